@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -28,7 +28,7 @@ from cua_rl.run.log_directory import new_folder, prepare_log_directory
 from cua_rl.run.model_folder import find_model, make_image_renderer
 from cua_rl.settings import setting
 from cua_rl.trajectories.atif import read_atif
-from cua_rl.trajectories.formats import ForeignTrajectory, Format, read_trajectories
+from cua_rl.trajectories.formats import ForeignTrajectory, read_trajectories
 from cua_rl.trajectories.parquet import read_parquet, require_pyarrow
 from cua_rl.trajectories.recording import RunWriter, write_run
 from cua_rl.trajectories.records import RolloutRecord, RunRecord, SourceRecord
@@ -96,16 +96,19 @@ class _Foreign:
     """Trajectories of others."""
 
     run: RunRecord
-    trajectories: Sequence[Callable[[], ForeignTrajectory]]
+    read: Callable[[], Iterator[Callable[[], ForeignTrajectory]]]
+    """Reads the files anew: with images in them, they may not fit into memory."""
+    num_trajectories: int
     renderer: Renderer
     skips: bool
     skipped: list[str] = field(default_factory=list[str])
 
     def write(self, url: str, folder: Path) -> RunWriter:
         started_at = self.run.started_at
+        trajectories = self.read()
         with RunWriter(url, self.run, folder) as writer:
-            for step, start in enumerate(range(0, len(self.trajectories), _PER_STEP), start=1):
-                records = asyncio.run(self._replay(self.trajectories[start : start + _PER_STEP], step))
+            for step in range(1, self.run.total_steps + 1):
+                records = asyncio.run(self._replay(islice(trajectories, _PER_STEP), step))
                 source = SourceRecord(
                     phase="step",
                     step=step,
@@ -123,13 +126,13 @@ class _Foreign:
                 writer.write(source, records)
         if self.skipped:
             print(
-                f"{len(self.skipped)} of {len(self.trajectories)} left out, such as\n  " + "\n  ".join(self.skipped[:3])
+                f"{len(self.skipped)} of {self.num_trajectories} left out, such as\n  " + "\n  ".join(self.skipped[:3])
             )
         if not writer.num_rollouts:
             raise ConfigError(f"expected trajectories that can be read, got none: {self.skipped[0]}")
         return writer
 
-    async def _replay(self, batch: Sequence[Callable[[], ForeignTrajectory]], step: int) -> list[RolloutRecord]:
+    async def _replay(self, batch: Iterable[Callable[[], ForeignTrajectory]], step: int) -> list[RolloutRecord]:
         records: list[RolloutRecord] = []
         for parse in batch:
             try:
@@ -169,7 +172,15 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
 def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Foreign:
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, None)
-    trajectories = list(islice(_checked(path, config), config.limit))
+
+    def read() -> Iterator[Callable[[], ForeignTrajectory]]:
+        return islice(read_trajectories(path, config.format), config.limit)
+
+    num_trajectories = 0
+    for parse in read():
+        if config.unreadable == "stop":  # the first one that is malformed ends the import before it begins
+            parse()
+        num_trajectories += 1
     settings = {
         "run_name": folder.name,
         "log_path": str(folder),
@@ -182,23 +193,20 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         run_name=folder.name,
         config=settings,
         image_token_id=renderer.image_token_id,
-        total_steps=ceil(len(trajectories) / _PER_STEP),
+        total_steps=ceil(num_trajectories / _PER_STEP),
         status="completed",
         error=None,
         started_at=now,
         ended_at=now,
         sources=(),
     )
-    return _Foreign(run=run, trajectories=trajectories, renderer=renderer, skips=config.unreadable == "skip")
-
-
-def _checked(path: Path, config: ImportTrajectoriesConfig) -> Iterator[Callable[[], ForeignTrajectory]]:
-    """The trajectories; without `unreadable=skip`, the first one that is malformed ends the import before it begins."""
-    kind: Format | None = config.format
-    for parse in read_trajectories(path, kind):
-        if config.unreadable == "stop":
-            parse()
-        yield parse
+    return _Foreign(
+        run=run,
+        read=read,
+        num_trajectories=num_trajectories,
+        renderer=renderer,
+        skips=config.unreadable == "skip",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

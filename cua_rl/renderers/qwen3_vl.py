@@ -78,6 +78,11 @@ class Qwen3VLRenderer:
     def supports_images(self) -> bool:
         return self.image_settings is not None
 
+    @property
+    def closes_thinking(self) -> bool:
+        """Whether a prompt ends with a think block that is closed: the model answers without reasoning."""
+        return "</think>" in self._format.answer_header
+
     def to_send(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:

@@ -13,7 +13,7 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import EncodedImage, Item, Reasoning, Tool, ToolCall
+from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall
 from cua_rl.devices.device import Device
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
@@ -35,7 +35,7 @@ class Demonstration:
     """The expert's final answer, for tasks that ask a question."""
 
 
-AnswerItems = tuple[Reasoning | ToolCall, ...]
+AnswerItems = tuple[Message | Reasoning | ToolCall, ...]
 
 Answer = Callable[[EncodedImage], Awaitable[AnswerItems]]
 """Answers in place of the model, on the screen that the agent sees."""
@@ -123,6 +123,15 @@ class _ExpertModel:
         return _response(self.answer, model)
 
 
+def _output(item: Message | Reasoning | ToolCall) -> Mapping[str, object]:
+    """A part of an answer; of messages, answers have another form than requests."""
+    if not isinstance(item, Message):
+        return responses_input((item,))[0]
+    texts = [part.text for part in item.content if isinstance(part, TextPart)]
+    content = [{"type": "output_text", "text": text, "annotations": list[object]()} for text in texts]
+    return {"type": "message", "id": "expert", "role": "assistant", "status": "completed", "content": content}
+
+
 def _response(answer: AnswerItems, model: str) -> Response:
     """An answer in the gateway's format."""
     return Response.model_validate(
@@ -132,7 +141,7 @@ def _response(answer: AnswerItems, model: str) -> Response:
             "created_at": 0,
             "model": model,
             "status": "completed",
-            "output": responses_input(answer),
+            "output": [_output(item) for item in answer],
             "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],

@@ -16,7 +16,8 @@ def main(file: str, function: str) -> None:
     sys.path.insert(0, str(Path(file).parent))
     verify = runpy.run_path(file)[function]
     given = [os.environ["CUA_SITE_URL"], os.environ["CUA_ANSWER"]]
-    value = verify(*given[: len(inspect.signature(verify).parameters)])
+    arguments = inspect.signature(verify).parameters.values()
+    value = verify(*given[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in arguments)])
     sys.stderr.flush()
     print("\n" + json.dumps(value, default=repr), flush=True)  # noqa: T201
 

@@ -232,5 +232,7 @@ class UserPages(BrowserPages):
         return await super().__aenter__()
 
     async def __aexit__(self, *error: object) -> None:
-        await super().__aexit__(*error)
-        await self._servers.close()
+        try:
+            await super().__aexit__(*error)
+        finally:
+            await self._servers.close()

@@ -9,6 +9,7 @@ Steps, tool calls, observations, tokens and log-probabilities are where the form
 """
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ _METRICS = {
     "logprobs": "sampling_logprobs",
 }
 """What the format calls our tokens and log-probabilities."""
+_IMAGE_NAME = re.compile(r"images/[0-9a-f]{64}\.(png|jpeg)")
+"""A file that was changed by others must not name one of ours."""
 
 
 class AtifWriter:
@@ -153,5 +156,8 @@ def read_atif(folder: Path) -> Iterator[EncodedRecord]:
         steps: list[Any] = [step for step in trajectory["steps"] if step["source"] == "agent"]
         for turn, step in zip(row["turns"], steps, strict=True):
             turn |= {ours: step["metrics"][theirs] for theirs, ours in _METRICS.items()}
-        files = [(folder / _FOLDER / name).read_bytes() for name in row.pop("files")]
+        names: list[str] = row.pop("files")
+        if strange := [name for name in names if not _IMAGE_NAME.fullmatch(name)]:
+            raise ConfigError(f"expected images called images/<sha256>.png in {str(path)!r}, got {strange[0]!r}")
+        files = [(folder / _FOLDER / name).read_bytes() for name in names]
         yield EncodedRecord(row=row, images=decode_images(row, files))

@@ -39,6 +39,8 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 OPENS_APP = frozenset({"open_app", "open", "launch", "launch_app"})
 """Our tools open no app by name."""
 _NOTCH_PX = 100  # what one click of a wheel scrolls
+_LARGEST = 1e6
+"""Of pixels, seconds and notches; JSON may also hold NaN, and integers that no float holds."""
 _PAGE_SHARE = 0.6  # of the screen, where a direction alone is given
 _POSITIONAL: Mapping[str, Sequence[str]] = {
     "write": ("text",), "typewrite": ("text",), "scroll": ("clicks",), "sleep": ("time",), "wait": ("time",),
@@ -217,7 +219,7 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
     """The calls in Python code such as `pyautogui.click(x=0.4, y=0.2)`; raises `UnknownAction` for anything else."""
     try:
         body = ast.parse(code.strip()).body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnknownAction(
             f"expected calls of pyautogui, got {code[:200]!r} ({error}); leave the trajectory out"
         ) from None
@@ -231,7 +233,7 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
         try:
             positional = [cast("object", ast.literal_eval(value)) for value in call.args]
             given = {word.arg or "": cast("object", ast.literal_eval(word.value)) for word in call.keywords}
-        except ValueError:
+        except (ValueError, TypeError, RecursionError, MemoryError):
             raise UnknownAction(f"expected constants in {code[:200]!r}, got names; leave the trajectory out") from None
         if name in ("press", "hotkey"):
             is_list = len(positional) == 1 and isinstance(positional[0], list)
@@ -262,7 +264,7 @@ def _has_point(given: Mapping[str, object], *prefixes: str) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _clamp(value: int) -> int:

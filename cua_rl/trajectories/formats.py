@@ -8,10 +8,11 @@
   of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON.
 
 A file holds one trajectory, a list of them, or one on each line (.jsonl). Images are paths relative to their file,
-base64, or `data:` URLs.
+base64, or `data:` URLs. A path leads to a file below the imported folder: data of others must not read ours.
 """
 
 import json
+import os
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
-from cua_rl.trajectories.foreign_actions import OPENS_APP, ForeignAction, parse_code
+from cua_rl.trajectories.foreign_actions import OPENS_APP, ForeignAction, UnknownAction, parse_code
 from cua_rl.trajectories.rows import Row
 
 Format = Literal["atif", "adp", "android_control"]
+
+_MAX_IMAGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,9 @@ class Screen:
     source: str
     """A path, base64, or a `data:` URL."""
     folder: Path
+    """What a path is relative to."""
+    root: Path
+    """Above all images."""
 
     def load(self) -> EncodedImage:
         """The image; raises `ConfigError`."""
@@ -57,7 +63,26 @@ class Screen:
         # PNG and JPEG begin with these in base64
         if self.source.startswith(("iVBOR", "/9j/")) and len(self.source) > 200:
             return b64decode(self.source, validate=True)
-        return (self.folder / self.source).read_bytes()
+        path = Path(os.path.normpath(self.folder / self.source))
+        # by the name alone: caches of data sets hold links to files that lie elsewhere
+        if not path.is_relative_to(self.root):
+            raise ValueError(f"a path that leaves {str(self.root)!r}")
+        if not path.is_file() or path.stat().st_size > _MAX_IMAGE_BYTES:
+            raise ValueError(f"no file, or one of more than {_MAX_IMAGE_BYTES} bytes")
+        return path.read_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Images:
+    """Makes screens of what one file names."""
+
+    folder: Path
+    root: Path
+
+    def screen(self, source: object) -> Screen:
+        if not isinstance(source, str):
+            raise TypeError(f"expected the path of an image or the image in base64, got {source!r}")
+        return Screen(source=source, folder=self.folder, root=self.root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +117,25 @@ def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Calla
         raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
     for file in files:
         for number, value in enumerate(_read_values(file), start=1):
-            yield _Parser(value=value, where=f"{file}, trajectory {number}", folder=file.parent, given=given)
+            images = _Images(folder=file.absolute().parent, root=(path if path.is_dir() else path.parent).absolute())
+            yield _Parser(value=value, where=f"{file}, trajectory {number}", images=images, given=given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parser:
     value: object
     where: str
-    folder: Path
+    images: _Images
     given: Format | None
 
     def __call__(self) -> ForeignTrajectory:
         kind = self.given or detect_format(self.value, self.where)
         parse = {"atif": _parse_atif, "adp": _parse_adp, "android_control": _parse_android_control}[kind]
         try:
-            found = parse(cast("Row", self.value), self.where, self.folder)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            found = parse(cast("Row", self.value), self.where, self.images)
+        except UnknownAction as error:
+            raise UnknownAction(f"{self.where}: {error}") from None
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ConfigError(
                 f"expected a trajectory in the format {kind} in {self.where}, got one without what it needs "
                 f"({type(error).__name__}: {error}); correct it, or name its format"
@@ -120,14 +148,18 @@ class _Parser:
 
 
 def _read_values(file: Path) -> Iterator[object]:
+    place = str(file)
     try:
         if file.suffix == ".jsonl":
             with file.open(encoding="utf-8") as lines:
-                yield from (cast("object", json.loads(line)) for line in lines if line.strip())
+                for number, line in enumerate(lines, start=1):
+                    place = f"{file}, line {number}"
+                    if line.strip():
+                        yield cast("object", json.loads(line))
             return
         content = cast("object", json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"expected JSON in {str(file)!r}, got {error}; correct it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"expected JSON in {place!r}, got {error}; correct it") from None
     yield from cast("list[object]", content) if isinstance(content, list) else [content]
 
 
@@ -146,9 +178,9 @@ def detect_format(value: object, where: str) -> Format:
     )
 
 
-def _parse_android_control(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+def _parse_android_control(value: Row, where: str, images: _Images) -> ForeignTrajectory:
     shots: Sequence[str] = value.get("screenshots") or value.get("screenshots_b64") or ()
-    screens = [Screen(source=str(shot), folder=folder) for shot in shots]
+    screens = [images.screen(shot) for shot in shots]
     actions: Sequence[Row] = value["actions"]
     if len(screens) not in (len(actions), len(actions) + 1):
         raise ConfigError(
@@ -157,13 +189,17 @@ def _parse_android_control(value: Row, where: str, folder: Path) -> ForeignTraje
         )
     thoughts = [*map(str, value.get("step_instructions") or ()), *[None] * len(actions)]
     steps = [
-        ForeignStep(screen=screen, action=ForeignAction(name=str(action["action_type"]), given=action), thought=thought)
+        ForeignStep(
+            screen=screen,
+            action=ForeignAction(name=str(action["action_type"]), given=_arguments(action)),
+            thought=thought,
+        )
         for screen, action, thought in zip(screens, actions, thoughts, strict=False)
     ]
     return ForeignTrajectory(
         where=where,
         trajectory_id=f"android_control/{value.get('episode_id', where)}",
-        instruction=str(value["goal"]),
+        instruction=_instruction(value["goal"]),
         steps=_without_app_starts(steps, where),
         last_screen=screens[-1] if len(screens) > len(actions) else None,
         kind="android",
@@ -176,7 +212,7 @@ def _without_app_starts(steps: Sequence[ForeignStep], where: str) -> tuple[Forei
     return tuple(steps[first:])
 
 
-def _parse_adp(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+def _parse_adp(value: Row, where: str, images: _Images) -> ForeignTrajectory:
     instruction, screen, steps, thought = "", None, list[ForeignStep](), None
     is_seen_after = False
     for item in cast("Sequence[Row]", value["content"]):
@@ -184,17 +220,17 @@ def _parse_adp(value: Row, where: str, folder: Path) -> ForeignTrajectory:
         actions: list[ForeignAction] = []
         match item["class_"]:
             case "text_observation" if not instruction and item.get("source") == "user":
-                instruction = str(item["content"])
+                instruction = _instruction(item["content"])
             case "message_action" if "</finish>" in str(item["content"]) or item is value["content"][-1]:
                 actions = [ForeignAction(name="finish", given={})]
             case "message_action":
                 thought = str(item["content"])
             case "api_action":
-                actions = [ForeignAction(name=str(item["function"]), given=item["kwargs"])]
+                actions = [ForeignAction(name=str(item["function"]), given=_arguments(item["kwargs"]))]
             case "code_action":
                 actions = list(parse_code(str(item["content"])))
             case _ if shown is not None:
-                screen, is_seen_after = Screen(source=str(shown["content"]), folder=folder), True
+                screen, is_seen_after = images.screen(shown["content"]), True
             case _:
                 pass  # what is written about the page is not what our agents see
         if actions and screen is None:
@@ -215,30 +251,30 @@ def _parse_adp(value: Row, where: str, folder: Path) -> ForeignTrajectory:
     )
 
 
-def _parse_atif(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+def _parse_atif(value: Row, where: str, images: _Images) -> ForeignTrajectory:
     instruction, screen, steps = "", None, list[ForeignStep]()
     is_seen_after = False
     for item in cast("Sequence[Row]", value["steps"]):
-        message, images = _read_content(item.get("message") or "", folder)
+        message, shown = _read_content(item.get("message") or "", images)
         if item["source"] == "user" and not instruction:
             instruction = message
-        if images:
-            screen = images[-1]
+        if shown:
+            screen = shown[-1]
         if item["source"] != "agent":
             continue
         for call in item.get("tool_calls") or ():
             if screen is None:
                 raise ConfigError(f"expected a screenshot before the first action of {where}, got none; leave it out")
-            action = ForeignAction(name=str(call["function_name"]), given=call["arguments"])
+            action = ForeignAction(name=str(call["function_name"]), given=_arguments(call["arguments"]))
             thought = item.get("reasoning_content") or message or None
             steps.append(ForeignStep(screen=screen, action=action, thought=thought))
             is_seen_after = False
         observation: Row = item.get("observation") or {}
         results: Sequence[Row] = observation.get("results") or ()
         for result in results:
-            _, images = _read_content(result.get("content") or "", folder)
-            if images:
-                screen, is_seen_after = images[-1], True
+            _, shown = _read_content(result.get("content") or "", images)
+            if shown:
+                screen, is_seen_after = shown[-1], True
     extra: Row = value.get("extra") or {}
     return ForeignTrajectory(
         where=where,
@@ -251,15 +287,25 @@ def _parse_atif(value: Row, where: str, folder: Path) -> ForeignTrajectory:
     )
 
 
-def _read_content(content: object, folder: Path) -> tuple[str, list[Screen]]:
+def _read_content(content: object, images: _Images) -> tuple[str, list[Screen]]:
     """Text and images of a message or an observation."""
     if isinstance(content, str):
         return content, []
     parts = cast("Sequence[Row]", content)
     texts = [str(part["text"]) for part in parts if part["type"] == "text"]
-    return "\n".join(texts), [
-        Screen(source=part["source"]["path"], folder=folder) for part in parts if part["type"] == "image"
-    ]
+    return "\n".join(texts), [images.screen(part["source"]["path"]) for part in parts if part["type"] == "image"]
+
+
+def _arguments(value: object) -> Row:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected the arguments of an action as an object, got {value!r}")
+    return cast("Row", value)
+
+
+def _instruction(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text as the instruction, got {value!r}")
+    return value
 
 
 def _kind_of(platform: object) -> DeviceKind:

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from cua_rl.actions import Action
 from cua_rl.agent.tools import tool_for
-from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
+from cua_rl.conversation import EncodedImage, Message, Reasoning, TextPart, ToolCall
 from cua_rl.devices.device import DeviceKind
-from cua_rl.errors import ConfigError, TaskError
+from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, demonstrate_turns
@@ -69,12 +69,19 @@ async def replay(
 ) -> RolloutRecord:
     """The rollout of a trajectory, the group with this index of a step; raises `ConfigError` that names its place."""
     try:
-        calls = _read_calls(trajectory)
+        with boundary(ConfigError, "expected what a model can read and write"):
+            return await _replay(trajectory, renderer, step=step, index=index, started_at=started_at)
     except ConfigError as error:
         kind = UnknownAction if isinstance(error, UnknownAction) else ConfigError
         raise kind(f"{trajectory.where}: {error}") from None
+
+
+async def _replay(
+    trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
+) -> RolloutRecord:
+    calls = _read_calls(trajectory)
     device = _RecordedDevice(kind=trajectory.kind, calls=calls)
-    answers = [_answer(call, trajectory.kind) for call in calls]
+    answers = [_answer(call, trajectory.kind, renderer) for call in calls]
 
     async def answer(screen: EncodedImage) -> AnswerItems:
         return answers[device.index]
@@ -82,7 +89,7 @@ async def replay(
     demonstrated, outcome = await demonstrate_turns(trajectory.instruction, device, answer, max_turns=len(calls))
     for turn in demonstrated:
         if turn.agent.action_error is not None:
-            raise UnknownAction(f"{trajectory.where}: expected calls that our tools take, got {turn.answer!r}")
+            raise UnknownAction(f"expected calls that our tools take, got {turn.answer!r}")
     # the same trajectory always becomes the same rollout
     name = sha256(f"{trajectory.where}/{trajectory.trajectory_id}".encode()).hexdigest()[:32]
     turns = tuple(
@@ -154,10 +161,14 @@ def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
     return calls
 
 
-def _answer(call: _Call, kind: DeviceKind) -> AnswerItems:
+def _answer(call: _Call, kind: DeviceKind, renderer: Renderer) -> AnswerItems:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     tool_call = ToolCall(call_id="imported", name=tool_for(kind).name, arguments=arguments)
-    return (tool_call,) if call.thought is None else (Reasoning(text=call.thought), tool_call)
+    if call.thought is None:
+        return (tool_call,)
+    if renderer.closes_thinking:  # a thought in the answer would follow a think block that has ended
+        return (Message(role="assistant", content=(TextPart(text=call.thought),)), tool_call)
+    return (Reasoning(text=call.thought), tool_call)
 
 
 def _make_turn(
@@ -167,6 +178,8 @@ def _make_turn(
     whole, mask = renderer.render_supervised((*conversation.items, *turn.answer), conversation.tools)
     num_sampled = next((length for length, trained in enumerate(reversed(mask)) if not trained), len(mask))
     tokens = tuple(whole.token_ids(renderer.image_token_id)[-num_sampled:])
+    if ends := set(tokens[:-1]) & set(renderer.stop_token_ids):
+        raise UnknownAction(f"expected answers that the model can end, got {renderer.decode(tuple(ends))!r} in one")
     response_id = f"{name}-{index}"
     has_after = turn.agent.after is not None and call.after is not None
     return Turn(

@@ -148,7 +148,10 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
 
 
 def decode_images(row: Row, files: Sequence[bytes]) -> tuple[EncodedImage, ...]:
-    """The images of a row, whose bytes are in files of their own."""
+    """The images of a row, whose bytes are in files of their own; raises `ValueError` for another kind of image."""
+    if unknown := {kind for kind, _, _ in row["images"]} - {"png", "jpeg"}:
+        # the monitor sends each as what it is called: a browser would run the scripts of an SVG
+        raise ValueError(f"expected images that are png or jpeg, got {sorted(map(str, unknown))}")
     return tuple(
         EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px)
         for data, (kind, width_px, height_px) in zip(files, row["images"], strict=True)

@@ -159,6 +159,29 @@ async def test_a_server_that_died_is_not_lent_again(folder: Path) -> None:
     await servers.close()
 
 
+async def test_a_server_that_died_while_nobody_used_it_is_replaced(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder))
+    await first.release()
+    for process in running_in(folder):
+        process.kill()
+    await first.process.wait()
+    second = await servers.take(site(folder))
+    assert second.process.is_running
+    assert (await ask(second.url))["count"] == 2
+    await servers.close()
+
+
+async def test_a_server_that_a_page_may_still_change_is_not_lent_again(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder))
+    await first.release(is_clean=False)
+    assert not first.process.is_running
+    assert running_in(folder) == []
+    assert (await servers.take(site(folder))) is not first
+    await servers.close()
+
+
 async def test_a_program_that_hangs_ends_when_it_is_cancelled(folder: Path) -> None:
     (folder / "server.py").write_text("import time; time.sleep(100)")
     with pytest.raises(TimeoutError):

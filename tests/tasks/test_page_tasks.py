@@ -1,6 +1,8 @@
 """Tasks on pages of the user's own: where they come from, what they check, and what is refused at once."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from cua_rl.devices.browser.settings import SiteProgram
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
+from cua_rl.tasks import check_function
 from cua_rl.tasks.page_checks import Verdict, parse_verdict
 from cua_rl.tasks.page_tasks import PAGE_BROWSER, PageTask, allowed_urls
 from cua_rl.tasks.source_config import Split, parse_sources
@@ -125,8 +128,31 @@ def test_checks_may_answer_in_several_ways(printed: str, verdict: Verdict) -> No
 
 
 @pytest.mark.parametrize(
-    "printed", ["", "yes", "2", "null", "NaN", "[1, 2]", '{"success": 1}', '{"success": true, "score": 3}']
+    "printed",
+    [
+        "",
+        "yes",
+        "2",
+        "null",
+        "NaN",
+        "[1, 2]",
+        '{"success": 1}',
+        '{"success": true, "score": 3}',
+        "9" * 5000,
+        "[" * 10**5,
+    ],
 )
 def test_anything_else_is_a_fault_of_the_check(printed: str) -> None:
     with pytest.raises(TaskError, match=r"from the check 'check\.py'"):
         parse_verdict(printed, "check.py")
+
+
+def test_a_check_gets_as_many_arguments_as_it_takes_by_position(tmp_path: Path) -> None:
+    file = tmp_path / "check.py"
+    environment = {"CUA_SITE_URL": "http://a", "CUA_ANSWER": "7"}
+    for signature, told in (("url", "a"), ("url, answer", "7"), ("url, *, retries=3", "a"), ("url, answer=''", "7")):
+        name = signature.partition(", *")[0].rpartition(", ")[2].partition("=")[0]
+        file.write_text(f"def verify({signature}):\n    return {name}[-1]\n")
+        command = [sys.executable, check_function.__file__, str(file), "verify"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split()[-1] == f'"{told}"'

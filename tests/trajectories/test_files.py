@@ -11,7 +11,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.trajectories.atif import AtifWriter, read_atif
 from cua_rl.trajectories.parquet import ParquetWriter, read_parquet
 from cua_rl.trajectories.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
-from cua_rl.trajectories.rows import decode_record, decode_run, encode_record, encode_run, read_json
+from cua_rl.trajectories.rows import decode_images, decode_record, decode_run, encode_record, encode_run, read_json
 from cua_rl.types import StopReason
 from tests.real.database.recorded import IMAGE_TOKEN, make_rollout
 
@@ -147,3 +147,22 @@ def test_data_sets_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trajectories" / "a.json").write_text('{"steps": []}')
     with pytest.raises(ConfigError, match=r"expected extra\.cua_rl"):
         list(read_atif(tmp_path))
+
+
+def test_a_file_that_others_changed_names_no_file_of_ours(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of our own")
+    with AtifWriter(tmp_path, encode_run(RUN)) as writer:
+        writer.write(records()[0], encode_record(records()[0], IMAGE_TOKEN))
+    path = tmp_path / "trajectories" / "000000.json"
+    written = json.loads(path.read_text())
+    for strange in ("../secret", str(secret), "images/../../secret"):
+        written["extra"]["cua_rl"]["files"][0] = strange
+        path.write_text(json.dumps(written))
+        with pytest.raises(ConfigError, match="expected images called"):
+            list(read_atif(tmp_path))
+
+
+def test_images_are_of_the_kinds_that_a_browser_only_shows() -> None:
+    with pytest.raises(ValueError, match=r"png or jpeg, got \['svg\+xml'\]"):
+        decode_images({"images": [["svg+xml", 1, 1]]}, [b"<svg/>"])

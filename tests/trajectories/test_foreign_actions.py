@@ -88,6 +88,14 @@ def test_code_is_read_call_by_call_and_never_run() -> None:
         ForeignAction(name="hotkey", given={"keys": ["ctrl", "c"]}),
         ForeignAction(name="write", given={"interval": 0.1, "text": "a"}),
     ]
-    for broken in ("x = 1", "click(", "click(x=where)", "click(x=open('/etc/passwd'))"):
+    for broken in (
+        "x = 1",
+        "click(",
+        "click(x=where)",
+        "click(x=open('/etc/passwd'))",
+        "click({[]: 1})",
+        "write('\ud83d')",
+        "a\0",
+    ):
         with pytest.raises(UnknownAction, match="expected"):
             list(parse_code(broken))

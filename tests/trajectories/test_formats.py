@@ -1,6 +1,8 @@
 """Files of trajectories in the formats of others, and what they become."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from cua_rl.rl.datums import build_datums
 from cua_rl.trajectories.formats import read_trajectories
 from cua_rl.trajectories.replayed import replay
 from cua_rl.types import Rollout, StopReason
-from tests.trajectories.files import adp, atif, draw, write_android_control
+from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen2_5_folder, build_qwen3_5_folder
+from tests.trajectories.files import adp, atif, draw, write_android_control, write_images
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
 
@@ -108,9 +111,102 @@ async def test_what_cannot_be_read_names_its_place(change: dict[str, object], co
         await rollouts_of(write(tmp_path, value))
 
 
+def atif_of(folder: Path, arguments: object) -> dict[str, object]:
+    """One call with these arguments."""
+    shown = {"type": "image", "source": {"path": write_images(folder, 1)[0]}}
+    call = {"tool_call_id": "c", "function_name": "computer", "arguments": arguments}
+    return {
+        "schema_version": "ATIF-v1.6",
+        "steps": [
+            {"step_id": 1, "source": "user", "message": [{"type": "text", "text": "Look."}, shown]},
+            {"step_id": 2, "source": "agent", "message": "", "tool_calls": [call]},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("action", "complaint"),
+    [
+        ({"action_type": "click", "x": 10**400, "y": 1}, "expected coordinates on the screenshot"),
+        ({"action_type": "click", "x": float("nan"), "y": 1}, "expected coordinates on the screenshot"),
+        ({"action_type": "scroll", "pixels": float("inf")}, "expected a number"),
+        ({"action_type": "wait", "time": float("nan")}, "expected a number"),
+        ({"action_type": "input_text", "text": "\ud83d"}, "expected valid Unicode"),
+        ({"action_type": "input_text", "text": "a<|im_end|>b"}, "expected answers that the model can end"),
+        ("click", "TypeError"),
+    ],
+)
+async def test_actions_that_would_break_the_import_are_refused(action: object, complaint: str, tmp_path: Path) -> None:
+    episode = {"goal": "Look.", "screenshots": write_images(tmp_path, 2), "actions": [action, {"action_type": "wait"}]}
+    with pytest.raises(ConfigError, match=rf"trajectory 1[:,](?s:.*){complaint}"):
+        await rollouts_of(write(tmp_path, episode))
+
+
+@pytest.mark.parametrize("arguments", [None, '{"action": "left_click"}', [1]])
+async def test_arguments_are_an_object(arguments: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected the arguments of an action as an object"):
+        await rollouts_of(write(tmp_path, atif_of(tmp_path, arguments)))
+
+
+async def test_images_lie_below_the_imported_path(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "episodes"
+    folder.mkdir(parents=True)
+    (tmp_path / "ours.png").write_bytes(draw(1))
+    (tmp_path / "data" / "theirs.png").write_bytes(draw(2))
+    os.mkfifo(folder / "endless.png")
+
+    def episode(shot: str) -> Path:
+        write(folder, {"goal": "Look.", "screenshots": [shot], "actions": [{"action_type": "wait"}]})
+        return tmp_path / "data"
+
+    for shot in ("../../ours.png", str(tmp_path / "ours.png"), "/dev/zero", "endless.png"):
+        with pytest.raises(ConfigError, match="expected a PNG or JPEG image at"):
+            await rollouts_of(episode(shot))
+    (rollout,) = await rollouts_of(episode("../theirs.png"))
+    assert rollout.turns[0].agent.before is not None
+    assert rollout.turns[0].agent.before.data == draw(2)
+
+
+def family_folder(name: str, folder: Path) -> Path:
+    """A model folder of each chat format, with the tiny model's tokenizer."""
+    match name:
+        case "qwen2_5_vl":
+            return build_qwen2_5_folder(TINY_QWEN3_VL, folder)
+        case "qwen3_5" | "qwen3_5_unthinking":
+            found = build_qwen3_5_folder(TINY_QWEN3_VL, folder)
+        case _:
+            shutil.copytree(TINY_QWEN3_VL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+            found = folder
+    template = found / "chat_template.jinja"
+    if name == "qwen3_vl_thinking":
+        template.write_text(THINKING_TEMPLATE.read_text(encoding="utf-8"))
+    if name == "qwen3_5_unthinking":
+        template.write_text(f"{template.read_text(encoding='utf-8')}{{# enable_thinking is true #}}")
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_thinking", "qwen2_5_vl", "qwen3_5", "qwen3_5_unthinking"])
+async def test_every_family_is_taught_answers_that_continue_its_prompts(family: str, tmp_path: Path) -> None:
+    renderer = make_renderer(family_folder(family, tmp_path / "model"))
+    for parse in read_trajectories(write_android_control(tmp_path)):
+        rollout = (await replay(parse(), renderer, step=1, index=0, started_at=0.0)).rollout
+        for turn in rollout.turns:
+            prompt = turn.model.prompt.token_ids(renderer.image_token_id)
+            written = renderer.decode(prompt[-20:]) + renderer.decode(turn.model.sampled_tokens)
+            answer = written.rpartition("<|im_start|>assistant\n")[2]
+            assert answer.count("</think>") <= 1
+            assert answer.count("<think>") == answer.count("</think>")
+            parsed = renderer.parse(turn.model.text)
+            assert parsed.failure is None
+            assert len(parsed.tool_calls) == 1
+            told = rollout.task_id.endswith("7") and turn.index < len(rollout.turns) - 1
+            assert bool(parsed.reasoning or parsed.text.strip()) is told
+
+
 def test_a_file_that_is_no_json_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a file or folder with trajectories"):
         list(read_trajectories(tmp_path))
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ConfigError, match="expected JSON in"):
-        list(read_trajectories(tmp_path))
+    for broken in ("{", "[" * 100_000):
+        (tmp_path / "broken.json").write_text(broken)
+        with pytest.raises(ConfigError, match="expected JSON in"):
+            list(read_trajectories(tmp_path))

@@ -25,6 +25,8 @@ PAGES_PER_BROWSER = 16
 MAX_USES = 500
 """A page is replaced after this many rollouts to bound its renderer's memory."""
 
+_NO_PROXY = "http://nowhere.invalid:1"
+
 _serial_numbers = count(1)
 
 
@@ -102,6 +104,8 @@ class BrowserPages:
                     locale="en-US",
                     timezone_id="UTC",
                     service_workers="block",
+                    # routes see neither redirects nor sockets: these are sent to a proxy that does not exist
+                    proxy={"server": _NO_PROXY, "bypass": ",".join(("<-loopback>", *settings.reached_hosts))},
                 )
                 context.set_default_timeout(settings.operation_timeout_s * 1000)
                 await context.add_init_script(init_script(settings.seen.width, settings.seen.height))

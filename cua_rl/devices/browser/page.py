@@ -38,8 +38,8 @@ class PageSite(Protocol):
         """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
         ...
 
-    async def release(self) -> None:
-        """Called once, when the page is given back."""
+    async def release(self, *, is_clean: bool = True) -> None:
+        """Called once, when the page is given back; if not `is_clean`, its scripts may still be running."""
         ...
 
 
@@ -161,11 +161,13 @@ class BrowserPage:
         if self._is_open:
             self._is_open = False
             site, self.site = self.site, None
+            is_clean = False
             try:
                 await self._give_back(self)
+                is_clean = not self.is_broken
             finally:
                 if site is not None:
-                    await site.release()
+                    await site.release(is_clean=is_clean)
 
     async def end(self) -> None:
         """Close its context for good."""

@@ -34,6 +34,7 @@ class ServedSite:
     process: OwnedProcess
     room: GuestRoom
     give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
+    end: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -70,9 +71,9 @@ class ServedSite:
         except TimeoutError:
             raise DeviceError(f"expected {reset!r} to end within {_RESET_TIMEOUT_S:g} s, it did not") from None
 
-    async def release(self) -> None:
-        """Give it back."""
-        await self.give_back(self)
+    async def release(self, *, is_clean: bool = True) -> None:
+        """Give it back, or end it if a script of the last page might still change it."""
+        await (self.give_back if is_clean else self.end)(self)
 
     async def _request(self, method: str, path: str) -> None:
         with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
@@ -109,11 +110,13 @@ class SiteServers:
 
     async def take(self, program: SiteProgram) -> ServedSite:
         """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
+        for dead in [site for site in self._idle if not site.process.is_running]:
+            self._idle.remove(dead)
+            await self._stop(dead)
         found = next((site for site in self._idle if site.program == program), None)
         if found is not None:
             self._idle.remove(found)
             try:
-                found.require_running()
                 await found.reset()
             except BaseException:
                 await self._stop(found)
@@ -159,7 +162,9 @@ class SiteServers:
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
         room = await enter_room(_named_files(argv, program.folder), "site")
         process = _make_process(argv, room, program.folder, {})
-        site = ServedSite(program=program, port=port, process=process, room=room, give_back=self.give_back)
+        site = ServedSite(
+            program=program, port=port, process=process, room=room, give_back=self.give_back, end=self._stop
+        )
         self._ports.add(port)
         self._running.add(site)
         try:

@@ -4,8 +4,11 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
+
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,18 @@ class PageSettings:
         """What every other address matches; in the dialect that Python and JavaScript share."""
         allowed = "|".join(re.escape(beginning) for beginning in (*self.allowed_urls, "data:", "blob:", "about:"))
         return re.compile(f"^(?!{allowed})")
+
+    @property
+    def reached_hosts(self) -> tuple[str, ...]:
+        """Hosts with the ports that pages may reach: what requests that are never asked about are held to."""
+        parts = [urlsplit(url) for url in self.allowed_urls]
+        names = [(part, f"[{part.hostname}]" if ":" in (part.hostname or "") else part.hostname) for part in parts]
+        return tuple(
+            # "http://127.0.0.1" alone is the beginning of the addresses of all ports
+            f"{name}:{part.port or _DEFAULT_PORTS.get(part.scheme, 80)}" if part.port or part.path else name
+            for part, name in names
+            if name and part.port != 0  # nothing listens on port 0: an address of it allows nothing
+        )
 
 
 RESET_METHODS = ("GET", "POST", "PUT", "DELETE")

@@ -53,9 +53,9 @@ class AdminSite:
         with boundary(TaskError, "read the site's database"):
             return (await asyncio.to_thread(read_state, self.folder / DATABASE)).as_json()
 
-    async def release(self) -> None:
-        """Leave it to the next page, if it still runs."""
-        if self.process.is_running:
+    async def release(self, *, is_clean: bool = True) -> None:
+        """Leave it to the next page, if it still runs and no page can change it any more."""
+        if self.process.is_running and is_clean:
             self.idle.append(self)
         else:
             await self.stop()

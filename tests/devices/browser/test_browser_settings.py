@@ -84,3 +84,20 @@ def test_what_no_browser_can_do_is_told_to_the_model(action: OpenApp | PressButt
     with pytest.raises(ActionRejected):
         require_possible(action)
     require_possible(Click(x=0, y=0))
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://127.0.0.1:8000/shop/", "127.0.0.1:8000"),
+        ("http://127.0.0.1:8000", "127.0.0.1:8000"),
+        ("https://fonts.example.org/css", "fonts.example.org:443"),
+        ("http://fonts.example.org/", "fonts.example.org:80"),
+        ("wss://live.example.org/", "live.example.org:443"),
+        ("http://127.0.0.1", "127.0.0.1"),  # also the beginning of http://127.0.0.1:8000/
+        ("http://[::1]:8000/", "[::1]:8000"),
+    ],
+)
+def test_sockets_and_redirects_reach_the_hosts_of_allowed_addresses(url: str, host: str) -> None:
+    nowhere = ("file:///srv/pages/", "http://127.0.0.1:0/")
+    assert PageSettings(allowed_urls=(*nowhere, url)).reached_hosts == (host,)

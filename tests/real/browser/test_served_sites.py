@@ -30,15 +30,16 @@ CALLS = "\n    with open(__file__ + '.calls', 'a') as calls:\n        print(url,
 
 @pytest.fixture
 def site() -> Iterator[Path]:
-    """A copy of the example that every user can read, and whose verifiers may write."""
+    """A copy of the example that every user can read, and whose verifiers may note their calls."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "shopping_list"
         Path(name).chmod(0o755)
         shutil.copytree(EXAMPLE, folder)
         shared = folder / "verifiers" / "site_state.py"
         shared.write_text(shared.read_text().replace('as wanted."""\n', f'as wanted."""{CALLS}'))
-        shared.with_name("site_state.py.calls").touch()
-        shared.with_name("site_state.py.calls").chmod(0o666)  # each check has a user of its own
+        noted = folder / "verifiers" / "site_state.py.calls"
+        noted.touch()
+        noted.chmod(0o666)  # checks that run at the same time have users of their own
         yield folder
 
 
@@ -158,6 +159,57 @@ async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site
         await page.site.process.wait()
         with pytest.raises(DeviceError, match="expected the site to run"):
             await validate(task, page, None)
+        await page.close()
+        await other.close()
+
+
+REDIRECTING = """
+import http.server, pathlib, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        with pathlib.Path(__file__).with_name(f"hits.{sys.argv[1]}").open("a") as hits:
+            print(self.path, file=hits)
+        goes_on = self.path.startswith("/to/")
+        self.send_response(307 if goes_on else 200)
+        self.send_header("Content-Type", "text/html")
+        if goes_on:
+            self.send_header("Location", f"http://127.0.0.1:{self.path[4:]}")
+        self.end_headers()
+    do_POST = do_GET
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+async def test_neither_redirects_nor_sockets_lead_to_the_site_of_another_page(site: Path) -> None:
+    site.chmod(0o777)
+    (site / "server.py").write_text(REDIRECTING)
+    sources = source(site, site_command=f"{sys.executable} server.py {{port}}", reset=None, task_names=["tick_bread"])
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page, other = [await backend.make(task.device_request()) for _ in range(2)]
+        assert isinstance(page, BrowserPage)
+        assert isinstance(other, BrowserPage)
+        assert isinstance(page.site, ServedSite)
+        assert isinstance(other.site, ServedSite)
+        await prepare(task, page)
+        way = f"/to/{other.site.port}"
+        send = "given => fetch(given[0], { method: given[1], mode: 'no-cors' }).then(() => 'through', () => 'blocked')"
+        assert await page.evaluate(send, [f"{way}/fetch", "GET"]) == "blocked"
+        assert await page.evaluate(send, [f"{way}/post", "POST"]) == "blocked"
+        open_socket = """url => new Promise(done => {
+            const socket = new WebSocket(url)
+            socket.onopen = socket.onerror = () => done(true)
+        })"""
+        await page.evaluate(open_socket, f"ws://127.0.0.1:{other.site.port}/socket")
+        await page.evaluate(open_socket, f"ws://127.0.0.1:{page.site.port}/own-socket")
+        await page.evaluate("way => { location.href = way }", f"{way}/visit")
+        while f"{way}/visit" not in (own := (site / f"hits.{page.site.port}").read_text()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # for what should not happen
+        assert "/own-socket" in own
+        assert set((site / f"hits.{other.site.port}").read_text().split()) == {"/"}  # its start was waited for
         await page.close()
         await other.close()
 
