@@ -57,7 +57,7 @@ from cua_rl.rollout.worker import Workplace, open_link, work
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.rollouts import freeze_loaded_objects
-from cua_rl.run.workers import LINGER_S
+from cua_rl.run.workplace import LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer

@@ -16,7 +16,7 @@ from cua_rl.run.worker_config import WorkerConfig
 async def cli_main(config: WorkerConfig) -> None:
     """Work until the run is over."""
     from cua_rl.run.reporting import LOG_FORMAT  # after the command line is parsed: see recipes/train.py
-    from cua_rl.run.workers import run_worker
+    from cua_rl.run.workplace import run_worker
 
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter(LOG_FORMAT))

@@ -69,7 +69,7 @@ class RayHost:
     def work(self, settings: dict[str, object], secret: dict[str, str]) -> None:
         """Work until the run is over."""
         from cua_rl.run.worker_config import WorkerConfig  # in the actor alone: a controller has no use for them
-        from cua_rl.run.workers import run_worker
+        from cua_rl.run.workplace import run_worker
 
         os.environ.update(secret)
         asyncio.run(run_worker(make_config(WorkerConfig, settings)))
