@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
@@ -27,7 +27,8 @@ _BATCH_SIZE = 64
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 30.0
-_PASSING_STATES = ("08", "40", "53", "55", "57", "58")
+# lost connections, among them those of a process that was asleep (25P03), deadlocks, a full disk, shutdowns
+_PASSING_STATES = ("08", "25P03", "40", "53", "55", "57", "58")
 
 WriteEvents = Callable[[Connection, Scope, Sequence[TimedEvent]], Scope]
 """Writes events, none as a heartbeat, and returns the scope of later events."""
@@ -185,10 +186,10 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
         try:
             with engine.begin() as connection:
                 return write(connection, scope, events)
-        except (OperationalError, InterfaceError) as error:
-            # a retry helps after a lost connection, a shutdown, a full disk or a deadlock
+        except DBAPIError as error:
             cause = error.orig
             state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-            if state is None or state[:2] in _PASSING_STATES:
+            is_lost = state is None and isinstance(error, OperationalError | InterfaceError)
+            if is_lost or (state or "").startswith(_PASSING_STATES):
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise
