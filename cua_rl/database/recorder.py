@@ -81,6 +81,11 @@ class DatabaseRecorder:
         """`trainings.id` of the run, known once `TrainingStarted` has been written."""
         return self._scope.training_id
 
+    @property
+    def backlog(self) -> int:
+        """Events that are not durable yet."""
+        return self._queue.qsize() + len(self._pending)
+
     async def record(self, event: Event) -> None:
         """Queue an event; raises `DatabaseError` if an earlier one was refused."""
         self._raise_failure()
@@ -107,9 +112,8 @@ class DatabaseRecorder:
                 num_written = self._num_written
                 await asyncio.wait([flush], timeout=_CLOSE_TIMEOUT_S)
                 if not flush.done() and self._is_away and self._num_written == num_written:
-                    num_lost = self._queue.qsize() + len(self._pending)
                     raise DatabaseError(
-                        f"expected to write the last {num_lost} events to {self._shown_url!r} within "
+                        f"expected to write the last {self.backlog} events to {self._shown_url!r} within "
                         f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed away; resume the run "
                         "to do their steps again"
                     )
