@@ -1,8 +1,10 @@
 """A run that is disturbed on purpose, seen from outside: its processes, its steps, and what its record must show."""
 
+import asyncio
 import json
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,9 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.rebuild_datums import rebuild_step
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records
+
+TIMEOUT_S = 600.0  # for the slowest step, or the start of a model server
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,15 @@ def read_summary(run_folder: Path) -> dict[str, Any]:
     """The summary that a run leaves at its end; empty if it did not get there."""
     path = run_folder / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+async def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll until `condition` holds."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {TIMEOUT_S:.0f} s {what}; read the logs")
+        await asyncio.sleep(POLL_S)
 
 
 def processes_of(owner: int, word: str) -> list[psutil.Process]:
