@@ -58,7 +58,7 @@ from cua_rl.rollout.worker import Workplace, open_link, work
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.rollouts import freeze_loaded_objects
-from cua_rl.run.workers import LINGER_S
+from cua_rl.run.workers import GROUP_LINGER_S, LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
@@ -189,7 +189,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
-        async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
+        linger_s = GROUP_LINGER_S if options.workers else 0.0
+        async with DatabaseRecorder(
+            postgres.url, image_token_id=renderer.image_token_id, linger_s=linger_s
+        ) as database:
             recorder = CountingRecorder(database)
             started = TrainingStarted(
                 run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=num_steps
@@ -325,7 +328,7 @@ async def be_worker(options: argparse.Namespace) -> None:
     async with open_link(options.worker, TOKEN, patience_s=60.0) as link:
         setup = (await link.register(f"worker-{os.getpid()}", options.rollouts)).setup
         scope = Scope(image_token_id=token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id)
-        (address, key), *_ = setup.servers
+        (address, key, _), *_ = setup.servers
         async with (
             ExternalServer(address, api_key=key) as server,
             SlowSampler(server, namespace=setup.namespace) as sampler,
@@ -335,6 +338,7 @@ async def be_worker(options: argparse.Namespace) -> None:
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
+                flush_linger_s=LINGER_S,
             ) as database,
         ):
             sampler.slow = options.slow

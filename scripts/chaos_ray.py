@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import chz
 import psycopg
@@ -90,10 +90,10 @@ def train(config: ChaosRayConfig, address: str, url: str) -> OwnedProcess:
     )
 
 
-def query(url: str, statement: str) -> list[Any]:
+def query(url: str, statement: LiteralString) -> list[Any]:
     """The rows of a statement."""
     with psycopg.connect(url, autocommit=True, row_factory=namedtuple_row) as connection:
-        return connection.execute(statement).fetchall()  # pyright: ignore[reportArgumentType]
+        return connection.execute(statement).fetchall()
 
 
 def measure(rows: list[Any], killed_at: float) -> tuple[dict[str, Any], list[str]]:

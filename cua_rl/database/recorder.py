@@ -47,7 +47,8 @@ class DatabaseRecorder:
     `record` returns as soon as the event is queued and waits only while the queue is full. A thread writes events in
     order, in transactions of up to 64. While the database is unreachable, the write is retried. If the database rejects
     an event (a bug), every later call raises `DatabaseError`. Leaving the context drains the queue, but waits at most
-    30 s for a database that is unreachable. With `linger_s`, a transaction waits so long for more events.
+    30 s for a database that is unreachable. A transaction waits for more events: for `linger_s`, or, once somebody
+    waits for it in `flush`, for `flush_linger_s`.
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class DatabaseRecorder:
         scope: Scope | None = None,
         write: WriteEvents = write_events,
         linger_s: float = 0.0,
+        flush_linger_s: float = 0.0,
     ) -> None:
         self._shown_url = shown_url(url)
         self._engine: Engine = make_writer_engine(url)
         self._scope = scope or Scope(image_token_id=image_token_id)
         self._write = write
         self._linger_s = linger_s
+        self._flush_linger_s = flush_linger_s
+        self._is_awaited = asyncio.Event()
         self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -96,6 +100,7 @@ class DatabaseRecorder:
         self._raise_failure()
         flush = _Flush(asyncio.get_running_loop().create_future())
         await self._queue.put(flush)
+        self._is_awaited.set()
         await flush.done
 
     async def __aenter__(self) -> Self:
@@ -136,7 +141,7 @@ class DatabaseRecorder:
                 async with asyncio.timeout(_HEARTBEAT_S):
                     batch.append(await self._queue.get())
             if batch and self._linger_s and self._queue.qsize() < _BATCH_SIZE:
-                await asyncio.sleep(self._linger_s)
+                await self._linger()
             while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]
@@ -152,6 +157,14 @@ class DatabaseRecorder:
                     flush.done.set_result(None)
                 else:
                     flush.done.set_exception(self._failure)
+
+    async def _linger(self) -> None:
+        """Let more events join a transaction: most of its cost does not depend on its size."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                await self._is_awaited.wait()
+                await asyncio.sleep(self._flush_linger_s)
+        self._is_awaited.clear()
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, retrying during an outage; a rejected event stops the recorder."""

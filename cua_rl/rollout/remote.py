@@ -36,6 +36,7 @@ from cua_rl.types import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 0.02  # rollouts that start together travel together
+_LINGER_S_PER_ROLLOUT = 2e-4  # a report names all rollouts of its worker: the more these are, the rarer it is
 
 
 class WorkerRefused(CuaError):
@@ -164,7 +165,7 @@ class RemoteRunner:
                 while not self._has_news(worker, report):
                     worker.changed.clear()
                     await worker.changed.wait()
-                await asyncio.sleep(_LINGER_S)
+                await asyncio.sleep(_LINGER_S + _LINGER_S_PER_ROLLOUT * len(report.running))
         self._find(worker_id)  # it may have been given up meanwhile
         if self._is_over:
             return Orders(is_over=True)

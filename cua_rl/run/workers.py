@@ -61,6 +61,8 @@ Attempt = Callable[[], Awaitable[str]]
 
 LINGER_S = 0.1
 """How long the turns of a worker wait for others: most of a transaction's cost does not depend on its size."""
+GROUP_LINGER_S = 1.0
+"""How long ended groups wait for others in the controller of workers, unless a step that begins waits for them."""
 
 _MAX_RESTARTS = 5
 # three minutes: as long as a model server that died takes to load its weights again
@@ -318,6 +320,7 @@ async def open_workplace(
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
+                flush_linger_s=LINGER_S,
             )
         )
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]

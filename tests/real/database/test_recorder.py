@@ -286,6 +286,25 @@ async def test_a_lost_backend_in_the_middle_is_no_loss(url: str, session: AsyncS
     assert [rebuilt async for rebuilt in _groups(session)] == [group]
 
 
+async def test_a_transaction_waits_for_more_events_until_somebody_waits_for_it(url: str) -> None:
+    sizes: list[int] = []
+
+    def write(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+        sizes.append(len(events))
+        return write_events(connection, scope, events)
+
+    async with (
+        asyncio.timeout(60.0),
+        DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, write=write, linger_s=600.0) as recorder,
+    ):
+        for event in (start(), *source_events(make_group(1))):
+            await recorder.record(event)
+            await asyncio.sleep(0)
+        await recorder.flush()
+
+    assert len(sizes) == 1
+
+
 async def test_a_transaction_that_the_server_takes_for_abandoned_is_written_again(url: str) -> None:
     """Otherwise the locks of a writer whose link was cut would stop all others; one that only slept goes on."""
     timeouts: list[object] = []
