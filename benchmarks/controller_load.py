@@ -1,13 +1,14 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--turns 5]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--turns 5] [--seconds S]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
 are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
 With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
 `--turns 5` makes rollouts longer than the tasks', which have 1 or 2. `--slow 4` makes model and phones four times as
-slow, where the machine cannot do as many turns at a time.
+slow, where the machine cannot do as many turns at a time. `--seconds 600` goes on for so long, however many steps that
+takes. Memory and the recorder's backlog (events that are not durable yet) are noted every 10 s in each process.
 One JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -20,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -57,6 +58,7 @@ from cua_rl.rollout.worker import Workplace, open_link, work
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.rollouts import freeze_loaded_objects
+from cua_rl.run.workers import GROUP_LINGER_S
 from cua_rl.run.workplace import LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
@@ -72,6 +74,8 @@ from tests.sampling.fake_vllm import FakeVllm
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
 NUM_SCREENS = 256
+WATCH_S = 10.0
+MAX_LAG = 6
 TOKEN = "token-of-the-benchmark"
 CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
 
@@ -138,16 +142,19 @@ class CountingRecorder:
         await self.inner.flush()
 
 
-class MemoryLog(Log):
-    """Notes the controller's memory at every step."""
+@dataclass
+class Watched:
+    """What a process holds, every `WATCH_S` seconds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rss_mib: list[int] = []
+    rss_mib: list[int] = field(default_factory=list[int])
+    backlog: list[int] = field(default_factory=list[int])
 
-    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        super().log_step(step, metrics)
-        self.rss_mib.append(round(psutil.Process().memory_info().rss / 2**20))
+    async def watch(self, recorder: DatabaseRecorder) -> None:
+        """Note it until cancelled."""
+        while True:
+            self.rss_mib.append(round(psutil.Process().memory_info().rss / 2**20))
+            self.backlog.append(recorder.backlog)
+            await asyncio.sleep(WATCH_S)
 
 
 async def watch_lag(lags_s: list[float]) -> None:
@@ -173,8 +180,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Run and print."""
+    num_steps = options.steps if options.seconds is None else 1_000_000
     renderer = make_renderer(TINY_QWEN3_VL)
-    trainer, log = IdleTrainer(), MemoryLog()
+    trainer, log, watched = IdleTrainer(), Log(), Watched()
     async with (
         AsyncExitStack() as stack,
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
@@ -182,10 +190,13 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
-        async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
+        linger_s = GROUP_LINGER_S if options.workers else 0.0
+        async with DatabaseRecorder(
+            postgres.url, image_token_id=renderer.image_token_id, linger_s=linger_s
+        ) as database:
             recorder = CountingRecorder(database)
             started = TrainingStarted(
-                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
+                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=num_steps
             )
             await recorder.record(started)
 
@@ -216,24 +227,28 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 log=log,
             )
             chosen = settings(
-                max_steps=options.steps,
+                max_steps=num_steps,
                 groups_per_batch=options.rollouts // (2 * GROUP_SIZE),
                 group_size=GROUP_SIZE,
                 save_every=0,
                 image_token_id=renderer.image_token_id,
             )
             lags_s: list[float] = []
-            watcher = asyncio.create_task(watch_lag(lags_s))
+            watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
             idle = asyncio.create_task(idle_lag(20.0))
             clock, cpu = time.perf_counter(), time.process_time()
             freeze_loaded_objects()
-            await train(chosen, parts, max_lag=options.steps, limit=RolloutLimit(largest=options.rollouts))
+            limit = RolloutLimit(largest=options.rollouts)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(options.seconds):
+                    await train(chosen, parts, max_lag=min(num_steps, MAX_LAG), limit=limit)
             seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
-            watcher.cancel()
+            for watcher in watchers:
+                watcher.cancel()
             clock = time.perf_counter()
             await recorder.flush()
             flush_s = time.perf_counter() - clock
-            report(options, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log)
+            report(options, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
         await stack.aclose()
     for number in range(options.workers):
         print(await asyncio.to_thread((folder / f"worker-{number}.json").read_text), flush=True)
@@ -314,7 +329,7 @@ async def be_worker(options: argparse.Namespace) -> None:
     async with open_link(options.worker, TOKEN, patience_s=60.0) as link:
         setup = (await link.register(f"worker-{os.getpid()}", options.rollouts)).setup
         scope = Scope(image_token_id=token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id)
-        (address, key), *_ = setup.servers
+        (address, key, _), *_ = setup.servers
         async with (
             ExternalServer(address, api_key=key) as server,
             SlowSampler(server, namespace=setup.namespace) as sampler,
@@ -324,6 +339,7 @@ async def be_worker(options: argparse.Namespace) -> None:
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
+                flush_linger_s=LINGER_S,
             ) as database,
         ):
             sampler.slow = options.slow
@@ -331,17 +347,19 @@ async def be_worker(options: argparse.Namespace) -> None:
             runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
             freeze_loaded_objects()
             lags_s: list[float] = []
-            watcher = asyncio.create_task(watch_lag(lags_s))
+            watched = Watched()
+            watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
             cpu = time.process_time()
             await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_plan=make_plan))
-            watcher.cancel()
+            for watcher in watchers:
+                watcher.cancel()
             figure = {
                 "figure": "worker_turns",
                 "num_turns": recorder.num_turns,
                 "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
                 "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
                 "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
-                "rss_mib": round(psutil.Process().memory_info().rss / 2**20),
+                **asdict(watched),
             }
             await asyncio.to_thread(Path(options.figures).write_text, json.dumps(figure))
 
@@ -354,7 +372,8 @@ def report(
     lags_s: list[float],
     idle_lags_s: list[float],
     recorder: CountingRecorder,
-    log: MemoryLog,
+    log: Log,
+    watched: Watched,
 ) -> None:
     """Print one line per figure."""
     num_turns = sum(
@@ -377,13 +396,15 @@ def report(
         "cpu_ms_per_turn": round(1000 * cpu_s / num_turns, 1),
         "limit_turns_per_s_one_core": round(num_turns / cpu_s, 1),
         "num_turns": num_turns,
+        "num_steps": len(log.steps),
+        "num_faults": sum(metrics["rollout/num_faults"] for _, metrics in log.steps),
     }
     recorded = {
         "figure": "controller_recorder",
         "p99_wait_ms": round(1000 * percentile(recorder.waits_s, 0.99), 1),
         "flush_at_end_s": round(flush_s, 2),
     }
-    memory = {"figure": "controller_memory", "rss_mib_by_step": log.rss_mib}
+    memory = {"figure": "controller_memory", **asdict(watched)}
     for figure in (lag, throughput, recorded, memory):
         print(json.dumps(figure | common), flush=True)
 
@@ -401,6 +422,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--turns", type=int)
     parser.add_argument("--slow", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--figures", help=argparse.SUPPRESS)

@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 import tempfile
+import threading
 from contextlib import suppress
 from functools import cache
 from itertools import count
@@ -22,11 +23,13 @@ MARK = "CUA_RL_SCRATCH"
 _PREFIX = "cua_rl-"
 _LOCK = ".lock"
 _numbers = count(1)
+_making = threading.Lock()
 
 
 def scratch_folder() -> Path:
     """This process's folder; may block for some milliseconds when it is made."""
-    return _make(os.getpid())[0]
+    with _making:  # the cache lets two threads make one each: the lock of one would go, and with it the folder
+        return _make(os.getpid())[0]
 
 
 def make_scratch_folder(name: str) -> Path:

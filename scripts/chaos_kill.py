@@ -1,6 +1,6 @@
 """Kill a training run with SIGKILL at random points, resume it each time, and check the record that is left.
 
-    python scripts/chaos_kill.py folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
+    python -m scripts.chaos_kill folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
 
 Without `base_url` the script starts one vLLM server that outlives all attempts, so that a restart costs seconds. The
 database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run. With
@@ -25,8 +25,7 @@ import secrets
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,22 +33,18 @@ from typing import Any
 
 import chz
 import psutil
-from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
-from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.progress import load_progress
-from cua_rl.database.queries import find_training, load_steps
+from cua_rl.database.queries import find_training
 from cua_rl.database.session import open_sessions
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.rebuild_datums import rebuild_step
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.run.log_directory import prepare_log_directory
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
+from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary
 
 NUM_EVAL_ROLLOUTS = 64
 SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
@@ -121,10 +116,7 @@ class Chaos:
 
     def num_steps(self) -> int:
         """Completed steps by the metrics file."""
-        path = self.run_folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-        return sum("reward/mean" in record for record in records)
+        return len(read_steps(self.run_folder))
 
     async def wait_for_steps(self, process: asyncio.subprocess.Process, num_steps: int) -> None:
         """Until so many steps are complete, or the attempt has ended."""
@@ -159,7 +151,7 @@ class Chaos:
         if self.config.replicas > 1:
             parts.append(("model server", os.getpid(), rng.choice(self.server_url.split(",")).removeprefix("unix:")))
         for name, owner, word in parts:
-            found = await asyncio.to_thread(_processes_of, owner, word)
+            found = await asyncio.to_thread(processes_of, owner, word)
             if not found or process.returncode is not None:
                 continue
             await asyncio.sleep(rng.uniform(0.0, 2.0))
@@ -203,113 +195,27 @@ class Chaos:
 
     async def verdict(self) -> list[str]:
         """Everything that is wrong with the record."""
-        async with open_sessions(self.database_url) as sessions, sessions() as session:
-            return await find_faults(session, self)
-
-
-def _processes_of(owner: int, word: str) -> list[psutil.Process]:
-    """The processes that `owner` started with this word on their command line, without their guards."""
-    found: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(owner).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                line = " ".join(process.cmdline())
-                if word in line and "process_guard" not in line:
-                    found.append(process)
-    return found
+        config = self.config
+        expected = ExpectedRun(
+            run_folder=self.run_folder,
+            num_steps=config.steps,
+            group_size=config.group_size,
+            groups_per_batch=config.groups_per_batch,
+            max_lag=config.max_lag,
+            kept_ids=self.kept_ids,
+        )
+        return await find_faults(self.database_url, expected)
 
 
 def _compare_success(one: Path, other: Path, num_rollouts: int) -> dict[str, Any]:
     """Whether two runs end with the same success, up to chance."""
-    rates = [rate for folder in (one, other) if (rate := _final_success(folder)) is not None]
+    ends = [read_summary(folder).get("final_success_rate") for folder in (one, other)]
+    rates = [rate for rate in ends if rate is not None]
     if len(rates) < 2:
         return {"is_as_successful": False}
     mean = sum(rates) / 2
     error = math.sqrt(2 * max(mean * (1 - mean), 0.01) / num_rollouts)
     return {"reference_success_rate": rates[1], "is_as_successful": abs(rates[0] - rates[1]) <= 3 * error}
-
-
-async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
-    """Compare the record with what a run that nobody killed leaves."""
-    training = await find_training(session, chaos.run_folder.name)
-    if training is None or training.status != "completed":
-        return [f"expected a completed run, got {training}"]
-    steps = await load_steps(session, training.training_id)
-    rows = (
-        await session.execute(
-            select(Step.step, Group.group_id, Group.group_index, Group.num_rollouts, Group.status)
-            .join(Step, Group.step_id == Step.id)
-            .where(Step.training_id == training.training_id)
-        )
-    ).all()
-    faults = [f"step {step.step} is {step.status}" for step in steps if step.status != "completed"]
-    if [step.step for step in steps] != list(range(1, chaos.config.steps + 1)):
-        faults.append(f"expected steps 1 to {chaos.config.steps}, got {[step.step for step in steps]}")
-    faults += [f"group {row.group_id} is {row.status}" for row in rows if row.status != "completed"]
-    wrong_sizes = [row for row in rows if row.num_rollouts != chaos.config.group_size]
-    faults += [f"group {row.group_id} has {row.num_rollouts}" for row in wrong_sizes]
-    faults += _wrong_counts(chaos, [(row.step, row.group_index) for row in rows])
-    lost = chaos.kept_ids - {row.group_id for row in rows}
-    faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
-    faults += await _doubled(session, training.training_id)
-    faults += await _running(session, training.training_id)
-    faults += await _too_old(session, training.training_id, chaos.config.max_lag)
-    image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
-    for step in steps:
-        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id)).is_equal:
-            faults.append(f"step {step.step} was trained on other datums than the record has")
-    return faults
-
-
-def _wrong_counts(chaos: Chaos, places: Sequence[tuple[int, int]]) -> list[str]:
-    """Task instances that were not trained exactly once, and batches of another size."""
-    batch_size, per_step = chaos.config.groups_per_batch, Counter(step for step, _ in places)
-    faults = [f"step {step} trained {n} groups" for step, n in sorted(per_step.items()) if n != batch_size]
-    if chaos.config.max_lag:
-        times = Counter(index for _, index in places)
-        wanted = range(chaos.config.steps * batch_size)
-        faults += [f"task instance {index} was trained {times[index]} times" for index in wanted if times[index] != 1]
-    return faults
-
-
-async def _doubled(session: AsyncSession, training_id: int) -> list[str]:
-    """Places in groups that have more than one rollout without a fault."""
-    place = (RolloutRow.group_pk, RolloutRow.member_index)
-    completed = (RolloutRow.training_id == training_id) & (RolloutRow.status == "completed")
-    query = select(*place).where(completed).group_by(*place).having(func.count() > 1)
-    return [f"member {row.member_index} of group {row.group_pk} counts twice" for row in await session.execute(query)]
-
-
-async def _running(session: AsyncSession, training_id: int) -> list[str]:
-    query = select(func.count()).select_from(RolloutRow)
-    count = await session.scalar(query.where(RolloutRow.training_id == training_id, RolloutRow.status == "running"))
-    evals = await session.scalar(
-        select(func.count()).select_from(Eval).where(Eval.training_id == training_id, Eval.status != "completed")
-    )
-    return [f"{count} rollouts and {evals} evaluations still run"] if count or evals else []
-
-
-async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> list[str]:
-    """Turns that were trained more steps after their policy than allowed."""
-    steps = (
-        await session.execute(
-            select(Step.step, Step.trained_policy_version).where(Step.training_id == training_id).order_by(Step.step)
-        )
-    ).all()
-    newest: Mapping[int, int] = {0: 0} | {row.trained_policy_version: row.step for row in steps}
-    turns = (
-        await session.execute(
-            select(Step.step, TurnRow.policy_version)
-            .join(Group, Group.step_id == Step.id)
-            .join(RolloutRow, RolloutRow.group_pk == Group.id)
-            .join(TurnRow, TurnRow.rollout_pk == RolloutRow.id)
-            .where(Step.training_id == training_id)
-            .distinct()
-        )
-    ).all()
-    lags = [max(0, row.step - 1 - newest[row.policy_version]) for row in turns]
-    print(f"largest lag {max(lags)} steps")
-    return [f"a turn was {max(lags)} steps old"] if max(lags) > max_lag else []
 
 
 async def _serve(stack: AsyncExitStack, config: ChaosConfig) -> list[VllmServer]:
@@ -346,7 +252,7 @@ async def cli_main(config: ChaosConfig) -> None:
         "steps": chaos.num_steps(),
         "exit_status": status,
         "ended_groups_kept": len(chaos.kept_ids),
-        "final_success_rate": _final_success(chaos.run_folder),
+        "final_success_rate": read_summary(chaos.run_folder).get("final_success_rate"),
         "faults": faults,
         **comparison,
     }
@@ -357,13 +263,7 @@ async def cli_main(config: ChaosConfig) -> None:
 
 def _rewards(folder: Path) -> list[tuple[float, float]]:
     """Mean reward and gradient norm of every step."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(each["reward/mean"], each.get("optim/grad_norm", 0.0)) for each in records if "reward/mean" in each]
-
-
-def _final_success(folder: Path) -> float | None:
-    path = folder / "summary.json"
-    return json.loads(path.read_text())["final_success_rate"] if path.exists() else None
+    return [(each["reward/mean"], each.get("optim/grad_norm", 0.0)) for each in read_steps(folder)]
 
 
 if __name__ == "__main__":

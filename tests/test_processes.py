@@ -160,6 +160,26 @@ asyncio.run(main())
     assert list(tmp_path.glob("cua_rl-*")) == []
 
 
+def test_threads_that_ask_for_the_folder_at_once_get_the_same_one(tmp_path: Path) -> None:
+    """A second one would be unlocked, and the next process would remove it with the sockets in it."""
+    for number in range(1000):  # those of others, which the first thread looks at for a while
+        (tmp_path / f"cua_rl-{number}").mkdir()
+    ask = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from cua_rl.scratch import scratch_folder
+together = Barrier(8)
+with ThreadPoolExecutor(8) as threads:
+    folders = list(threads.map(lambda _: (together.wait(), scratch_folder())[1], range(8)))
+print(len(set(folders)))
+"""
+    command = [sys.executable, "-c", ask]
+
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+
+    assert done.stdout == "1\n", done.stderr
+
+
 def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
     folder = scratch_folder()
 

@@ -9,7 +9,15 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Group, Replay, RolloutRow, Step, TaskRow
 from cua_rl.database.rollout_writer import EndedRollout, Parent, cancel_rollouts, complete_rollouts, start_rollouts
-from cua_rl.database.rows import Scope, SourceRow, add_tasks, advance_status, note_status, require_source
+from cua_rl.database.rows import (
+    Scope,
+    SourceRow,
+    add_tasks,
+    advance_status,
+    advance_statuses,
+    note_status,
+    require_source,
+)
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
 from cua_rl.types import Rollout
@@ -35,37 +43,40 @@ def write_rollout_starts(
     start_rollouts(connection, scope, starts, parents)
 
 
-def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at: datetime) -> None:
-    """Complete a group and its rollouts; a member whose start was never reported is inserted now.
+def write_group_ends(connection: Connection, scope: Scope, ends: Sequence[tuple[GroupEnded, datetime]]) -> None:
+    """Complete groups and their rollouts, with a few statements for all groups of a step or evaluation.
 
-    Replayed rollouts have had their rows since the step that sampled them; the group only refers to them.
+    A member whose start was never reported is inserted now. Replayed rollouts have had their rows since the step that
+    sampled them; the group only refers to them.
     """
-    group, source = event.group, require_source(connection, scope, event.source)
-    task_pk = connection.scalar(
-        select(TaskRow.id)
-        .where(TaskRow.id.in_(source.task_pks), TaskRow.task_id == group.task_id, TaskRow.seed == group.seed)
-        .limit(1)
-    )
-    task = {"task_pk": task_pk, "task_id": group.task_id, "seed": group.seed}
-    group_pk = ensure_group(connection, source, group.group_id, group.index, task, at)
-    advantages: Sequence[float | None] = event.advantages or [None] * len(group.compared)
-    num_members = len(group.rollouts)
-    ended = [
-        EndedRollout(rollout=rollout, position=position, advantage=advantage)
-        for position, (rollout, advantage) in enumerate(zip(group.rollouts, advantages[:num_members], strict=True))
-    ]
-    ended += [
-        EndedRollout(rollout=rollout, position=position, advantage=None)
-        for position, rollout in enumerate(group.faulty)
-    ]
-    complete_rollouts(connection, scope, Parent(group_pk=group_pk, task=task), ended, at)
-    for position, (rollout, advantage) in enumerate(zip(group.replayed, advantages[num_members:], strict=True)):
-        _insert_replay(connection, scope, group_pk, rollout, position=position, advantage=advantage)
-    cancel_rollouts(connection, at, group_pk=group_pk)
-    num_successes = sum(rollout.success for rollout in group.rollouts)
-    figures = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
-    if advance_status(connection, Group, group_pk, "completed", at, ended_at=at, **figures):
-        if event.replaced_by is not None:
+    of_source: dict[RolloutSource, dict[str, tuple[GroupEnded, datetime]]] = {}
+    for event, at in ends:  # one that is reported again counts once
+        of_source.setdefault(event.source, {}).setdefault(event.group.group_id, (event, at))
+    for source, groups in of_source.items():
+        _end_groups(connection, scope, require_source(connection, scope, source), [*groups.values()])
+
+
+def _end_groups(
+    connection: Connection, scope: Scope, source: SourceRow, ends: Sequence[tuple[GroupEnded, datetime]]
+) -> None:
+    parents = _find_parents(connection, source, ends)
+    at = max(at for _, at in ends)
+    members = [member for (event, _), parent in zip(ends, parents, strict=True) for member in _members(event, parent)]
+    complete_rollouts(connection, scope, members, at)
+    figures: dict[int, Mapping[str, object]] = {}
+    for (event, ended_at), parent in zip(ends, parents, strict=True):
+        group = event.group
+        replayed = enumerate(group.replayed, start=len(group.rollouts))
+        for position, (index, rollout) in enumerate(replayed):
+            advantage = event.advantages[index] if event.advantages else None
+            _insert_replay(connection, scope, parent.group_pk, rollout, position=position, advantage=advantage)
+        num_successes = sum(rollout.success for rollout in group.rollouts)
+        summary = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
+        figures[parent.group_pk] = {"status": "completed", "ended_at": ended_at, **summary}
+    cancel_rollouts(connection, at, RolloutRow.group_pk.in_(figures))
+    advanced = set(advance_statuses(connection, Group, figures, at))
+    for (event, _), parent in zip(ends, parents, strict=True):
+        if event.replaced_by is not None and parent.group_pk in advanced:
             # one more group than the source set out to run
             table = source.table
             (added,) = add_tasks(connection, [event.replaced_by])
@@ -74,10 +85,49 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
                 .where(table.id == source.id)
                 .values(num_groups=table.num_groups + 1, task_pks=func.array_append(table.task_pks, added))
             )
+    if advanced:
         num_ended, num_groups, task_pks = count_ended_groups(connection, source)
         # the tasks of an asynchronous step, and so its number of groups, are unknown until its batch is taken
         if source.table is Step and task_pks and num_ended >= num_groups:
             advance_status(connection, Step, source.id, "training", at, rollouts_ended_at=at)
+
+
+def _find_parents(
+    connection: Connection, source: SourceRow, ends: Sequence[tuple[GroupEnded, datetime]]
+) -> list[Parent]:
+    """The row of each group, inserted as running if none of its rollouts has been reported."""
+    groups = [event.group for event, _ in ends]
+    task_ids = sorted({group.task_id for group in groups})
+    tasks = select(TaskRow.id, TaskRow.task_id, TaskRow.seed).where(
+        TaskRow.id.in_(source.task_pks), TaskRow.task_id.in_(task_ids)
+    )
+    task_pks = {(row.task_id, row.seed): row.id for row in connection.execute(tasks)} if source.task_pks else {}
+    known = select(Group.group_id, Group.id).where(
+        source.owns_group, Group.group_id.in_([group.group_id for group in groups])
+    )
+    keys: dict[str, int] = {row.group_id: row.id for row in connection.execute(known)}
+    parents: list[Parent] = []
+    for group, (_, at) in zip(groups, ends, strict=True):
+        task = {"task_pk": task_pks.get((group.task_id, group.seed)), "task_id": group.task_id, "seed": group.seed}
+        if group.group_id not in keys:
+            keys[group.group_id] = ensure_group(connection, source, group.group_id, group.index, task, at)
+        parents.append(Parent(group_pk=keys[group.group_id], task=task))
+    return parents
+
+
+def _members(event: GroupEnded, parent: Parent) -> list[EndedRollout]:
+    """Those with a reward and then those without, each kind in its order."""
+    advantages = event.advantages or [None] * len(event.group.rollouts)
+    return [
+        *(
+            EndedRollout(parent=parent, rollout=rollout, position=position, advantage=advantages[position])
+            for position, rollout in enumerate(event.group.rollouts)
+        ),
+        *(
+            EndedRollout(parent=parent, rollout=rollout, position=position, advantage=None)
+            for position, rollout in enumerate(event.group.faulty)
+        ),
+    ]
 
 
 def ensure_group(

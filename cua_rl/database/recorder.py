@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
@@ -27,7 +27,8 @@ _BATCH_SIZE = 64
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 30.0
-_PASSING_STATES = ("08", "40", "53", "55", "57", "58")
+# lost connections, among them those of a process that was asleep (25P03), deadlocks, a full disk, shutdowns
+_PASSING_STATES = ("08", "25P03", "40", "53", "55", "57", "58")
 
 WriteEvents = Callable[[Connection, Scope, Sequence[TimedEvent]], Scope]
 """Writes events, none as a heartbeat, and returns the scope of later events."""
@@ -46,7 +47,8 @@ class DatabaseRecorder:
     `record` returns as soon as the event is queued and waits only while the queue is full. A thread writes events in
     order, in transactions of up to 64. While the database is unreachable, the write is retried. If the database rejects
     an event (a bug), every later call raises `DatabaseError`. Leaving the context drains the queue, but waits at most
-    30 s for a database that is unreachable. With `linger_s`, a transaction waits so long for more events.
+    30 s for a database that is unreachable. A transaction waits for more events: for `linger_s`, or, once somebody
+    waits for it in `flush`, for `flush_linger_s`.
     """
 
     def __init__(
@@ -57,12 +59,15 @@ class DatabaseRecorder:
         scope: Scope | None = None,
         write: WriteEvents = write_events,
         linger_s: float = 0.0,
+        flush_linger_s: float = 0.0,
     ) -> None:
         self._shown_url = shown_url(url)
         self._engine: Engine = make_writer_engine(url)
         self._scope = scope or Scope(image_token_id=image_token_id)
         self._write = write
         self._linger_s = linger_s
+        self._flush_linger_s = flush_linger_s
+        self._is_awaited = asyncio.Event()
         self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -80,6 +85,11 @@ class DatabaseRecorder:
         """`trainings.id` of the run, known once `TrainingStarted` has been written."""
         return self._scope.training_id
 
+    @property
+    def backlog(self) -> int:
+        """Events that are not durable yet."""
+        return self._queue.qsize() + len(self._pending)
+
     async def record(self, event: Event) -> None:
         """Queue an event; raises `DatabaseError` if an earlier one was refused."""
         self._raise_failure()
@@ -90,6 +100,7 @@ class DatabaseRecorder:
         self._raise_failure()
         flush = _Flush(asyncio.get_running_loop().create_future())
         await self._queue.put(flush)
+        self._is_awaited.set()
         await flush.done
 
     async def __aenter__(self) -> Self:
@@ -106,9 +117,8 @@ class DatabaseRecorder:
                 num_written = self._num_written
                 await asyncio.wait([flush], timeout=_CLOSE_TIMEOUT_S)
                 if not flush.done() and self._is_away and self._num_written == num_written:
-                    num_lost = self._queue.qsize() + len(self._pending)
                     raise DatabaseError(
-                        f"expected to write the last {num_lost} events to {self._shown_url!r} within "
+                        f"expected to write the last {self.backlog} events to {self._shown_url!r} within "
                         f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed away; resume the run "
                         "to do their steps again"
                     )
@@ -131,7 +141,7 @@ class DatabaseRecorder:
                 async with asyncio.timeout(_HEARTBEAT_S):
                     batch.append(await self._queue.get())
             if batch and self._linger_s and self._queue.qsize() < _BATCH_SIZE:
-                await asyncio.sleep(self._linger_s)
+                await self._linger()
             while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]
@@ -147,6 +157,14 @@ class DatabaseRecorder:
                     flush.done.set_result(None)
                 else:
                     flush.done.set_exception(self._failure)
+
+    async def _linger(self) -> None:
+        """Let more events join a transaction: most of its cost does not depend on its size."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                await self._is_awaited.wait()
+                await asyncio.sleep(self._flush_linger_s)
+        self._is_awaited.clear()
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, retrying during an outage; a rejected event stops the recorder."""
@@ -185,10 +203,10 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
         try:
             with engine.begin() as connection:
                 return write(connection, scope, events)
-        except (OperationalError, InterfaceError) as error:
-            # a retry helps after a lost connection, a shutdown, a full disk or a deadlock
+        except DBAPIError as error:
             cause = error.orig
             state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-            if state is None or state[:2] in _PASSING_STATES:
+            is_lost = state is None and isinstance(error, OperationalError | InterfaceError)
+            if is_lost or (state or "").startswith(_PASSING_STATES):
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
@@ -45,6 +45,7 @@ class Parent:
 class EndedRollout:
     """A rollout whose group has ended; `position` counts the members with a reward, or those without."""
 
+    parent: Parent
     rollout: Rollout
     position: int
     advantage: float | None
@@ -74,13 +75,11 @@ def start_rollouts(
     connection.execute(_INSERT_DEVICE, devices)
 
 
-def complete_rollouts(
-    connection: Connection, scope: Scope, parent: Parent, ended: Sequence[EndedRollout], at: datetime
-) -> None:
-    """Complete the rollouts of a group with turns, validations and devices; those never started are inserted."""
+def complete_rollouts(connection: Connection, scope: Scope, ended: Sequence[EndedRollout], at: datetime) -> None:
+    """Complete rollouts with turns, validations and devices; those never started are inserted."""
     if not ended:
         return
-    rows = [_running_values(member.rollout, parent, _started_at(member.rollout)) for member in ended]
+    rows = [_running_values(member.rollout, member.parent, _started_at(member.rollout)) for member in ended]
     keys = ensure_rollouts(connection, scope.require_training(), rows)
     members = {keys[member.rollout.rollout_id]: member for member in ended}
     query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
@@ -101,12 +100,9 @@ def complete_rollouts(
     connection.execute(_RELEASE_DEVICE, released)
 
 
-def cancel_rollouts(
-    connection: Connection, at: datetime, *, group_pk: int | None = None, training_id: int | None = None
-) -> None:
-    """Cancel rollouts of a group, or of a training, that still run: their end will not be reported."""
-    mine = RolloutRow.group_pk == group_pk if group_pk is not None else RolloutRow.training_id == training_id
-    keys = connection.scalars(select(RolloutRow.id).where(mine, RolloutRow.status == "running")).all()
+def cancel_rollouts(connection: Connection, at: datetime, which: ColumnElement[bool]) -> None:
+    """Cancel those of some rollouts that still run: their end will not be reported."""
+    keys = connection.scalars(select(RolloutRow.id).where(which, RolloutRow.status == "running")).all()
     if keys:
         advance_statuses(connection, RolloutRow, {key: {"status": "cancelled", "ended_at": at} for key in keys}, at)
         released = {"status": "released", "error": None, "ended_at": at}

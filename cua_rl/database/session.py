@@ -15,14 +15,22 @@ from cua_rl.errors import ConfigError, DatabaseError
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT_TIMEOUT_S = 3.0
+_OPTIONS = "-c statement_timeout=120000 -c timezone=UTC"
+_CONNECT_ARGUMENTS: dict[str, Any] = {
+    "connect_timeout": 3,
+    # a host that vanished must not hold a writer for minutes, neither while we send (ms) nor while we wait (s)
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "options": _OPTIONS,
+}
 _ENGINE_ARGUMENTS: dict[str, Any] = {
     "hide_parameters": True,  # error messages would hold screenshots and prompts
-    "connect_args": {
-        "connect_timeout": 3,
-        "tcp_user_timeout": 20_000,  # ms; a host that vanished must not hold a writer for minutes
-        "options": "-c statement_timeout=120000 -c timezone=UTC",
-    },
+    "connect_args": _CONNECT_ARGUMENTS,
 }
+# Of a writer whose link was cut, the server does not learn that it has given the connection up: the transaction would
+# keep its locks, for which other writers wait, for as long as the server's system keeps dead connections (two hours).
+_WRITER_OPTIONS = f"{_OPTIONS} -c idle_in_transaction_session_timeout=30000"
 
 
 def database_url(environ: Mapping[str, str]) -> str | None:
@@ -67,7 +75,8 @@ def make_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
 
 def make_writer_engine(url: str) -> Engine:
     """An engine with one connection, for a thread that writes."""
-    return create_engine(_sqlalchemy_url(url), pool_size=1, max_overflow=0, **_ENGINE_ARGUMENTS)
+    arguments = {**_ENGINE_ARGUMENTS, "connect_args": {**_CONNECT_ARGUMENTS, "options": _WRITER_OPTIONS}}
+    return create_engine(_sqlalchemy_url(url), pool_size=1, max_overflow=0, **arguments)
 
 
 @asynccontextmanager

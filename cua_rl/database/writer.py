@@ -13,7 +13,7 @@ from itertools import groupby
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.group_writer import write_group_end, write_rollout_starts
+from cua_rl.database.group_writer import write_group_ends, write_rollout_starts
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.rollout_writer import cancel_rollouts
 from cua_rl.database.rows import (
@@ -125,13 +125,13 @@ def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[
 def _write_inner(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> None:
     starts = [(timed.event, timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
     turns = [timed.event for timed in events if isinstance(timed.event, TurnTaken)]
+    ends = [(timed.event, timed.at) for timed in events if isinstance(timed.event, GroupEnded)]
     if starts:
         write_rollout_starts(connection, scope, starts)
     if turns:
         write_turns(connection, scope, turns)
-    for timed in events:
-        if isinstance(timed.event, GroupEnded):
-            write_group_end(connection, scope, timed.event, timed.at)
+    if ends:
+        write_group_ends(connection, scope, ends)
 
 
 def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
@@ -159,7 +159,7 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
         case TrainingEnded():
             # with it ends whatever still runs in it
             inner = "cancelled" if event.status == "completed" else event.status
-            cancel_rollouts(connection, at, training_id=training_id)
+            cancel_rollouts(connection, at, RolloutRow.training_id == training_id)
             for table in (Group, Step, Eval):
                 is_open = table.status.in_(("rollouts", "training", "running"))
                 for row_id in connection.scalars(

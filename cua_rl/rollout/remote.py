@@ -8,7 +8,7 @@ is refused, because its id is known no more. If it still lives, that tells it to
 import asyncio
 import logging
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,7 @@ from cua_rl.types import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 0.02  # rollouts that start together travel together
+_LINGER_S_PER_ROLLOUT = 2e-4  # a report names all rollouts of its worker: the more these are, the rarer it is
 
 
 class WorkerRefused(CuaError):
@@ -99,7 +100,7 @@ class RemoteRunner:
         self._lease_s = lease_s
         self._poll_s = poll_s
         self._workers: dict[str, _Worker] = {}
-        self._waiting: deque[_Lease] = deque()
+        self._waiting: list[_Lease] = []
         self._durable: set[RolloutSource] = set()
         self._failure: CuaError | None = None
         self._is_over = False
@@ -129,7 +130,8 @@ class RemoteRunner:
         if self._failure is not None:
             raise self._failure
         lease = _Lease(plan=plan, ended=asyncio.get_running_loop().create_future())
-        self._waiting.append(lease)
+        # of the oldest group first: one that runs again would hold up its whole group behind all that wait
+        insort(self._waiting, lease, key=lambda waiting: waiting.plan.group_index)
         self._assign()
         with ExitStack() as pinned:
             if plan.adapter is not None:
@@ -163,7 +165,7 @@ class RemoteRunner:
                 while not self._has_news(worker, report):
                     worker.changed.clear()
                     await worker.changed.wait()
-                await asyncio.sleep(_LINGER_S)
+                await asyncio.sleep(_LINGER_S + _LINGER_S_PER_ROLLOUT * len(report.running))
         self._find(worker_id)  # it may have been given up meanwhile
         if self._is_over:
             return Orders(is_over=True)
@@ -241,7 +243,7 @@ class RemoteRunner:
             if not free:
                 return
             worker = min(free, key=lambda one: len(one.leases) / one.num_slots)
-            lease = self._waiting.popleft()
+            lease = self._waiting.pop(0)
             lease.worker = worker
             worker.leases[lease.plan.rollout_id] = lease
             worker.changed.set()

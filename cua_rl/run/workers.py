@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and says what ended it; raises `ConfigError` if it would always end like this."""
 
+GROUP_LINGER_S = 1.0
+"""How long ended groups wait for others in the controller of workers, unless a step that begins waits for them."""
+
 _MAX_RESTARTS = 5
 
 

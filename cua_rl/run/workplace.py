@@ -109,6 +109,7 @@ async def open_workplace(
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
+                flush_linger_s=LINGER_S,
             )
         )
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]

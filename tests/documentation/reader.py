@@ -50,6 +50,7 @@ from cua_rl.recipes import (
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.sampling.vllm_command import Platform, vllm_options
+from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
@@ -78,6 +79,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
+    "scripts.chaos_hosts": ChaosHostsConfig,
     "scripts.chaos_kill": ChaosConfig,
     "scripts.red_team": RedTeamConfig,
 }

@@ -188,6 +188,23 @@ async def test_a_rollout_whose_worker_dies_is_a_fault_and_runs_again_once_in_ano
     assert len(b.begun) == 2
 
 
+async def test_a_rollout_that_runs_again_goes_before_those_of_later_groups(bench: Bench) -> None:
+    group_plan = GroupPlan(source=SOURCE, group_size=2, params=PARAMS)
+    later = replace(plan(), group_index=1)
+    async with bench.worker("b", num_slots=1) as b:
+        async with bench.worker("a", num_slots=1) as a:
+            group = asyncio.create_task(run_group(bench.runner, make_task(), 0, group_plan))
+            await until(lambda: a.begun and b.begun)
+            waiting = asyncio.create_task(bench.runner.run(later))
+        bench.runner.give_up("a", "its process ended with status 137")
+        b.gate.set()
+        ended = await group
+        await waiting
+
+    (again,) = {one.rollout_id for one in ended.rollouts} - {b.begun[0]}
+    assert b.begun[1:] == [again, later.rollout_id]
+
+
 async def test_a_silent_worker_is_given_up_and_its_late_answer_refused(bench: Bench) -> None:
     async with open_link(bench.url, "token", patience_s=1.0) as link:
         worker_id = (await link.register("silent", 1)).worker_id

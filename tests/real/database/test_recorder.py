@@ -1,9 +1,11 @@
 import asyncio
 import logging
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.migrations import migrate
@@ -12,7 +14,9 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.rows import Scope
 from cua_rl.database.session import open_sessions
+from cua_rl.database.writer import TimedEvent, write_events
 from cua_rl.errors import DatabaseError
 from cua_rl.events import (
     CheckpointSaved,
@@ -39,6 +43,8 @@ from tests.real.database.recorded import (
 DISCONNECT_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'test' AND pid <> pg_backend_pid()
 """
+
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'test' AND pid <> pg_backend_pid()"
 
 
 async def record(url: str, *events: Event) -> None:
@@ -278,6 +284,44 @@ async def test_a_lost_backend_in_the_middle_is_no_loss(url: str, session: AsyncS
                 run_sql(url, DISCONNECT_OTHERS)
 
     assert [rebuilt async for rebuilt in _groups(session)] == [group]
+
+
+async def test_a_transaction_waits_for_more_events_until_somebody_waits_for_it(url: str) -> None:
+    sizes: list[int] = []
+
+    def write(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+        sizes.append(len(events))
+        return write_events(connection, scope, events)
+
+    async with (
+        asyncio.timeout(60.0),
+        DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, write=write, linger_s=600.0) as recorder,
+    ):
+        for event in (start(), *source_events(make_group(1))):
+            await recorder.record(event)
+            await asyncio.sleep(0)
+        await recorder.flush()
+
+    assert len(sizes) == 1
+
+
+async def test_a_transaction_that_the_server_takes_for_abandoned_is_written_again(url: str) -> None:
+    """Otherwise the locks of a writer whose link was cut would stop all others; one that only slept goes on."""
+    timeouts: list[object] = []
+
+    def write(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+        timeouts.append(connection.scalar(text("SHOW idle_in_transaction_session_timeout")))
+        if len(timeouts) == 1:
+            connection.execute(text("SET idle_in_transaction_session_timeout = 1"))
+            while run_sql(url, OTHERS) != [(0,)]:
+                time.sleep(0.01)
+        return write_events(connection, scope, events)
+
+    async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, write=write) as recorder:
+        await recorder.record(start())
+
+    assert timeouts == ["30s", "30s"]
+    assert run_sql(url, "SELECT count(*) FROM trainings") == [(1,)]
 
 
 async def test_a_refused_event_stops_the_run_instead_of_vanishing(url: str) -> None:

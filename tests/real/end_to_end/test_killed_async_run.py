@@ -14,10 +14,10 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest.mark.timeout(600)
 def test_a_killed_asynchronous_run_trains_every_group_once_and_loses_none(server: VllmServer, tmp_path: Path) -> None:
-    script = REPOSITORY / "scripts" / "chaos_kill.py"
-    options = [f"folder={tmp_path}", "kills=1", "steps=4", "max_lag=2", "seed=1", f"base_url={server.base_url}"]
+    command = [sys.executable, "-m", "scripts.chaos_kill", f"folder={tmp_path}", f"base_url={server.base_url}"]
+    options = ["kills=1", "steps=4", "max_lag=2", "seed=1"]
 
-    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=580)
+    done = subprocess.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True, timeout=580)
 
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     verdict = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,305 @@
+"""Train on two hosts, cut the cable between them and kill processes of one, and check the record that is left.
+
+    python -m scripts.chaos_hosts folder=/tmp/hosts    # as root: the hosts are network namespaces of this machine
+
+    host a                                       host b
+    controller, database,           cable        trainer (two ranks),
+    a rollout worker, a model server ───────── a rollout worker, a model server
+
+The hosts share no folder: each hides the other's from its processes. When the run has taken two steps, the cable is
+dead for `cut_s` seconds. Then the rollout worker of host b, its model server and rank 1 of the trainer get SIGKILL, one
+after the other, each after two more steps. Programs that end are started again, as systemd would do.
+
+At the end, what `chaos_kill` demands must hold, the run must have ended by itself, and held-out success must have risen
+by more than two standard errors. Prints what each disturbance took until the second step after it, and a JSON line.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import chz
+import psutil
+
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.processes import OwnedProcess
+from cua_rl.run.worker_config import TOKEN_VARIABLE as WORKER_TOKEN
+from cua_rl.sampling.address import API_KEY_VARIABLE
+from cua_rl.training.link import TOKEN_VARIABLE as TRAINER_TOKEN
+from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary, wait_until
+
+NUM_EVAL_ROLLOUTS = 64
+_CLONE_NEWNET = 0x40000000
+_CABLE = "cable"
+
+
+@chz.chz
+class ChaosHostsConfig:
+    """Two hosts and what happens to them."""
+
+    folder: Path = chz.field(doc="folder for the folders of the hosts and the database; must not exist")
+    steps: int = chz.field(default=10, doc="training steps of the run; the disturbances need eight")
+    group_size: int = chz.field(default=8, doc="rollouts per group")
+    groups_per_batch: int = chz.field(default=8, doc="groups per step")
+    max_lag: int = chz.field(default=1, doc="max_steps_off_policy of the run, 0 for synchronous training")
+    cut_s: float = chz.field(default=30.0, doc="how long the cable is dead, seconds")
+    seed: int = chz.field(default=0, doc="seed of the moments of death")
+    options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A network namespace of this machine, and the folder of its processes."""
+
+    name: str
+    address: str
+    folder: Path
+    hidden: Path
+    """The other host's folder, which is empty for processes of this one."""
+
+    def program(self, name: str, module: str, *options: str, environment: Mapping[str, str]) -> OwnedProcess:
+        """A recipe that runs on this host, in its folder."""
+        enter = ["ip", "netns", "exec", self.name, "unshare", "--mount", "sh", "-c"]
+        hide = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+        return OwnedProcess(
+            [*enter, hide, str(self.hidden), sys.executable, "-m", module, *options],
+            name=f"{name} of host {self.folder.name}",
+            log_path=self.folder / f"{name}.log",
+            environment={**os.environ, **environment, "HF_HUB_OFFLINE": "1", "TMPDIR": str(self.folder)},
+            folder=self.folder,
+        )
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"expected to be permitted `ip {' '.join(words)}`, got {done.stderr.strip()!r}; run as root")
+
+
+@contextmanager
+def connected_hosts(folder: Path) -> Generator[tuple[Host, Host]]:
+    """Two hosts with a cable between them."""
+    folders = {letter: folder / letter for letter in "ab"}
+    first, second = (
+        Host(
+            name=f"cua{os.getpid()}{letter}",
+            address=f"10.213.78.{number}",
+            folder=folders[letter],
+            hidden=folders[other],
+        )
+        for number, letter, other in ((1, "a", "b"), (2, "b", "a"))
+    )
+    try:
+        for host in (first, second):
+            host.folder.mkdir(parents=True)
+            _ip("netns", "add", host.name)
+        ends = ("netns", first.name, "type", "veth", "peer", "name", _CABLE, "netns", second.name)
+        _ip("link", "add", _CABLE, *ends)
+        for host in (first, second):
+            _ip("-n", host.name, "address", "add", f"{host.address}/30", "dev", _CABLE)
+            _ip("-n", host.name, "link", "set", _CABLE, "up")
+            _ip("-n", host.name, "link", "set", "lo", "up")
+        yield first, second
+    finally:
+        for host in (first, second):
+            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
+
+
+def listen(host: Host, port: int) -> socket.socket:
+    """A listening socket of a host, for this process, which stays where it is: a thread of its own enters."""
+
+    def enter_and_listen() -> socket.socket:
+        with Path(f"/run/netns/{host.name}").open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {host.name}")
+        return socket.create_server((host.address, port))
+
+    with ThreadPoolExecutor(max_workers=1) as one:
+        return one.submit(enter_and_listen).result()
+
+
+@asynccontextmanager
+async def open_database(folder: Path, host: Host, port: int = 5432) -> AsyncGenerator[tuple[str, str]]:
+    """A database on `host`; yields its address there and for other hosts.
+
+    The embedded Postgres listens on a Unix socket alone; what other hosts reach is a relay to it.
+    """
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(2**16):
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_unix_connection(f"{socket_folder}/.s.PGSQL.5432")
+        await asyncio.gather(copy(reader, ours), copy(theirs, writer))
+
+    async with EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres:
+        socket_folder = postgres.url.partition("host=")[2]
+        async with await asyncio.start_server(relay, sock=await asyncio.to_thread(listen, host, port)):
+            yield postgres.url, postgres.url.replace("@/", f"@{host.address}:{port}/").partition("?")[0]
+
+
+async def keep_running(program: OwnedProcess) -> None:
+    """Start a program again whenever it fails."""
+    while True:
+        async with program:
+            status = await program.wait()
+        if status == 0:
+            return
+        print(f"  {program.name} ended with status {status} and is started again", flush=True)
+
+
+async def cut(host: Host, seconds: float) -> None:
+    """Pull the cable out of a host, and plug it in again."""
+    _ip("-n", host.name, "link", "set", _CABLE, "down")
+    await asyncio.sleep(seconds)
+    _ip("-n", host.name, "link", "set", _CABLE, "up")
+
+
+async def kill_rank(trainer: OwnedProcess, rank: int) -> None:
+    """Kill one trainer process of a node."""
+    ranks = processes_of(trainer.command_pid(), "cua_rl.training.worker")
+    next(process for process in ranks if process.environ().get("RANK") == str(rank)).kill()
+
+
+async def kill_server(server: OwnedProcess) -> None:
+    """Kill the model server under `serve_model`, which starts it again."""
+    processes_of(server.command_pid(), "vllm")[0].kill()
+
+
+async def kill(program: OwnedProcess) -> None:
+    """Kill a program itself."""
+    psutil.Process(program.command_pid()).kill()
+
+
+def run_options(config: ChaosHostsConfig, a: Host, b: Host) -> list[str]:
+    """Options of the training recipe on host a."""
+    off_policy = ("loss=ppo", "clip_low=0.5", "clip_high=1", f"max_steps_off_policy={config.max_lag}")
+    return [
+        *("log_path=run", f"base_url=http://{a.address}:8000,http://{b.address}:8000"),
+        *(f"trainer.address={b.address}:29400", "rollout_workers=1", f"workers.host={a.address}", "workers.port=8300"),
+        *(
+            f"max_steps={config.steps}",
+            f"group_size={config.group_size}",
+            f"groups_per_batch={config.groups_per_batch}",
+        ),
+        *("eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}", "monitor=false"),
+        *(off_policy if config.max_lag else ()),
+        *config.options.split(),
+    ]
+
+
+async def disturb(config: ChaosHostsConfig, b: Host, programs: Mapping[str, OwnedProcess], run_folder: Path) -> None:
+    """Let everything happen to host b, one thing after the other, and see the run go on each time."""
+    disturbances: Mapping[str, Callable[[], Awaitable[None]]] = {
+        f"the cable was cut for {config.cut_s:g} s": lambda: cut(b, config.cut_s),
+        "the rollout worker was killed": lambda: kill(programs["worker"]),
+        "the model server was killed": lambda: kill_server(programs["server"]),
+        "rank 1 was killed": lambda: kill_rank(programs["trainer"], 1),
+    }
+    rng, step = random.Random(config.seed), 2
+    for what, happen in disturbances.items():
+        await wait_until(lambda step=step: len(read_steps(run_folder)) >= step, f"for step {step}")
+        await asyncio.sleep(rng.uniform(0.0, 2.0))
+        before, began = len(read_steps(run_folder)), time.monotonic()
+        await happen()
+        step = before + 2  # the first may have been over but for its line
+        await wait_until(lambda step=step: len(read_steps(run_folder)) >= step, f"for step {step}")
+        print(f"  {what} at step {before}, +2 steps after {time.monotonic() - began:.1f} s", flush=True)
+
+
+async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, urls: tuple[str, str]) -> int:
+    """The run and what happens to it; returns the exit status of the run."""
+    secret = {
+        WORKER_TOKEN: secrets.token_urlsafe(32),
+        TRAINER_TOKEN: secrets.token_hex(32),
+        API_KEY_VARIABLE: secrets.token_urlsafe(32),
+    }
+    here, there = ({"DATABASE_URL": url} | secret for url in urls)
+    served = ("cua_rl.recipes.serve_model", "max_lora_rank=16", "max_model_len=2048", "port=8000")
+    server = a.program("server", *served, f"host={a.address}", environment=secret)
+    run = a.program("train", "cua_rl.recipes.train", *run_options(config, a, b), environment=here)
+    node = ("cua_rl.recipes.trainer_node", f"listen={b.address}:29400", "num_processes=2")
+    controller = ("cua_rl.recipes.rollout_worker", f"controller=http://{a.address}:8300", "name=b")
+    programs = {
+        "server": b.program("server", *served, f"host={b.address}", environment=secret),
+        "trainer": b.program("trainer", *node, environment=secret),
+        "worker": b.program("worker", *controller, "device_slots=32", environment=there),
+    }
+    async with AsyncExitStack() as stack:
+        kept = [asyncio.create_task(keep_running(program)) for program in (server, *programs.values())]
+        stack.push_async_callback(_end, kept)
+        servers = (server, programs["server"])
+        await wait_until(lambda: all("model server:" in _log(one) for one in servers), "for the model servers")
+        await stack.enter_async_context(run)
+        disturbing = asyncio.create_task(disturb(config, b, programs, a.folder / "run"))
+        stack.push_async_callback(_end, [disturbing])
+        ended = asyncio.create_task(run.wait())
+        await asyncio.wait((disturbing, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not disturbing.done():
+            raise SystemExit(f"the run ended with status {await ended} before all had happened; see {run.log_path}")
+        await disturbing
+        return await ended
+
+
+def _log(program: OwnedProcess) -> str:
+    return program.log_path.read_text() if program.log_path.exists() else ""
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def cli_main(config: ChaosHostsConfig) -> None:
+    """Train, disturb, judge; ends with status 1 if anything is wrong."""
+    with connected_hosts(config.folder.absolute()) as (a, b):
+        run_folder = a.folder / "run"
+        async with open_database(config.folder, a) as urls:
+            status = await train_and_disturb(config, a, b, urls)
+            expected = ExpectedRun(
+                run_folder=run_folder,
+                num_steps=config.steps,
+                group_size=config.group_size,
+                groups_per_batch=config.groups_per_batch,
+                max_lag=config.max_lag,
+            )
+            faults = await find_faults(urls[0], expected)
+    steps, summary = read_steps(run_folder), read_summary(run_folder)
+    before, after = (summary.get(f"{name}_success_rate") or 0.0 for name in ("baseline", "final"))
+    error = (0.5 / NUM_EVAL_ROLLOUTS) ** 0.5  # of the difference between two rates near one half
+    if after - before <= 2 * error:
+        faults.append(f"expected success to rise by more than {2 * error:.2f}, got {before:.3f} and then {after:.3f}")
+    result = {
+        "steps": len(steps),
+        "exit_status": status,
+        "success": [before, after],
+        "workers_lost": sum(step["device/num_workers_lost"] for step in steps),
+        "trainer_restarts": steps[-1]["trainer/restarts"],
+        "fewest_model_servers": min(step["rollout/num_model_servers"] for step in steps),
+        "faults": faults,
+    }
+    print(json.dumps(result))
+    if faults or status:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_recipe(ChaosHostsConfig, cli_main))

@@ -1,0 +1,148 @@
+"""Kill a node of a Ray cluster in the middle of a step, and measure how soon its rollouts run again.
+
+    python -m scripts.chaos_ray folder=/tmp/chaos-ray    # needs cua_rl[ray]
+
+Starts a cluster of two nodes on this machine and a synchronous run with `launcher=ray`, one rollout worker per node.
+When most rollouts of step 2 act, the raylet of the second node gets SIGKILL, which ends the node and its actors.
+
+At the end, what `chaos_kill` demands must hold, and every lost rollout must have run again exactly once. Prints a JSON
+line; its seconds count from the kill: until the worker was given up, and until the first turn of a rollout that runs
+again, of the first and of the last one.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, LiteralString
+
+import chz
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.processes import OwnedProcess, free_port
+from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, wait_until
+
+_ACTING = """
+    SELECT count(*) FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
+    WHERE s.step = 2 AND r.status = 'running'
+"""
+_ATTEMPTS = """
+    SELECT r.group_pk, r.member_index, r.error, extract(epoch FROM r.ended_at)::float AS ended_at,
+           (SELECT min(t.started_unix_s + t.duration_s) FROM turns t WHERE t.rollout_pk = r.id) AS first_turn_at
+    FROM rollouts r JOIN groups g ON g.id = r.group_pk WHERE g.step_id IS NOT NULL
+    ORDER BY r.group_pk, r.member_index, r.started_at, r.status = 'completed'
+"""
+
+
+@chz.chz
+class ChaosRayConfig:
+    """The run whose node dies."""
+
+    folder: Path = chz.field(doc="folder for the run, its database and the logs of the nodes")
+    steps: int = chz.field(default=3, doc="training steps of the run")
+    group_size: int = chz.field(default=8, doc="rollouts per group")
+    groups_per_batch: int = chz.field(default=8, doc="groups per step")
+    slots: int = chz.field(default=16, doc="rollouts at a time on each node")
+    options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
+
+
+@asynccontextmanager
+async def open_cluster(folder: Path) -> AsyncGenerator[tuple[str, OwnedProcess]]:
+    """Two nodes on this machine; yields their address and the node that is not the head."""
+    address = f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+    def node(name: str, *options: str) -> OwnedProcess:
+        program = Path(sys.executable).with_name("ray")
+        sizes = ("--num-cpus=2", "--object-store-memory=100000000", "--block")
+        command = [str(program), "start", *options, *sizes]
+        return OwnedProcess(command, name=name, log_path=folder / f"{name}.log", environment=environment)
+
+    head = node("head", "--head", f"--port={address.rpartition(':')[2]}", "--include-dashboard=false")
+    other = node("other", f"--address={address}")
+    async with head:
+        await wait_until(lambda: "Ray runtime started" in head.log_tail(), "for the head of the cluster")
+        async with other:
+            await wait_until(lambda: "Ray runtime started" in other.log_tail(), "for the second node")
+            yield address, other
+
+
+def train(config: ChaosRayConfig, address: str, url: str) -> OwnedProcess:
+    """A run with a worker on each node."""
+    options = [
+        *(f"log_path={config.folder / 'run'}", "workers.launcher=ray", "rollout_workers=2"),
+        *(f"max_steps={config.steps}", f"group_size={config.group_size}"),
+        *(f"groups_per_batch={config.groups_per_batch}", f"max_concurrent_rollouts={2 * config.slots}"),
+        *("skip_baseline=true", "eval_every=0", "num_eval_rollouts=4", "monitor=false", *config.options.split()),
+    ]
+    return OwnedProcess(
+        [sys.executable, "-m", "cua_rl.recipes.train", *options],
+        name="train",
+        log_path=config.folder / "train.log",
+        environment={**os.environ, "HF_HUB_OFFLINE": "1", "RAY_ADDRESS": address, "DATABASE_URL": url},
+    )
+
+
+def query(url: str, statement: LiteralString) -> list[Any]:
+    """The rows of a statement."""
+    with psycopg.connect(url, autocommit=True, row_factory=namedtuple_row) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def measure(rows: list[Any], killed_at: float) -> tuple[dict[str, Any], list[str]]:
+    """The figures, and the rollouts that did not run again exactly once."""
+    attempts: dict[tuple[int, int], list[Any]] = {}
+    for row in rows:
+        attempts.setdefault((row.group_pk, row.member_index), []).append(row)
+    repeated = {place: tried for place, tried in attempts.items() if tried[0].error is not None}
+    faults = [f"{place} has {len(tried)} attempts: {tried}" for place, tried in repeated.items() if len(tried) != 2]
+    if not repeated:
+        return {}, ["no rollout was lost"]
+    again = sorted(tried[-1].first_turn_at - killed_at for tried in repeated.values())
+    figures = {
+        "rollouts_lost": len(repeated),
+        "given_up_after_s": round(max(tried[0].ended_at for tried in repeated.values()) - killed_at, 1),
+        "first_turn_again_after_s": round(again[0], 1),
+        "last_first_turn_again_after_s": round(again[-1], 1),
+    }
+    return figures, faults
+
+
+async def cli_main(config: ChaosRayConfig) -> None:
+    """Train, kill a node, judge; ends with status 1 if anything is wrong."""
+    async with AsyncExitStack() as stack:
+        database = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
+        url = (await stack.enter_async_context(database)).url
+        address, node = await stack.enter_async_context(open_cluster(config.folder))
+        run = await stack.enter_async_context(train(config, address, url))
+        run_folder = config.folder / "run"
+        await wait_until(lambda: not run.is_running or len(read_steps(run_folder)) >= 1, "for step 1")
+        enough = 2 * config.slots * 3 // 4
+        await wait_until(lambda: not run.is_running or query(url, _ACTING)[0].count >= enough, "for rollouts of step 2")
+        raylet = next(one for one in processes_of(node.command_pid(), "raylet") if one.name() == "raylet")
+        killed_at, load = time.time(), os.getloadavg()[0]
+        raylet.kill()
+        status = await run.wait()
+        figures, faults = measure(await asyncio.to_thread(query, url, _ATTEMPTS), killed_at)
+        expected = ExpectedRun(
+            run_folder=run_folder,
+            num_steps=config.steps,
+            group_size=config.group_size,
+            groups_per_batch=config.groups_per_batch,
+            max_lag=0,
+        )
+        faults += await find_faults(url, expected)
+    print(json.dumps({"figure": "ray_recovery", **figures, "exit_status": status, "load": load, "faults": faults}))
+    if faults or status:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_recipe(ChaosRayConfig, cli_main))
