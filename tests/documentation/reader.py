@@ -91,6 +91,7 @@ WITHOUT_OPTIONS = {
     "cua_rl.recipes.rl_minimal": 0,
     "cua_rl.recipes.settings_page": 0,
     "scripts.metrics_page": 0,
+    "scripts.red_team.hosts": 0,
 }
 """Programs without an argument parser, and how many arguments they take."""
 NO_SUCH_OPTION = "--no-such-option"
