@@ -84,6 +84,6 @@ job() {
 }
 status=0
 job one deploy/slurm/one_node.sbatch || status=1
-export MODEL=$PWD/cua_rl/models/tiny_qwen3_vl SERVER_SETTINGS="max_model_len=2048 max_pixels=none max_lora_rank=16 dtype=float32"
+export MODEL=$PWD/cua_rl/models/tiny_qwen3_vl SERVER_SETTINGS="max_model_len=none max_pixels=none max_lora_rank=16 dtype=float32"
 job two deploy/slurm/two_nodes.sbatch || status=1
 exit "$status"

@@ -226,7 +226,7 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
-        case ["docker" | "sbatch" | "kubectl" | "sky", *_]:
+        case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
         case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
             code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
@@ -250,7 +250,7 @@ def _check_deployment(words: Sequence[str]) -> None:
             )
         case ["docker", "run", *_, "python", "-m", module]:
             is_known = module in CONFIGS
-        case ["docker", "run", *_, "python", "-m", module, setting]:
+        case ["docker" | "buildah", "run", *_, "python", "-m", module, setting]:
             _check_options([setting], CONFIGS[module])
             is_known = True
         case ["sbatch", path, *settings]:
