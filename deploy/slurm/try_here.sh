@@ -66,24 +66,39 @@ for _ in $(seq 60); do
 done
 sinfo --Node --long || { tail -n 20 "$work"/*.log >&2; exit 1; }
 
-# the tiny model needs no GPU, and takes two short steps
+# the tiny model needs no GPU, and takes short steps
 cat >"$work/demo.yaml" <<END
 group_size: 2
 groups_per_batch: 1
 max_steps: 2
+save_every: 1
 eval_tasks: null
 skip_baseline: true
 monitor: {show: false}
 END
-job() {
+export CONFIG=$work/demo.yaml MODEL=$PWD/cua_rl/models/tiny_qwen3_vl
+export SERVER_SETTINGS="max_model_len=none max_pixels=none max_lora_rank=16 dtype=float32"
+submit() {
     local name=$1
     shift
-    echo "== $*"
-    CONFIG=$work/demo.yaml sbatch --wait --gpus-per-node=0 --output="$work/$name.out" "$@" log_path="$work/$name" &&
-        ls "$work/$name/summary.json" || { cat "$work/$name.out" >&2; return 1; }
+    echo "== $name: sbatch $*"
+    sbatch --parsable --gpus-per-node=0 --output="$work/$name.out" "$@" log_path="$work/$name"
 }
-status=0
-job one deploy/slurm/one_node.sbatch || status=1
-export MODEL=$PWD/cua_rl/models/tiny_qwen3_vl SERVER_SETTINGS="max_model_len=none max_pixels=none max_lora_rank=16 dtype=float32"
-job two deploy/slurm/two_nodes.sbatch || status=1
-exit "$status"
+require() {
+    [ -e "$work/$1/summary.json" ] || { cat "$work/$1.out" >&2; exit 1; }
+    tail -n 20 "$work/$1.out"
+}
+
+submit one --wait deploy/slurm/one_node.sbatch && require one
+submit two --wait deploy/slurm/two_nodes.sbatch && require two
+
+# as if the time were up: the job is queued again, which takes Slurm a minute or two, and resumes
+submit again deploy/slurm/one_node.sbatch max_steps=8
+until grep -qs "Step 2/" "$work/again.out"; do sleep 1; done
+scancel --signal=USR1 --batch "$(squeue --noheader --format=%i)"
+for _ in $(seq 300); do
+    [ -e "$work/again/summary.json" ] && break
+    sleep 1
+done
+require again
+grep -E "Step|resum" "$work/again.out"
