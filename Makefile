@@ -65,7 +65,7 @@ test-android: setup ## tests on an attached Android phone or emulator, whose set
 	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/ship.txt
 	touch $@
 
-test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files
+test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files; try nginx.conf
 	$(PYTHON) -m pytest -q deploy
 
 record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node

@@ -6,6 +6,7 @@ for theirs per peer, so that clients that get no further cost others nothing.
 
 import asyncio
 import functools
+import logging
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -18,6 +19,9 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from cua_rl.errors import ConfigError
+from cua_rl.processes import is_loopback
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +235,9 @@ async def serve_app(
             f"port: expected a free port, got {host}:{port} ({error}); choose another one, or 0 for any"
         ) from None
     bound_host, bound_port = listener.getsockname()[:2]
+    url = f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
+    if not is_loopback(bound_host):
+        logger.warning("other machines can connect to %s: it asks for a secret, but nothing is encrypted", url)
     protocol = functools.partial(LimitedConnection, peers=_Peers(limits))
     config = uvicorn.Config(
         app,
@@ -247,7 +254,7 @@ async def serve_app(
         ready = asyncio.create_task(server.ready.wait())
         await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
-        yield f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
+        yield url
     finally:
         server.should_exit = True
         await serving

@@ -1,6 +1,7 @@
 """Child processes that cannot outlive the controller: model server, trainer, database."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -29,6 +30,14 @@ def free_port(wanted: int = 0, host: str = "127.0.0.1") -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, wanted))
         return int(probe.getsockname()[1])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches what listens there; False for names, except localhost."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class OwnedProcess:

@@ -3,6 +3,8 @@
 Every validator is also shown to fail on a file that was broken on purpose, in a way in which such files break.
 """
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,3 +88,19 @@ def test_a_file_broken_on_purpose_is_not(
 
     assert done.returncode != 0
     assert says in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose: apt-get install docker-compose")
+def test_compose_starts_no_profile_without_its_secrets(tmp_path: Path) -> None:
+    secrets = {"POSTGRES_PASSWORD": "a-password", "MONITOR_READ_TOKEN": "a-token-to-read-with"}
+    profiles = [f"--profile={name}" for name in ("demo", "single", "multi", "server")]
+    environ = {name: value for name, value in os.environ.items() if name not in secrets}
+    for left_out in (None, *secrets):
+        file = tmp_path / ".env"
+        file.write_text("".join(f"{name}={value}\n" for name, value in secrets.items() if name != left_out))
+        command = ["docker-compose", "--env-file", str(file), *profiles, "config", "--quiet"]
+
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+
+        assert (done.returncode == 0) == (left_out is None), done.stderr
+        assert left_out is None or f"set {left_out} in .env" in done.stderr

@@ -15,9 +15,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from glob import glob
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -31,10 +30,9 @@ from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.renderers.renderer import make_renderer
 from scripts.monitor_process import monitor_process, scratch_postgres
 from scripts.random_taps import RandomTaps
+from scripts.second_host import second_host
 from scripts.seed_monitor import MODEL, begin, run_source, train
 
-_NAME = "cua_rl_outage"
-_HOST_IP, _SENDER_IP = "10.213.77.1", "10.213.77.2"
 SAME = {
     "trainings": "SELECT run_name, status, total_steps, num_completed_steps FROM trainings",
     "steps": "SELECT step, status, policy_version, trained_policy_version, num_datums, datums_sha256 FROM steps"
@@ -97,7 +95,7 @@ async def _check(given: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         own_url, folder = await stack.enter_async_context(scratch_postgres())
         url, _ = await stack.enter_async_context(scratch_postgres())
-        prefix, host = await stack.enter_async_context(_network())
+        prefix, host = stack.enter_context(_network())
         engine = make_writer_engine(url)
         _, token = create_project(engine, "outage")
         engine.dispose()
@@ -155,31 +153,15 @@ def _count(url: str, table: str) -> int:
     return int(str(_rows(url, f"SELECT count(*) FROM {table}")[0][0]))
 
 
-@asynccontextmanager
-async def _network() -> AsyncGenerator[tuple[list[str], str]]:
-    """A network namespace for the sender: the command that enters it, and our address as it sees us."""
+@contextmanager
+def _network() -> Generator[tuple[list[str], str]]:
+    """The command that enters the sender's own network namespace, and our address as it sees us."""
     if os.geteuid() != 0:
         print("no root, so no network namespace: the sender uses plain loopback", flush=True)
         yield [], "127.0.0.1"
         return
-    if f"/run/netns/{_NAME}" in glob("/run/netns/*"):  # of a check that was killed
-        await _ip("netns", "del", _NAME)
-    await _ip("netns", "add", _NAME)
-    try:
-        await _ip("link", "add", "cua_ours", "type", "veth", "peer", "name", "cua_theirs", "netns", _NAME)
-        await _ip("addr", "add", f"{_HOST_IP}/30", "dev", "cua_ours")
-        await _ip("link", "set", "cua_ours", "up")
-        await _ip("-n", _NAME, "addr", "add", f"{_SENDER_IP}/30", "dev", "cua_theirs")
-        await _ip("-n", _NAME, "link", "set", "cua_theirs", "up")
-        yield ["ip", "netns", "exec", _NAME], _HOST_IP
-    finally:
-        await _ip("netns", "del", _NAME)  # takes both ends of the cable with it
-
-
-async def _ip(*arguments: str) -> None:
-    process = await asyncio.create_subprocess_exec("ip", *arguments)
-    if await process.wait():
-        raise SystemExit(f"expected `ip {' '.join(arguments)}` to work, it ended with status {process.returncode}")
+    with second_host("cua_rl_outage") as host:
+        yield host.prefix, host.our_address
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on several GPUs with configs/grpo_multi_gpu.yaml: scripts/train_multi.sh [--gpus 4] [--loader hf|unsloth] [SETTING=VALUE ...]
-# --gpus takes the first so many of the GPUs in CUDA_VISIBLE_DEVICES, or of all. Settings after the options win over the
-# file; CONFIG names another file, LOADER is --loader.
+# --gpus takes the first so many of the GPUs in CUDA_VISIBLE_DEVICES, or of all; with 0, the CPU computes. Settings after
+# the options win over the file; CONFIG names another file, LOADER is --loader.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 config=${CONFIG:-$root/configs/grpo_multi_gpu.yaml}
@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
             ;;
     esac
 done
-[[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "--gpus: expected a number of GPUs, got '$gpus'"
+[[ $gpus =~ ^(0|[1-9][0-9]*)$ ]] || fail "--gpus: expected a number of GPUs, got '$gpus'"
 case $loader in
     hf) ;;
     unsloth) settings=("trainer.loader=$loader" "${settings[@]}") ;;

@@ -16,6 +16,15 @@ from cua_rl.http_server import ConnectionLimits, serve_app
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)])
+async def test_a_server_says_that_other_machines_can_connect(
+    host: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve_app(Starlette(), host, 0, grace_s=0) as url:
+        pass
+    assert (f"other machines can connect to {url}" in caplog.text) == is_told
+
+
 async def hello(request: Request) -> Response:
     return PlainTextResponse("hello")
 

@@ -41,6 +41,7 @@ def test_one_gpu_trains_with_the_preset_for_one() -> None:
 def test_several_gpus_are_the_first_of_those_that_are_visible() -> None:
     assert launch("train_multi.sh", "--gpus", "4").stdout.split()[0] == "gpus=0,1,2,3"
     assert launch("train_multi.sh", "--gpus", "2", CUDA_VISIBLE_DEVICES="5,3,1").stdout.split()[0] == "gpus=5,3"
+    assert launch("train_multi.sh", "--gpus", "0", CUDA_VISIBLE_DEVICES="5,3,1").stdout.split()[0] == "gpus="
 
 
 @pytest.mark.parametrize("script", ["train_single.sh", "train_multi.sh"])

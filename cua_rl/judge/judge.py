@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.judge.request import Case, Screenshots, build_messages
 from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.processes import is_loopback
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -156,7 +156,7 @@ class Judge:
 
         url, headers = self.config.base_url, {"Authorization": f"Bearer {self._api_key or 'none'}"}
         try:
-            async with httpx.AsyncClient(timeout=timeout_s, trust_env=not is_loopback(url), headers=headers) as client:
+            async with httpx.AsyncClient(timeout=timeout_s, trust_env=may_use_proxy(url), headers=headers) as client:
                 answer = await client.get(f"{url.rstrip('/')}/models")
         except httpx.ReadTimeout:
             return
@@ -271,16 +271,12 @@ def external_client(base_url: str, api_key: str, *, max_retries: int, timeout_s:
     """A client for an OpenAI-compatible endpoint; proxies are only used for endpoints on other machines."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-    http_client = DefaultAsyncHttpxClient(trust_env=not is_loopback(base_url))
+    http_client = DefaultAsyncHttpxClient(trust_env=may_use_proxy(base_url))
     return AsyncOpenAI(
         base_url=base_url, api_key=api_key, max_retries=max_retries, timeout=timeout_s, http_client=http_client
     )
 
 
-def is_loopback(url: str) -> bool:
-    """True for addresses of this machine, which a proxy cannot reach."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+def may_use_proxy(url: str) -> bool:
+    """A proxy cannot reach addresses of this machine."""
+    return not is_loopback(urlsplit(url).hostname or "")

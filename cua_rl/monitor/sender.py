@@ -113,7 +113,10 @@ class SendingRecorder:
         self._spool = await asyncio.to_thread(Spool, self._folder, max_bytes=self._max_spool_bytes)
         await asyncio.to_thread(self._load_ids)
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._address.token}"}, timeout=_TIMEOUT_S, trust_env=False
+            headers={"Authorization": f"Bearer {self._address.token}"},
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+            verify=httpx.create_ssl_context(),
         )
         self._tasks = (
             asyncio.create_task(self._guarded(self._spool_forever()), name="monitor-spool"),

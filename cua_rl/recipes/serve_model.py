@@ -21,7 +21,7 @@ from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_mode
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.settings import setting
+from cua_rl.settings import check_numbers, setting
 
 _SHORTEST_KEY = 16
 
@@ -36,13 +36,19 @@ class ServeModelConfig:
     max_lora_rank: int = setting(32, "at least the lora_rank of the runs; vLLM has 8, 16, 32, 64, 128, 256, 320, 512")
     max_model_len: int | None = setting(None, "context length, tokens, at least that of the runs; None is the default")
     max_images: int = setting(32, "maximum images per prompt", at_least=1)
+    max_pixels: int | None = setting(None, "server.max_pixels of the runs; None is the model's", at_least=1)
     max_num_seqs: int = setting(128, "maximum batch size, requests", at_least=1)
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     gpus: tuple[str, ...] = setting((), "GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs that hold the model together", at_least=1)
     gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM")
     vllm_args: str = setting("", "more options of vLLM's server, as on a command line")
+    start_timeout_s: float = setting(900.0, "limit for the start of the server, seconds", within=(1.0, 86400.0))
     log_path: str = setting("vllm.log", "file for the server's output")
+
+    @chz.validate
+    def _numbers_make_sense(self) -> None:
+        check_numbers(self)
 
 
 async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.environ) -> None:
@@ -56,6 +62,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         max_model_len=find_max_model_len(model_path, config.max_model_len, max_tokens=1),
         max_num_seqs=config.max_num_seqs,
         max_images=config.max_images,
+        max_pixels=config.max_pixels,
         gpu_memory_utilization=config.gpu_memory_utilization,
         gpus=config.gpus,
         tensor_parallel=config.tensor_parallel,
@@ -64,9 +71,10 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         host=config.host,
         port=config.port,
         adapter_folder=await asyncio.to_thread(make_scratch_folder, "adapters"),
+        start_timeout_s=config.start_timeout_s,
     )
     async with VllmServer(served, await asyncio.to_thread(Path(config.log_path).absolute)) as server:
-        print(f"model server: {server.base_url}, which asks for {API_KEY_VARIABLE}", flush=True)
+        print(f"model server: {server.base_url}, which asks for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)
         while True:  # it is started again if it dies
             await server.wait_until_ready()
             await asyncio.sleep(1)

@@ -6,7 +6,6 @@ the runs in ./runs. A URL with a password belongs into DATABASE_URL: all users o
 """
 
 import asyncio
-import ipaddress
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
+from cua_rl.processes import is_loopback
 from cua_rl.settings import setting
 
 DEFAULT_PORT = 8720
@@ -113,11 +113,7 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
 def _make_rules(host: str, public_url: str | None, environ: Mapping[str, str]) -> AccessRules:
     """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name
-        is_loopback = False
-    if read_token is None and (public_url is not None or not is_loopback):
+    if read_token is None and (public_url is not None or not is_loopback(host)):
         if not sys.stdout.isatty():
             raise ConfigError(
                 "MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for "

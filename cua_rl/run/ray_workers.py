@@ -21,8 +21,17 @@ def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) 
     return partial(_attempt_actor, dict(settings), dict(secret))
 
 
-def require_ray() -> None:
-    """Raise `ConfigError` unless Ray is installed."""
+def require_ray(environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token.
+
+    All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
+    """
+    if environ.get("RAY_AUTH_MODE") not in ("token", "k8s"):
+        raise ConfigError(
+            f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="
+            f"{environ.get('RAY_AUTH_MODE', '')!r}; set it to token on all nodes before `ray start`, and here "
+            "(docs/rollout_workers.md)"
+        )
     if find_spec("ray") is None:
         raise ConfigError(
             "workers.launcher: expected the package ray, got none; install it on all nodes (pip install "

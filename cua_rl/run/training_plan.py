@@ -1,6 +1,5 @@
 """Resolves and checks a training configuration before a model is loaded or a device is leased."""
 
-import ipaddress
 import logging
 import os
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.policy import SamplingParams
-from cua_rl.processes import free_port
+from cua_rl.processes import free_port, is_loopback
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
@@ -354,19 +353,16 @@ def check_learning(config: CLIConfig) -> None:
 def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for workers that cannot work."""
     host, num_workers = config.workers.host, config.rollout_workers
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
     num_characters = len(environ.get(TOKEN_VARIABLE, ""))
-    if not is_loopback and num_characters < MIN_TOKEN_CHARACTERS:
+    # a short one is refused on loopback too: a proxy may stand before it
+    if num_characters < MIN_TOKEN_CHARACTERS and (num_characters or not is_loopback(host)):
         raise ConfigError(
             f"workers.host: expected a token of at least {MIN_TOKEN_CHARACTERS} random characters where other machines "
             f"can register, got {num_characters or 'none'} for {host!r}; set {TOKEN_VARIABLE} for the run and for its "
             "workers"
         )
     if num_workers and config.workers.launcher == "ray":
-        require_ray()
+        require_ray(environ)
     if num_workers > 1 and place == "adb":
         raise ConfigError(
             f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "

@@ -32,7 +32,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
 def server_client(base_url: str, api_key: str | None, timeout_s: float = 10.0) -> httpx.AsyncClient:
     """A client for a few questions; rollouts use `HttpClient`."""
     root, socket_path = split_address(base_url)
-    transport = None if socket_path is None else httpx.AsyncHTTPTransport(uds=socket_path)
+    transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=httpx.create_ssl_context())
     return httpx.AsyncClient(
         base_url=root, headers=bearer(api_key), transport=transport, trust_env=False, timeout=timeout_s
     )

@@ -93,6 +93,7 @@ WITHOUT_OPTIONS = {
     "cua_rl.recipes.rl_minimal": 0,
     "cua_rl.recipes.settings_page": 0,
     "scripts.metrics_page": 0,
+    "scripts.red_team.hosts": 0,
 }
 """Programs without an argument parser, and how many arguments they take."""
 NO_SUCH_OPTION = "--no-such-option"
@@ -227,7 +228,7 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
-        case ["docker" | "sbatch" | "kubectl" | "sky", *_]:
+        case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
         case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
             code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
@@ -251,7 +252,7 @@ def _check_deployment(words: Sequence[str]) -> None:
             )
         case ["docker", "run", *_, "python", "-m", module]:
             is_known = module in CONFIGS
-        case ["docker", "run", *_, "python", "-m", module, setting]:
+        case ["docker" | "buildah", "run", *_, "python", "-m", module, setting]:
             _check_options([setting], CONFIGS[module])
             is_known = True
         case ["sbatch", path, *settings]:

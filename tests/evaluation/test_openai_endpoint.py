@@ -11,7 +11,7 @@ from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
-from cua_rl.judge.judge import is_loopback
+from cua_rl.judge.judge import may_use_proxy
 from cua_rl.policy import SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
@@ -100,6 +100,6 @@ async def test_extra_fields_are_set_and_none_takes_one_away(fake: FakeEndpoint, 
 
 
 def test_addresses_of_this_machine_are_known() -> None:
-    assert is_loopback("http://127.0.0.1:8000/v1")
-    assert is_loopback("http://localhost/v1")
-    assert not is_loopback("https://api.example.com/v1")
+    assert not may_use_proxy("http://127.0.0.1:8000/v1")
+    assert not may_use_proxy("http://localhost/v1")
+    assert may_use_proxy("https://api.example.com/v1")

@@ -28,6 +28,9 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
     config = CLIConfig(workers=WorkerSettings(host="0.0.0.0", port=8300))
     with pytest.raises(ConfigError, match=r"workers\.host: expected a token of at least 16"):
         check_workers(config, "simulator", {TOKEN_VARIABLE: token})
+    if token:  # where a proxy makes loopback an address for other machines
+        with pytest.raises(ConfigError, match="at least 16 random characters"):
+            check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {TOKEN_VARIABLE: token})
     check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
     check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
 
@@ -36,4 +39,11 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
 def test_the_plan_of_a_run_says_that_ray_is_missing() -> None:
     config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
     with pytest.raises(ConfigError, match="expected the package ray"):
-        check_workers(config, "simulator", {})
+        check_workers(config, "simulator", {"RAY_AUTH_MODE": "token"})
+
+
+@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "disabled"}])
+def test_workers_are_not_started_on_a_ray_cluster_that_anybody_can_use(mode: dict[str, str]) -> None:
+    config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
+    with pytest.raises(ConfigError, match="expected a Ray cluster that asks for a token"):
+        check_workers(config, "simulator", mode)

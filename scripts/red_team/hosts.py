@@ -1,0 +1,264 @@
+"""Attack what a run on several hosts listens on, as somebody on their network who knows no secret: as root,
+
+    python -m scripts.red_team.hosts
+
+This machine stands for the hosts of the run; the attacker is in a network namespace with a cable to it, finds all open
+ports, and tries each in the protocols of everything that could listen there.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from scripts.red_team.__main__ import print_findings
+from scripts.red_team.findings import Finding, check
+from scripts.red_team.targets import command_line, listeners
+from scripts.second_host import SecondHost, second_host
+
+ROW = 15
+_START_S = 240.0
+SECRETS = {
+    "VLLM_API_KEY": "key-of-the-model-server",
+    "CUA_RL_TRAINER_TOKEN": "0123456789abcdef" * 2,
+    "ROLLOUT_WORKER_TOKEN": "token-of-the-workers",
+    "MONITOR_READ_TOKEN": "token-to-read-the-monitor",
+}
+QUESTIONS = (
+    *(
+        ("GET", path)
+        for path in ("/v1/models", "/health", "/metrics", "/openapi.json", "/cua_rl/adapters", "/api/runs")
+    ),
+    *(("POST", path) for path in ("/v1/load_lora_adapter", "/tokenize", "/v1/completions", "/workers")),
+    *(("POST", path) for path in ("/workers/1/orders", "/rollouts/1/v1/responses", "/api/session")),
+    *(("POST", path) for path in ("/api/ingest/batch", "/api/runs/1/rollouts/1/overrides")),
+    *(("PUT", path) for path in ("/cua_rl/adapters/policy-1/adapter_config.json",)),
+)
+OPEN_TO_ALL = "text/html"
+"""The monitor's page, which asks to sign in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A part of a run on several hosts, with what it says when others can reach it."""
+
+    name: str
+    words: Sequence[str]
+    secret: str
+    says: str
+
+    def start(self, folder: Path, secrets: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start it in `folder`, where `NAME.out` gets its output."""
+        clean = {name: value for name, value in os.environ.items() if name not in (*SECRETS, "DATABASE_URL")}
+        with (folder / f"{self.name}.out").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", *self.words],
+                cwd=folder,
+                env=clean | dict(secrets) | {"PYTHONPATH": str(Path(__file__).parents[2])},
+                stdout=output,
+                stderr=output,
+            )
+
+
+def programs(host: SecondHost) -> Sequence[Program]:
+    """A run whose model server, trainer of two nodes, rollout worker and monitor could all be on other hosts."""
+    here, recipes = host.our_address, "cua_rl.recipes"
+    nodes = [
+        Program(
+            name=f"node{rank}",
+            words=(
+                *(f"{recipes}.trainer_node", f"listen={here}:29400", f"rendezvous={here}:29500", "num_processes=1"),
+                *("num_nodes=2", f"node_rank={rank}", f"interface={host.interface}", f"log_path=node{rank}.log"),
+            ),
+            secret="CUA_RL_TRAINER_TOKEN",
+            says="nothing is encrypted",
+        )
+        for rank in range(2)
+    ]
+    return (
+        Program(
+            name="model",
+            words=(f"{recipes}.serve_model", f"host={here}", "port=8000", "max_lora_rank=16", "max_model_len=2048"),
+            secret="VLLM_API_KEY",
+            says=f"model server: http://{here}:8000, which asks for VLLM_API_KEY; nothing is encrypted",
+        ),
+        *nodes,
+        Program(
+            name="monitor",
+            words=(f"{recipes}.serve_monitor", f"host={here}", "port=8720"),
+            secret="MONITOR_READ_TOKEN",
+            says=f"other machines can connect to http://{here}:8720",
+        ),
+        Program(
+            name="run",
+            words=(
+                *(f"{recipes}.train", f"base_url=http://{here}:8000", f"trainer.address={here}:29400"),
+                *(f"workers.host={here}", "workers.port=8300", "agent=external", "agent.command=sleep 900"),
+                *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
+                *("monitor=false", "log_path=run"),
+            ),
+            secret="ROLLOUT_WORKER_TOKEN",
+            says=f"other machines can connect to http://{here}:8300",
+        ),
+        Program(
+            name="worker",
+            words=(
+                *(f"{recipes}.rollout_worker", f"controller=http://{here}:8300", "device_slots=2"),
+                f"gateway.host={here}",
+            ),
+            secret="ROLLOUT_WORKER_TOKEN",
+            says=f"other machines can connect to http://{here}:",
+        ),
+    )
+
+
+def attack_without_secrets(started: Sequence[Program], folder: Path) -> Iterator[Finding]:
+    """Nothing starts for other machines without its secret."""
+    for program in started:
+        process = program.start(folder, {name: value for name, value in SECRETS.items() if name != program.secret})
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60)
+        process.kill()
+        said = (folder / f"{program.name}.out").read_text(errors="replace")
+        is_held = process.wait() == 2 and program.secret in said
+        yield check(ROW, f"{program.name} without {program.secret}", "refused at the start", said, is_held)
+
+
+def attack_ports(host: SecondHost, processes: Sequence[psutil.Process], folder: Path) -> Iterator[Finding]:
+    """Whatever a neighbour finds open asks for a secret, and nothing that it sends is unpickled."""
+    trap = folder / "unpickled"
+    command = [*host.prefix, sys.executable, "-m", "scripts.red_team.hosts", host.our_address, str(trap)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
+    owners = {port: " ".join(command_line(each).split()[2:4]) for _, port, each in listeners(list(processes))}
+    for port, answers in json.loads(done.stdout).items():
+        got = [f"{question}: {status}" for question, status in answers.items() if status < 400 or status >= 500]
+        expected = "4xx to all" if answers else "no HTTP"
+        yield check(
+            ROW, f"{len(answers)} questions to {port}, {owners.get(int(port))}", expected, got or expected, not got
+        )
+    yield check(
+        ROW, "a pickle to each open port", "not loaded", "loaded" if trap.exists() else "not loaded", not trap.exists()
+    )
+    wild = [port for ip, port, _ in listeners(list(processes)) if ip in ("0.0.0.0", "::")]
+    yield check(ROW, "listeners on all addresses", "none", wild or "none", not wild)
+    dead = [command_line(each) for each in processes if not each.is_running()]
+    yield check(ROW, "processes that an attack has ended", "none", dead or "none", not dead)
+
+
+def attack(host: SecondHost, folder: Path) -> Iterator[Finding]:
+    """All attacks, while the trainer waits for a run and while the run goes on."""
+    yield from attack_without_secrets(programs(host), folder)
+    with ExitStack() as stack:
+        for program in programs(host):
+            if program.name == "run":
+                _wait_until(lambda: _is_said(folder, "model", "model server: ") and _listens(host, 29400), folder)
+                yield from attack_ports(host, _ours(), folder)
+            process = program.start(folder, SECRETS)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        _wait_until(lambda: any(command_line(each) == "sleep 900" for each in _ours()), folder)
+        yield from attack_ports(host, _ours(), folder)
+        for program in programs(host):
+            is_said = _is_said(folder, program.name, program.says)
+            yield check(
+                ROW, f"what {program.name} says at its start", program.says, program.says if is_said else "", is_said
+            )
+
+
+def _ours() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _is_said(folder: Path, name: str, text: str) -> bool:
+    return text in (folder / f"{name}.out").read_text(errors="replace")
+
+
+def _listens(host: SecondHost, port: int) -> bool:
+    return any((ip, at) == (host.our_address, port) for ip, at, _ in listeners(_ours()))
+
+
+def _wait_until(condition: Callable[[], bool], folder: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            said = "\n".join(path.read_text(errors="replace")[-1500:] for path in folder.glob("*.out"))
+            raise SystemExit(f"expected all programs to start, got:\n{said}")
+        time.sleep(0.3)
+
+
+class _Trap:
+    """Makes a file where somebody loads its pickle."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return (open, (self._path, "w"))
+
+
+def ask_all_ports(address: str, trap: str) -> dict[int, dict[str, int]]:
+    """Statuses of the answers without a secret and with wrong ones, for each open port that speaks HTTP."""
+    answers: dict[int, dict[str, int]] = {}
+    frame = pickle.dumps(_Trap(trap))
+    for port in _open_ports(address):
+        answers[port] = {}
+        for start in (b"", struct.pack(">Q", len(frame)), bytes(64) + struct.pack(">Q", len(frame))):
+            with suppress(OSError), socket.create_connection((address, port), timeout=2) as connection:
+                connection.sendall(start + frame)
+                connection.recv(1024)
+        for method, path in QUESTIONS:
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                try:
+                    answer = httpx.request(
+                        method, f"http://{address}:{port}{path}", json={}, headers=headers, timeout=5
+                    )
+                except httpx.HTTPError:
+                    continue
+                if OPEN_TO_ALL not in answer.headers.get("content-type", ""):
+                    answers[port][f"{method} {path} {'with a wrong key' if headers else 'without a key'}"] = (
+                        answer.status_code
+                    )
+    return answers
+
+
+def _open_ports(address: str) -> list[int]:
+    found: list[int] = []
+    for port in range(1, 2**16):
+        with suppress(OSError), socket.create_connection((address, port), timeout=2):
+            found.append(port)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Attack and report; 1 if anything got through. With an address and a path, this is the attacker."""
+    if arguments:
+        print(json.dumps(ask_all_ports(*arguments)))
+        return 0
+    if os.geteuid() != 0:
+        raise SystemExit("expected root, who can make network namespaces, got another user")
+    folder = Path(tempfile.mkdtemp(prefix="cua_rl_hosts_"))
+    folder.chmod(0o755)  # agents run as other users
+    try:
+        with second_host("cua_rl_attacker") as host:
+            findings = list(attack(host, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print_findings(findings)
+    return int(any(each.verdict != "held" for each in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
