@@ -21,7 +21,7 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
+from cua_rl.devices.harness import MAX_REWARD, HarnessResult, HarnessWorld, parse_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
 from cua_rl.guest_room import open_room
 from cua_rl.masking import mask_known
@@ -213,7 +213,7 @@ class HarnessAgent:
 
 
 def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
-    """The result of a run that counts, with a finite reward; the first rule that fits decides, a fault is raised.
+    """The result of a run that counts, with a reward; the first rule that fits decides, a fault is raised.
 
     Rules: docs/harnesses.md. What the policy brought about ends as a result, never as a fault: dropping such rollouts
     would leave mostly successes in the batch.
@@ -237,5 +237,8 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     if watch.num_turns == 0:
         raise AgentError(f"the harness ended without asking the model; see that it uses OPENAI_BASE_URL; {end.said}")
     if result is None or result.reward is None:
-        raise AgentError(f"expected a result with a finite reward, got none; {end.said}")
+        reported = "no result" if result is None else f"the reward {result.reported}"
+        raise AgentError(
+            f"expected a result with a reward from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, got {reported}; {end.said}"
+        )
     return result

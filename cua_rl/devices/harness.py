@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Literal, Self, cast, get_args
 
 from cua_rl.actions import Action
@@ -24,6 +23,11 @@ HARNESS_ID = "harness"
 
 FaultKind = Literal["environment", "model", "harness"]
 
+MAX_REWARD = 1e6
+"""In both directions. Advantages square rewards and torch has them as float32, so 1e20 would overflow; a reward that
+needs more than six digits before the point is a mistake or no reward."""
+_MAX_METRIC = 1e100  # sums over all rollouts of a run stay finite
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessFault:
@@ -38,7 +42,9 @@ class HarnessResult:
     """The result of a run as its program reports it."""
 
     reward: float | None
-    """Finite; None if the program reports none, or something that is no finite number."""
+    """From -MAX_REWARD to MAX_REWARD; None if the program reports none, or something else."""
+    reported: str = ""
+    """What it reports as its reward, for messages."""
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     answer: str | None = None
@@ -53,15 +59,16 @@ def parse_result(value: object) -> HarnessResult | None:
     if not isinstance(value, Mapping):
         return None
     given = cast("Json", value)
-    success, answer, told = given.get("success"), given.get("answer"), given.get("metrics")
+    success, answer, told, reward = (given.get(name) for name in ("success", "answer", "metrics", "reward"))
     metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
     numbers = {
         # a part of a metric's name
-        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number)
+        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number, largest=_MAX_METRIC)
         for name, number in metrics.items()
     }
     return HarnessResult(
-        reward=as_number(given.get("reward")),
+        reward=as_number(reward, largest=MAX_REWARD),
+        reported=repr(reward)[:50],
         success=success if isinstance(success, bool) else None,
         metrics={name: number for name, number in numbers.items() if name and number is not None},
         answer=answer if isinstance(answer, str) or answer is None else json.dumps(answer),
@@ -77,15 +84,11 @@ def _parse_fault(value: object) -> HarnessFault:
     return HarnessFault(kind=known, message=str(fields.get("message", "")))
 
 
-def as_number(value: object) -> float | None:
-    """A finite number; JSON's true is none, and Python's reader takes NaN."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+def as_number(value: object, *, largest: float) -> float | None:
+    """A number from -largest to largest; JSON's true is none, and Python's reader takes NaN and integers of any size."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= largest:
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if isfinite(number) else None
+    return float(value)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from cua_rl.devices.harness import HarnessResult
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rl.advantages import score_group
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, RolloutGroup, StopReason
@@ -200,22 +201,39 @@ async def test_where_the_program_leaves_success_open_a_reward_of_1_is_one(
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "complaint"),
     [
-        "report(reward=1.0)",  # no answer
-        "ask()",  # no result
-        "ask(); report(reward=float('nan'))",
-        "ask(); report(reward=10**400)",
-        "ask(); report(reward=True)",
-        "ask(); report(success=True)",
-        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('{')",
-        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('[' * 100000)",
-        "ask(); os.symlink('/proc/self/environ', os.environ['CUA_RESULT_PATH'])",
-        "ask(); os.mkfifo(os.environ['CUA_RESULT_PATH'])",
+        ("report(reward=1.0)", "without asking the model"),
+        ("ask()", "got no result"),
+        ("ask(); report(reward=float('nan'))", "got the reward nan"),
+        ("ask(); report(reward=float('-inf'))", "got the reward -inf"),
+        ("ask(); report(reward=10**400)", "got the reward 1000000"),
+        ("ask(); report(reward=1e160)", "a reward from -1,000,000 to 1,000,000, got the reward 1e+160"),
+        ("ask(); report(reward=-1000001)", "got the reward -1000001"),
+        ("ask(); report(reward=True)", "got the reward True"),
+        ("ask(); report(success=True)", "got the reward None"),
+        ("ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('{')", "got no result"),
+        ("ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('[' * 100000)", "got no result"),
+        ("ask(); os.symlink('/proc/self/environ', os.environ['CUA_RESULT_PATH'])", "got no result"),
+        ("ask(); os.mkfifo(os.environ['CUA_RESULT_PATH'])", "got no result"),
     ],
 )
-async def test_rule_7_anything_else_is_a_fault(script: str, bench: Bench) -> None:
-    assert outcome(await bench.run(script)) == (StopReason.TASK_ERROR, None)
+async def test_rule_7_anything_else_is_a_fault(script: str, complaint: str, bench: Bench) -> None:
+    rollout = await bench.run(script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+    assert complaint in (rollout.error or "")
+
+
+async def test_the_largest_rewards_and_metrics_can_be_compared_and_averaged(bench: Bench) -> None:
+    report = "report(reward={}, metrics={{'far': 1e100, 'too_far': 1e308}})"
+    rollouts = [await bench.run(f"ask(); {report.format(reward)}", rollout_id=f"r{reward}") for reward in (-1e6, 1e6)]
+
+    group = RolloutGroup(group_id="g", index=0, task_id="game", seed=5, rollouts=tuple(rollouts))
+    assert score_group(group, "mean_std").advantages == (-1.0, 1.0)
+    metrics = rollout_metrics([group])
+    assert metrics["rollout/harness/far"] == 1e100
+    assert "rollout/harness/too_far" not in metrics
 
 
 async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_cost_none(bench: Bench) -> None:
