@@ -21,9 +21,10 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.devices.harness import MAX_REWARD, HarnessResult, HarnessWorld, parse_result
+from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
 from cua_rl.guest_room import open_room
+from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
 from cua_rl.types import AgentTurn, ModelTurn
 

@@ -41,11 +41,12 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
     Replayed rollouts have had their rows since the step that sampled them; the group only refers to them.
     """
     group, source = event.group, require_source(connection, scope, event.source)
-    task_pk = connection.scalar(
-        select(TaskRow.id)
-        .where(TaskRow.id.in_(source.task_pks), TaskRow.task_id == group.task_id, TaskRow.seed == group.seed)
-        .limit(1)
+    # tasks of one id and seed may differ in their instructions: the start of a member has named the right one
+    started = select(Group.task_pk).where(source.owns_group, Group.group_id == group.group_id)
+    by_name = select(TaskRow.id).where(
+        TaskRow.id.in_(source.task_pks), TaskRow.task_id == group.task_id, TaskRow.seed == group.seed
     )
+    task_pk = connection.scalar(started) or connection.scalar(by_name.limit(1))
     task = {"task_pk": task_pk, "task_id": group.task_id, "seed": group.seed}
     group_pk = ensure_group(connection, source, group.group_id, group.index, task, at)
     advantages: Sequence[float | None] = event.advantages or [None] * len(group.compared)

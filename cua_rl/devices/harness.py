@@ -14,7 +14,8 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceAbilities, DeviceKind
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, as_number
+from cua_rl.judgement import MAX_REWARD
 
 HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, site="harness")
 
@@ -23,9 +24,6 @@ HARNESS_ID = "harness"
 
 FaultKind = Literal["environment", "model", "harness"]
 
-MAX_REWARD = 1e6
-"""In both directions. Advantages square rewards and torch has them as float32, so 1e20 would overflow; a reward that
-needs more than six digits before the point is a mistake or no reward."""
 _MAX_METRIC = 1e100  # sums over all rollouts of a run stay finite
 
 
@@ -82,13 +80,6 @@ def _parse_fault(value: object) -> HarnessFault:
     kind = fields.get("kind")
     known = cast("FaultKind", kind) if kind in get_args(FaultKind) else "harness"
     return HarnessFault(kind=known, message=str(fields.get("message", "")))
-
-
-def as_number(value: object, *, largest: float) -> float | None:
-    """A number from -largest to largest; JSON's true is none, and Python's reader takes NaN and integers of any size."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= largest:
-        return None
-    return float(value)
 
 
 @dataclass(slots=True)
