@@ -9,8 +9,8 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -42,11 +42,12 @@ class HarnessAssignment:
     world: HarnessWorld
     address: ModelAddress
     deadline_s: float
-    judge_base_url: str | None
+    judge: Mapping[str, str]
+    """`JUDGE_BASE_URL` and `JUDGE_MODEL`, where the run has a judge."""
 
     def variables(self) -> dict[str, str]:
         """As environment variables, or as the fields of a JSON object."""
-        told = {
+        return {
             "OPENAI_BASE_URL": f"{self.address.url}/v1",
             "OPENAI_API_KEY": self.address.api_key,
             "CUA_MODEL": "policy",
@@ -57,8 +58,8 @@ class HarnessAssignment:
             "CUA_SEED": str(self.world.seed),
             "CUA_MAX_TURNS": str(self.task.max_turns),
             "CUA_DEADLINE_S": f"{self.deadline_s:g}",
+            **{f"CUA_{name}": value for name, value in self.judge.items()},
         }
-        return told if self.judge_base_url is None else {**told, "CUA_JUDGE_BASE_URL": self.judge_base_url}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,8 @@ class HarnessAgent:
     """Lets a program run the rollout in its own world, and judges what it reports."""
 
     program: HarnessProgram
-    judge_base_url: str | None = None
+    judge: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What programs are told of the run's judge, as in `HarnessAssignment`."""
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -184,7 +186,7 @@ class HarnessAgent:
                 world=device,
                 address=address,
                 deadline_s=clock.policy_left_s,
-                judge_base_url=self.judge_base_url,
+                judge=self.judge,
             )
             end = await self._work(assignment, watch)
         device.verdict = judge_run(end, watch)

@@ -254,13 +254,16 @@ async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_c
 async def test_a_program_gets_its_task_and_a_folder_that_is_gone_afterwards(bench: Bench) -> None:
     row = {"task_id": "wordle/1", "seed": 7, "instruction": "Guess.", "max_turns": 4, "payload": {"word": "crane"}}
 
-    await bench.run("print(json.dumps(dict(os.environ)))", row=row, judge_base_url="https://judge/v1")
+    judge = {"JUDGE_BASE_URL": "https://judge/v1", "JUDGE_MODEL": "judge-1"}
+
+    await bench.run("print(json.dumps(dict(os.environ)))", row=row, judge=judge)
 
     seen = json.loads(bench.log())
     assert json.loads(seen["CUA_TASK"]) == {"word": "crane"}
     told = [seen[f"CUA_{name}"] for name in ("TASK_ID", "SEED", "INSTRUCTION", "MAX_TURNS", "ROLLOUT_ID")]
     assert told == ["wordle/1", "7", "Guess.", "4", "r1"]
-    assert (seen["CUA_DEADLINE_S"], seen["CUA_JUDGE_BASE_URL"]) == ("1800", "https://judge/v1")
+    assert {name: seen[f"CUA_{name}"] for name in judge} == judge
+    assert seen["CUA_DEADLINE_S"] == "1800"
     assert Path(seen["CUA_RESULT_PATH"]).parent == Path(seen["CUA_WORK_DIR"])
     assert not Path(seen["CUA_WORK_DIR"]).exists()
 
@@ -297,7 +300,7 @@ from cua_rl.devices.harness import HarnessWorld
 
 assignment = HarnessAssignment(
     task=AgentTask(rollout_id="r1", instruction="", max_turns=1), world=HarnessWorld("game", 0),
-    address=ModelAddress(url="http://127.0.0.1:9", api_key=""), deadline_s=600.0, judge_base_url=None,
+    address=ModelAddress(url="http://127.0.0.1:9", api_key=""), deadline_s=600.0, judge={},
 )
 command = AgentCommand(argv=(sys.argv[1], "-c", sys.argv[2]), log_folder=Path(sys.argv[3]))
 asyncio.run(HarnessCommand(command).work(assignment, asyncio.Event()))
