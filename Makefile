@@ -76,7 +76,7 @@ monitor: setup ## show training runs in the browser
 		|| { echo "make monitor: cua_rl.recipes.serve_monitor is not part of this version" >&2; exit 2; }
 	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
 
-test-harnesses: setup ## make the environments of examples/harnesses, train a step through each, and let 100 of 500 programs die
+test-harnesses: setup ## make the environments of examples/harnesses, train a step through each and on a site, let 100 of 500 programs die
 	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
 	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 

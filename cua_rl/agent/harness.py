@@ -9,8 +9,8 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -24,6 +24,7 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
 from cua_rl.guest_room import open_room
+from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
 from cua_rl.types import AgentTurn, ModelTurn
 
@@ -41,11 +42,12 @@ class HarnessAssignment:
     world: HarnessWorld
     address: ModelAddress
     deadline_s: float
-    judge_base_url: str | None
+    judge: Mapping[str, str]
+    """`JUDGE_BASE_URL` and `JUDGE_MODEL`, where the run has a judge."""
 
     def variables(self) -> dict[str, str]:
         """As environment variables, or as the fields of a JSON object."""
-        told = {
+        return {
             "OPENAI_BASE_URL": f"{self.address.url}/v1",
             "OPENAI_API_KEY": self.address.api_key,
             "CUA_MODEL": "policy",
@@ -56,8 +58,8 @@ class HarnessAssignment:
             "CUA_SEED": str(self.world.seed),
             "CUA_MAX_TURNS": str(self.task.max_turns),
             "CUA_DEADLINE_S": f"{self.deadline_s:g}",
+            **{f"CUA_{name}": value for name, value in self.judge.items()},
         }
-        return told if self.judge_base_url is None else {**told, "CUA_JUDGE_BASE_URL": self.judge_base_url}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,8 @@ class HarnessAgent:
     """Lets a program run the rollout in its own world, and judges what it reports."""
 
     program: HarnessProgram
-    judge_base_url: str | None = None
+    judge: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What programs are told of the run's judge, as in `HarnessAssignment`."""
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -183,7 +186,7 @@ class HarnessAgent:
                 world=device,
                 address=address,
                 deadline_s=clock.policy_left_s,
-                judge_base_url=self.judge_base_url,
+                judge=self.judge,
             )
             end = await self._work(assignment, watch)
         device.verdict = judge_run(end, watch)
@@ -213,7 +216,7 @@ class HarnessAgent:
 
 
 def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
-    """The result of a run that counts, with a finite reward; the first rule that fits decides, a fault is raised.
+    """The result of a run that counts, with a reward; the first rule that fits decides, a fault is raised.
 
     Rules: docs/harnesses.md. What the policy brought about ends as a result, never as a fault: dropping such rollouts
     would leave mostly successes in the batch.
@@ -237,5 +240,8 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     if watch.num_turns == 0:
         raise AgentError(f"the harness ended without asking the model; see that it uses OPENAI_BASE_URL; {end.said}")
     if result is None or result.reward is None:
-        raise AgentError(f"expected a result with a finite reward, got none; {end.said}")
+        reported = "no result" if result is None else f"the reward {result.reported}"
+        raise AgentError(
+            f"expected a result with a reward from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, got {reported}; {end.said}"
+        )
     return result

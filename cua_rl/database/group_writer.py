@@ -102,13 +102,17 @@ def _find_parents(
         TaskRow.id.in_(source.task_pks), TaskRow.task_id.in_(task_ids)
     )
     task_pks = {(row.task_id, row.seed): row.id for row in connection.execute(tasks)} if source.task_pks else {}
-    known = select(Group.group_id, Group.id).where(
+    known = select(Group.group_id, Group.id, Group.task_pk).where(
         source.owns_group, Group.group_id.in_([group.group_id for group in groups])
     )
-    keys: dict[str, int] = {row.group_id: row.id for row in connection.execute(known)}
+    rows = connection.execute(known).all()
+    keys: dict[str, int] = {row.group_id: row.id for row in rows}
+    # tasks of one id and seed may differ in their instructions: the start of a member has named the right one
+    started: dict[str, int | None] = {row.group_id: row.task_pk for row in rows}
     parents: list[Parent] = []
     for group, (_, at) in zip(groups, ends, strict=True):
-        task = {"task_pk": task_pks.get((group.task_id, group.seed)), "task_id": group.task_id, "seed": group.seed}
+        task_pk = started.get(group.group_id) or task_pks.get((group.task_id, group.seed))
+        task = {"task_pk": task_pk, "task_id": group.task_id, "seed": group.seed}
         if group.group_id not in keys:
             keys[group.group_id] = ensure_group(connection, source, group.group_id, group.index, task, at)
         parents.append(Parent(group_pk=keys[group.group_id], task=task))

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Literal, Self, cast, get_args
 
 from cua_rl.actions import Action
@@ -15,7 +14,8 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceAbilities, DeviceKind
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, as_number
+from cua_rl.judgement import MAX_REWARD
 
 HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, site="harness")
 
@@ -23,6 +23,8 @@ HARNESS_ID = "harness"
 """The device id of every harness's world."""
 
 FaultKind = Literal["environment", "model", "harness"]
+
+_MAX_METRIC = 1e100  # sums over all rollouts of a run stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,9 @@ class HarnessResult:
     """The result of a run as its program reports it."""
 
     reward: float | None
-    """Finite; None if the program reports none, or something that is no finite number."""
+    """From -MAX_REWARD to MAX_REWARD; None if the program reports none, or something else."""
+    reported: str = ""
+    """What it reports as its reward, for messages."""
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     answer: str | None = None
@@ -53,15 +57,16 @@ def parse_result(value: object) -> HarnessResult | None:
     if not isinstance(value, Mapping):
         return None
     given = cast("Json", value)
-    success, answer, told = given.get("success"), given.get("answer"), given.get("metrics")
+    success, answer, told, reward = (given.get(name) for name in ("success", "answer", "metrics", "reward"))
     metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
     numbers = {
         # a part of a metric's name
-        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number)
+        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number, largest=_MAX_METRIC)
         for name, number in metrics.items()
     }
     return HarnessResult(
-        reward=as_number(given.get("reward")),
+        reward=as_number(reward, largest=MAX_REWARD),
+        reported=repr(reward)[:50],
         success=success if isinstance(success, bool) else None,
         metrics={name: number for name, number in numbers.items() if name and number is not None},
         answer=answer if isinstance(answer, str) or answer is None else json.dumps(answer),
@@ -75,17 +80,6 @@ def _parse_fault(value: object) -> HarnessFault:
     kind = fields.get("kind")
     known = cast("FaultKind", kind) if kind in get_args(FaultKind) else "harness"
     return HarnessFault(kind=known, message=str(fields.get("message", "")))
-
-
-def as_number(value: object) -> float | None:
-    """A finite number; JSON's true is none, and Python's reader takes NaN."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if isfinite(number) else None
 
 
 @dataclass(slots=True)

@@ -102,6 +102,8 @@ class _Foreign:
     renderer: Renderer
     skips: bool
     skipped: list[str] = field(default_factory=list[str])
+    instructions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Of each id of a trajectory, in the order of the files."""
 
     def write(self, url: str, folder: Path) -> RunWriter:
         started_at = self.run.started_at
@@ -136,8 +138,8 @@ class _Foreign:
         records: list[RolloutRecord] = []
         for parse in batch:
             try:
-                place = len(records)
-                record = await replay(parse(), self.renderer, step=step, index=place, started_at=self.run.started_at)
+                named, place = self._with_own_id(parse()), len(records)
+                record = await replay(named, self.renderer, step=step, index=place, started_at=self.run.started_at)
             except ConfigError as error:
                 if not self.skips:
                     raise
@@ -145,6 +147,14 @@ class _Foreign:
             else:
                 records.append(record)
         return records
+
+    def _with_own_id(self, trajectory: ForeignTrajectory) -> ForeignTrajectory:
+        """The trajectory with a number behind an id that had another instruction before: they are different tasks."""
+        told = self.instructions.setdefault(trajectory.trajectory_id, [])
+        if trajectory.instruction not in told:
+            told.append(trajectory.instruction)
+        number = told.index(trajectory.instruction)
+        return replace(trajectory, trajectory_id=f"{trajectory.trajectory_id}#{number + 1}") if number else trajectory
 
 
 def _read(folder: Path, config: ImportTrajectoriesConfig) -> _Exported | _Foreign:

@@ -5,10 +5,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from math import fsum, isclose, isfinite
+from math import fsum, isclose
 
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.judgement import Validation
+from cua_rl.judgement import MAX_REWARD, Validation
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
@@ -94,10 +94,10 @@ def _checked(name: str, function: Callable[..., object]) -> RewardFunction:
                 result = Reward(total=float(given), parts={"reward": float(given)})
             case _:
                 raise ConfigError(f"reward: expected {name!r} to return a Reward or a number, got {given!r}; change it")
-        if not isfinite(result.total) or not isclose(fsum(result.parts.values()), result.total, abs_tol=1e-6):
+        if not abs(result.total) <= MAX_REWARD or not isclose(fsum(result.parts.values()), result.total, abs_tol=1e-6):
             raise ConfigError(
-                f"reward: expected {name!r} to return a finite total that is the sum of its parts, got {result!r}; "
-                "use cua_rl.rewards.reward.sum_parts"
+                f"reward: expected {name!r} to return a finite total of at most {MAX_REWARD:,.0f} that is the sum of "
+                f"its parts, got {result!r}; use cua_rl.rewards.reward.sum_parts"
             )
         return replace(result, total=as_reward(result.total))
 

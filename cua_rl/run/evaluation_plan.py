@@ -139,7 +139,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         has_judge=config.judge.model is not None,
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
-    judge = plan_judge(config.judge, config.reward, held_out)
+    judge = plan_judge(config.judge, config.reward, held_out, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)

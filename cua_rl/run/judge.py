@@ -49,8 +49,12 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
     )
 
 
-def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> JudgeConfig | None:
+def plan_judge(
+    settings: JudgeSettings, reward: str, *task_sets: TaskSet, is_told_to_agents: bool = False
+) -> JudgeConfig | None:
     """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
+
+    A judge that only agents ask, as harnesses may, is theirs.
 
     Raises:
         ConfigError: a judge is requested but not configured, or configured but never used.
@@ -68,10 +72,11 @@ def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> Jud
         )
     if config is None:
         return None
-    if not is_needed and settings.mode != "compare":
+    if is_needed or settings.mode == "compare":
+        return config
+    if not is_told_to_agents:
         logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare asks it too")
-        return None
-    return config
+    return None
 
 
 async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = os.environ) -> None:

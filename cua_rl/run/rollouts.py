@@ -102,7 +102,8 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
         command = AgentCommand(argv=tuple(shlex.split(text)), log_folder=log_folder, variables=agent.environment)
     if agent.name == "harness":
         program = HarnessService(url=agent.harness_url or "") if command is None else HarnessCommand(command)
-        return HarnessAgent(program=program, judge_base_url=config.judge.base_url)
+        judge = {"JUDGE_BASE_URL": config.judge.base_url, "JUDGE_MODEL": config.judge.model}
+        return HarnessAgent(program=program, judge={name: told for name, told in judge.items() if told is not None})
     if command is not None:
         return ExternalAgent(command)
     return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))

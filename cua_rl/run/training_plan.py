@@ -139,7 +139,8 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, site)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
-    judge = plan_judge(config.judge, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    used = [tasks for tasks in (train_tasks, held_out) if tasks]
+    judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and train_tasks.is_judged:
         require_precision(

@@ -30,6 +30,7 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
@@ -286,6 +287,9 @@ class Gateway:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
         else:
             conversation = conversation_from_chat(request, rollout.images)
+        if not conversation.items:
+            field = "input" if is_responses else "messages"
+            raise RequestError(expected=f"a conversation in {field}", got="none", do=f"send {field}")
         # each takes a token at least, and the search for earlier answers takes minutes for hundreds of thousands
         if len(conversation.items) > self._client.max_model_len:
             raise ContextOverflow(

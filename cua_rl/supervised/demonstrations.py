@@ -3,9 +3,9 @@
 The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Self, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar, cast
 
 from openai import AsyncOpenAI
 from openai.types.responses import Response
@@ -35,7 +35,10 @@ class Demonstration:
     """The expert's final answer, for tasks that ask a question."""
 
 
-AnswerItems = tuple[Message | Reasoning | ToolCall, ...]
+_AnswerItem = Message | Reasoning | ToolCall
+_TaughtItem = TypeVar("_TaughtItem", _AnswerItem, Item)
+
+AnswerItems = tuple[_AnswerItem, ...]
 
 Answer = Callable[[EncodedImage], Awaitable[AnswerItems]]
 """Answers in place of the model, on the screen that the agent sees."""
@@ -83,7 +86,8 @@ async def demonstrate_turns(
 
 def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:
     """The datum whose trained tokens are the answers."""
-    model_input, loss_mask = renderer.render_supervised(demonstration.items, demonstration.tools)
+    items = as_taught(demonstration.items, renderer)
+    model_input, loss_mask = renderer.render_supervised(items, demonstration.tools)
     if demonstration.is_open:
         loss_mask = (*loss_mask[:-1], False)
     zeros = (0.0,) * model_input.length
@@ -95,6 +99,30 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
         sampling_logprobs=zeros,
         policy_versions=(),
     )
+
+
+def as_taught(items: Sequence[_TaughtItem], renderer: Renderer) -> tuple[_TaughtItem | Message, ...]:
+    """The items, with reasoning as text before an answer for models whose prompts end with a closed think block.
+
+    Their template would open another block for it, so that answers would be trained behind prompts that never occur.
+    """
+    if not renderer.closes_thinking:
+        return tuple(items)
+    taught: list[_TaughtItem | Message] = []
+    thoughts: list[str] = []
+    for item in (*items, None):
+        thought = "\n".join(thoughts)
+        match item:
+            case Reasoning():
+                thoughts.append(item.text)
+                continue
+            case Message(role="assistant") if thoughts:
+                taught.append(replace(item, content=(TextPart(text=f"{thought}\n\n"), *item.content)))
+            case _:
+                taught += [Message(role="assistant", content=(TextPart(text=thought),))] if thoughts else []
+                taught += [] if item is None else [item]
+        thoughts = []
+    return tuple(taught)
 
 
 class _ExpertModel:

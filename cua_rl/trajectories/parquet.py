@@ -10,18 +10,23 @@ Formats: https://huggingface.co/docs/datasets/about_dataset_features, https://pa
 """
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from resource import RLIMIT_AS, setrlimit
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cua_rl.database.columns import escape_text
 from cua_rl.errors import ConfigError
 from cua_rl.trajectories.rows import EncodedRecord, Row, decode_images, read_json, write_json
 
 _ROWS_PER_FILE = 1000
+_MAX_MEMORY_BYTES = 4 * 2**30  # several copies of a thousand screenshots of 1 MB
 _TURN_NUMBERS = ("prompt_token_ids", "sampled_tokens", "sampling_logprobs", "training_logprobs", "policy_version")
 """What of a turn has columns; the rest is in `record`."""
 _TOP = ("rollout_id", "task_id", "seed", "phase", "step", "group_id", "member_index", "reward", "success", "advantage")
@@ -150,18 +155,61 @@ def _storable(value: object) -> object:
     return escape_text(value) if isinstance(value, str) else value
 
 
-def read_parquet(folder: Path) -> Iterator[EncodedRecord]:
-    """The rollouts of a data set that `ParquetWriter` wrote; raises `ConfigError` for another one."""
+def read_parquet(folder: Path, *, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> Iterator[EncodedRecord]:
+    """The rollouts of a data set that `ParquetWriter` wrote; raises `ConfigError` for another one.
+
+    A process of its own reads each file within `max_memory_bytes`: kilobytes of Parquet can hold terabytes.
+    """
+    spawn = get_context("spawn")
     for path in sorted((folder / "data").glob("*.parquet")):
-        file = _arrow("pyarrow.parquet").ParquetFile(path)
-        if missing := {"record", "images", "turns"} - set(file.schema_arrow.names):
-            raise ConfigError(
-                f"expected the columns of recipes.export_trajectories in {str(path)!r}, got none called "
-                f"{sorted(missing)}; export rollouts with it, or convert the data set to ATIF"
-            )
-        for batch in file.iter_batches(batch_size=8, columns=["record", "images", "turns"]):
-            for columns in batch.to_pylist():
+        rows, sent = spawn.Pipe(duplex=False)
+        reader = spawn.Process(target=_send_rows, args=(path, sent, max_memory_bytes), daemon=True)
+        reader.start()
+        sent.close()  # so that the pipe ends with the reader
+        try:
+            while (columns := cast("Row | str | None", rows.recv())) is not None:
+                if isinstance(columns, str):
+                    raise ConfigError(columns)
                 yield _from_columns(columns)
+        except EOFError:
+            raise ConfigError(_unreadable(path, max_memory_bytes, "a reader that did not survive it")) from None
+        finally:
+            reader.kill()
+            reader.join()
+            rows.close()
+
+
+def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
+    """Send the rows of a file and None, or a complaint."""
+    if sys.platform == "linux":  # macOS refuses such limits
+        setrlimit(RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+    _arrow().set_cpu_count(1)  # every thread takes memory of its own
+    try:
+        for columns in _read_rows(path):
+            rows.send(columns)
+        rows.send(None)
+    except ConfigError as error:
+        rows.send(str(error))
+    except (MemoryError, OSError, _arrow().ArrowException) as error:
+        rows.send(_unreadable(path, max_memory_bytes, f"{type(error).__name__}: {error}"))
+
+
+def _unreadable(path: Path, max_memory_bytes: int, what: str) -> str:
+    return (
+        f"expected rollouts of which each can be read within {max_memory_bytes >> 20} MiB in {str(path)!r}, got "
+        f"{what[:500].strip()}; export the run anew, in format=atif if its rollouts are larger"
+    )
+
+
+def _read_rows(path: Path) -> Iterator[Row]:
+    file = _arrow("pyarrow.parquet").ParquetFile(path)
+    if missing := {"record", "images", "turns"} - set(file.schema_arrow.names):
+        raise ConfigError(
+            f"expected the columns of recipes.export_trajectories in {str(path)!r}, got none called "
+            f"{sorted(missing)}; export rollouts with it, or convert the data set to ATIF"
+        )
+    for batch in file.iter_batches(batch_size=1, columns=["record", "images", "turns"], use_threads=False):
+        yield from batch.to_pylist()
 
 
 def _from_columns(columns: Row) -> EncodedRecord:

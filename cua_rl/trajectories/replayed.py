@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from cua_rl.actions import Action
 from cua_rl.agent.tools import tool_for
-from cua_rl.conversation import EncodedImage, Message, Reasoning, TextPart, ToolCall
+from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, demonstrate_turns
+from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, as_taught, demonstrate_turns
 from cua_rl.trajectories.foreign_actions import Arguments, UnknownAction, tool_arguments
 from cua_rl.trajectories.formats import ForeignTrajectory
 from cua_rl.trajectories.records import RolloutRecord, TaskRecord
@@ -81,7 +81,7 @@ async def _replay(
 ) -> RolloutRecord:
     calls = _read_calls(trajectory)
     device = _RecordedDevice(kind=trajectory.kind, calls=calls)
-    answers = [_answer(call, trajectory.kind, renderer) for call in calls]
+    answers = [as_taught(_answer(call, trajectory.kind), renderer) for call in calls]
 
     async def answer(screen: EncodedImage) -> AnswerItems:
         return answers[device.index]
@@ -161,14 +161,10 @@ def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
     return calls
 
 
-def _answer(call: _Call, kind: DeviceKind, renderer: Renderer) -> AnswerItems:
+def _answer(call: _Call, kind: DeviceKind) -> AnswerItems:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     tool_call = ToolCall(call_id="imported", name=tool_for(kind).name, arguments=arguments)
-    if call.thought is None:
-        return (tool_call,)
-    if renderer.closes_thinking:  # a thought in the answer would follow a think block that has ended
-        return (Message(role="assistant", content=(TextPart(text=call.thought),)), tool_call)
-    return (Reasoning(text=call.thought), tool_call)
+    return (tool_call,) if call.thought is None else (Reasoning(text=call.thought), tool_call)
 
 
 def _make_turn(

@@ -140,6 +140,8 @@ def test_scores_are_read_in_their_order_and_nothing_said_is_no_score() -> None:
     assert score(success=True, result={"score": 0}) == 1.0
     assert score(success=False) == 0.0
     assert score(result={}) is None
+    assert score(result={"score": float("nan")}) is None
+    assert score(result={"score": 1e160}, score=0.2) == 0.2  # the square of an advantage would overflow
     assert score(success=False, error="the evaluator crashed") is None
 
 

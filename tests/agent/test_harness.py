@@ -27,6 +27,7 @@ from cua_rl.devices.harness import HarnessResult
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rl.advantages import score_group
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, RolloutGroup, StopReason
@@ -200,22 +201,39 @@ async def test_where_the_program_leaves_success_open_a_reward_of_1_is_one(
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "complaint"),
     [
-        "report(reward=1.0)",  # no answer
-        "ask()",  # no result
-        "ask(); report(reward=float('nan'))",
-        "ask(); report(reward=10**400)",
-        "ask(); report(reward=True)",
-        "ask(); report(success=True)",
-        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('{')",
-        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('[' * 100000)",
-        "ask(); os.symlink('/proc/self/environ', os.environ['CUA_RESULT_PATH'])",
-        "ask(); os.mkfifo(os.environ['CUA_RESULT_PATH'])",
+        ("report(reward=1.0)", "without asking the model"),
+        ("ask()", "got no result"),
+        ("ask(); report(reward=float('nan'))", "got the reward nan"),
+        ("ask(); report(reward=float('-inf'))", "got the reward -inf"),
+        ("ask(); report(reward=10**400)", "got the reward 1000000"),
+        ("ask(); report(reward=1e160)", "a reward from -1,000,000 to 1,000,000, got the reward 1e+160"),
+        ("ask(); report(reward=-1000001)", "got the reward -1000001"),
+        ("ask(); report(reward=True)", "got the reward True"),
+        ("ask(); report(success=True)", "got the reward None"),
+        ("ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('{')", "got no result"),
+        ("ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('[' * 100000)", "got no result"),
+        ("ask(); os.symlink('/proc/self/environ', os.environ['CUA_RESULT_PATH'])", "got no result"),
+        ("ask(); os.mkfifo(os.environ['CUA_RESULT_PATH'])", "got no result"),
     ],
 )
-async def test_rule_7_anything_else_is_a_fault(script: str, bench: Bench) -> None:
-    assert outcome(await bench.run(script)) == (StopReason.TASK_ERROR, None)
+async def test_rule_7_anything_else_is_a_fault(script: str, complaint: str, bench: Bench) -> None:
+    rollout = await bench.run(script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+    assert complaint in (rollout.error or "")
+
+
+async def test_the_largest_rewards_and_metrics_can_be_compared_and_averaged(bench: Bench) -> None:
+    report = "report(reward={}, metrics={{'far': 1e100, 'too_far': 1e308}})"
+    rollouts = [await bench.run(f"ask(); {report.format(reward)}", rollout_id=f"r{reward}") for reward in (-1e6, 1e6)]
+
+    group = RolloutGroup(group_id="g", index=0, task_id="game", seed=5, rollouts=tuple(rollouts))
+    assert score_group(group, "mean_std").advantages == (-1.0, 1.0)
+    metrics = rollout_metrics([group])
+    assert metrics["rollout/harness/far"] == 1e100
+    assert "rollout/harness/too_far" not in metrics
 
 
 async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_cost_none(bench: Bench) -> None:
@@ -236,13 +254,16 @@ async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_c
 async def test_a_program_gets_its_task_and_a_folder_that_is_gone_afterwards(bench: Bench) -> None:
     row = {"task_id": "wordle/1", "seed": 7, "instruction": "Guess.", "max_turns": 4, "payload": {"word": "crane"}}
 
-    await bench.run("print(json.dumps(dict(os.environ)))", row=row, judge_base_url="https://judge/v1")
+    judge = {"JUDGE_BASE_URL": "https://judge/v1", "JUDGE_MODEL": "judge-1"}
+
+    await bench.run("print(json.dumps(dict(os.environ)))", row=row, judge=judge)
 
     seen = json.loads(bench.log())
     assert json.loads(seen["CUA_TASK"]) == {"word": "crane"}
     told = [seen[f"CUA_{name}"] for name in ("TASK_ID", "SEED", "INSTRUCTION", "MAX_TURNS", "ROLLOUT_ID")]
     assert told == ["wordle/1", "7", "Guess.", "4", "r1"]
-    assert (seen["CUA_DEADLINE_S"], seen["CUA_JUDGE_BASE_URL"]) == ("1800", "https://judge/v1")
+    assert {name: seen[f"CUA_{name}"] for name in judge} == judge
+    assert seen["CUA_DEADLINE_S"] == "1800"
     assert Path(seen["CUA_RESULT_PATH"]).parent == Path(seen["CUA_WORK_DIR"])
     assert not Path(seen["CUA_WORK_DIR"]).exists()
 
@@ -279,7 +300,7 @@ from cua_rl.devices.harness import HarnessWorld
 
 assignment = HarnessAssignment(
     task=AgentTask(rollout_id="r1", instruction="", max_turns=1), world=HarnessWorld("game", 0),
-    address=ModelAddress(url="http://127.0.0.1:9", api_key=""), deadline_s=600.0, judge_base_url=None,
+    address=ModelAddress(url="http://127.0.0.1:9", api_key=""), deadline_s=600.0, judge={},
 )
 command = AgentCommand(argv=(sys.argv[1], "-c", sys.argv[2]), log_folder=Path(sys.argv[3]))
 asyncio.run(HarnessCommand(command).work(assignment, asyncio.Event()))

@@ -26,6 +26,9 @@ def two_arguments(evidence, scale):
 def infinite(evidence):
     return float("inf")
 
+def huge(evidence):
+    return 1e160  # its square overflows
+
 def words(evidence):
     return "well done"
 
@@ -76,6 +79,7 @@ def test_a_users_rewards_that_differ_in_the_last_bit_only_teach_nothing(own_modu
         ("constant", "got 3"),
         ("two_arguments", "take one argument"),
         ("infinite", "finite total"),
+        ("huge", "of at most 1,000,000"),
         ("words", "a Reward or a number"),
         ("broken", "AttributeError"),
     ],

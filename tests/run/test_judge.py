@@ -85,6 +85,11 @@ def test_where_validators_decide_a_judge_is_idle_unless_it_is_to_be_compared(
         plan_judge(settings(**ENDPOINT), "judge", tasks(VALIDATED))
 
 
+def test_a_judge_that_only_harnesses_ask_is_no_idle_one(caplog: pytest.LogCaptureFixture) -> None:
+    assert plan_judge(settings(**ENDPOINT), "score", tasks(VALIDATED), is_told_to_agents=True) is None
+    assert caplog.text == ""
+
+
 def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

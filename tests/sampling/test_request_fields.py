@@ -110,6 +110,17 @@ async def test_refused_fields_are_named_unless_they_are_empty(
     await gateway.answer("r", PLAIN[api] | {name: None}, api)
 
 
+@pytest.mark.parametrize(("api", "field"), [("responses", "input"), ("chat", "messages")])
+async def test_a_request_without_a_conversation_is_no_turn(
+    gateway: Gateway, fake: FakeVllm, api: Api, field: str
+) -> None:
+    gateway.open_rollout("r")
+    for request in ({"model": "policy"}, {field: []}, {"input": [], "messages": []}):
+        with pytest.raises(RequestError, match=f"expected a conversation in {field}"):
+            await gateway.answer("r", request, api)
+    assert (fake.requests, gateway.turns("r")) == ([], ())
+
+
 @pytest.mark.parametrize("has_ids", [True, False])
 async def test_missing_ids_of_calls_and_results_are_matched_in_order(
     gateway: Gateway, fake: FakeVllm, has_ids: bool

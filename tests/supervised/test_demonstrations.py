@@ -1,20 +1,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
-from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
+from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.models.vocabulary import build_tokenizer, pieces
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
+from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.replay import replay
-from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
+from cua_rl.supervised.demonstrations import as_taught, build_supervised_datum, demonstrate
 from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.supervised.lessons import Mix, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.expert import DemoExperts
@@ -125,6 +128,46 @@ async def test_a_model_of_another_family_learns_calls_in_its_own_form(small_fold
     assert parse_action(parsed, width_px=192, height_px=320) == parse_action(
         call_of(lesson.items), width_px=192, height_px=320
     )
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_a_model_that_does_not_think_learns_thoughts_as_text_behind_the_prompts_that_it_gets(
+    turns: int, small_folder: Path, tmp_path: Path
+) -> None:
+    folder = build_qwen3_5_folder(small_folder, tmp_path / "qwen3_5")
+    template = folder / "chat_template.jinja"
+    template.write_text(f"{template.read_text(encoding='utf-8')}{{# enable_thinking is true #}}")
+    renderer = load_qwen3_5(folder)
+    task = TEMPLATES["train_02_enable_wifi"].make_task(seed=1)
+    phone = make_simulated_phone(task)
+    lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=turns)
+    assert any(isinstance(item, Reasoning) for item in lesson.items)
+
+    datum = build_supervised_datum(renderer, lesson, name="lesson")
+
+    ids = datum.model_input.token_ids(renderer.image_token_id)
+    start = max(at for at, is_on in enumerate(datum.loss_mask) if is_on and not datum.loss_mask[at - 1])
+    asked = max(at for at, item in enumerate(lesson.items) if isinstance(item, ToolResult | Message)) + 1
+    prompt = renderer.render(as_taught(lesson.items[:asked], renderer), lesson.tools).token_ids(renderer.image_token_id)
+    assert ids[:start] == prompt
+    assert renderer.decode(prompt).endswith("<think>\n\n</think>\n\n")
+    answer = renderer.parse(renderer.decode(ids[start:]))
+    assert answer.reasoning is None
+    assert answer.failure is None
+    assert len(answer.tool_calls) == 1
+
+
+def test_thoughts_before_a_text_begin_it_and_others_are_texts_of_their_own() -> None:
+    def said(text: str) -> Message:
+        return Message(role="assistant", content=(TextPart(text=text),))
+
+    unthinking = cast("Renderer", SimpleNamespace(closes_thinking=True))
+    asked = Message(role="user", content=(TextPart(text="Go on."),))
+    call = ToolCall(call_id="c", name="f", arguments="{}")
+    items = (Reasoning(text="a"), Reasoning(text="b"), call, asked, Reasoning(text="c"), said("d"), Reasoning(text="e"))
+    taught = as_taught(items, unthinking)
+    both = Message(role="assistant", content=(TextPart(text="c\n\n"), TextPart(text="d")))
+    assert taught == (said("a\nb"), call, asked, both, said("e"))
 
 
 async def test_the_erring_expert_sometimes_taps_the_wrong_thing_and_then_gives_up() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,32 @@ def test_data_sets_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trajectories" / "a.json").write_text('{"steps": []}')
     with pytest.raises(ConfigError, match=r"expected extra\.cua_rl"):
         list(read_atif(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory limits of processes are Linux's")
+def test_a_small_file_that_holds_too_much_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    with ParquetWriter(tmp_path, encode_run(RUN)) as writer:
+        for record in records():
+            writer.write(encode_record(record, IMAGE_TOKEN))
+    path = tmp_path / "data" / "train-00000.parquet"
+    (good, *_) = rows = pq.read_table(path).to_pylist()
+    rows[1] = {**good, "record": " " * 2**28}
+    pq.write_table(pa.Table.from_pylist(rows[:2], schema=pq.read_schema(path)), path, compression="zstd")
+    assert path.stat().st_size < 2**20
+
+    read = read_parquet(tmp_path, max_memory_bytes=2**30)
+
+    with pytest.raises(ConfigError, match="expected rollouts of which each can be read within 1024 MiB"):
+        list(read)
+
+
+def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(ConfigError, match="got OSError: "):
+        list(read_parquet(tmp_path))
 
 
 def test_a_file_that_others_changed_names_no_file_of_ours(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, as_number
+from cua_rl.judgement import MAX_REWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +82,8 @@ def first_text(fields: Json, *paths: tuple[str, ...]) -> str | None:
 
 
 def number_at(fields: Json, key: str) -> float | None:
-    """A number; None if there is none."""
-    value = fields.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number that may be a score; None if there is none."""
+    return as_number(fields.get(key), largest=MAX_REWARD)
 
 
 def parse_execution(answer: Json) -> Execution | None:

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,23 @@ async def test_the_history_of_a_run_says_when_it_was_interrupted_and_when_it_wen
         ("running", "completed"),
     ]
     assert run_sql(url, "SELECT changed_at FROM status_history WHERE new_status = 'interrupted'") == [last_seen]
+
+
+async def test_tasks_of_one_id_and_seed_with_other_instructions_are_kept_apart(url: str) -> None:
+    source, groups = RolloutSource(phase="step", step=1), [make_group(seed, group_id=f"g{seed}") for seed in (1, 2)]
+    tasks = (make_task(), replace(make_task(), instruction="Open the settings, please."))
+    events: list[Event] = [start(), SourceStarted(source=source, tasks=tasks, group_size=3, policy_version=0)]
+    for group, task in zip(groups, tasks, strict=True):  # all members but the first end without a start
+        events += [replace(rollout_start(source, group, group.rollouts[0]), task=task)]
+        events += [GroupEnded(source=source, group=group, advantages=None)]
+
+    await record(url, *events)
+
+    query = """
+        SELECT DISTINCT group_id, instruction FROM rollouts JOIN tasks ON tasks.id = rollouts.task_pk
+        JOIN groups ON groups.id = group_pk ORDER BY group_id
+    """
+    assert run_sql(url, query) == [("g1", "Open the settings."), ("g2", "Open the settings, please.")]
 
 
 async def test_ending_a_training_ends_what_still_runs(url: str) -> None:

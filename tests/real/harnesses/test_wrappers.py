@@ -29,6 +29,8 @@ pytestmark = pytest.mark.timeout(900)
 EXAMPLES = ROOT / "examples" / "harnesses"
 NAMES = ("browsergym", "gymnasium", "inspect_ai", "openenv", "verifiers")
 """Those that need no other machine."""
+PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "sites.md")
+"""Each has one command that trains one step with the tiny model."""
 
 
 def environment(name: str) -> Path:
@@ -39,11 +41,13 @@ def environment(name: str) -> Path:
     return python
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_the_commands_of_its_page_train_a_step(name: str, tmp_path: Path) -> None:
-    environment(name)
-    page = read_examples(EXAMPLES / name / "README.md")
-    (command,) = [example.words for example in page if example.words[:3] == ["python", "-m", "cua_rl.recipes.train"]]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+async def test_the_commands_of_its_page_train_a_step(page: Path, tmp_path: Path) -> None:
+    if page.is_relative_to(EXAMPLES):
+        environment(page.parent.name)
+    begin, one_step = ["python", "-m", "cua_rl.recipes.train"], "max_steps=1"
+    words = [example.words for example in read_examples(page) if example.kind == "command"]
+    (command,) = [command for command in words if command[:3] == begin and one_step in command]
     log_path = tmp_path / "train.log"
     argv = [sys.executable, *command[1:], f"log_path={tmp_path / 'run'}"]
 
@@ -56,7 +60,9 @@ async def test_the_commands_of_its_page_train_a_step(name: str, tmp_path: Path) 
     assert step["rollout/trained_tokens"] > 0
     assert step["rollout/retokenised_tokens"] == 0
     assert step["rollout/num_faults"] == 0
-    assert step["rollout/sequences/mean"] == 1
+    # at this temperature, a model that knows little now and then writes a text in other tokens than its tokenizer
+    num_datums, num_forks = step["rollout/num_datums"], step.get("rollout/forks/answer_retokenised", 0)
+    assert step["rollout/sequences/mean"] * (num_datums - num_forks) == num_datums
 
 
 @pytest_asyncio.fixture

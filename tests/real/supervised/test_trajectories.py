@@ -47,6 +47,8 @@ def test_import_train_export_import(tmp_path: Path) -> None:
     files.mkdir()
     write_android_control(files)
     (files / "adp.json").write_text(json.dumps(adp(files)))
+    another = json.dumps(adp(files)).replace("Book a flight.", "Book a hotel.")  # under the same id
+    (files / "another.json").write_text(another)
     (files / "atif.json").write_text(json.dumps(atif(files)))
     imported = tmp_path / "imported"
 
@@ -54,6 +56,7 @@ def test_import_train_export_import(tmp_path: Path) -> None:
     rollouts, images = asyncio.run(read(imported))
     assert sorted(rollout.task_id for rollout in rollouts) == [
         "adp/trek-1",
+        "adp/trek-1#2",
         "android_control/7",
         "android_control/8",
         "atif/s1",
