@@ -14,7 +14,7 @@ from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.model_input import EncodedTextChunk, ModelInput
-from cua_rl.planning.fleet import Scenario
+from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
 from cua_rl.policy import AdapterRef, SamplingParams
@@ -153,12 +153,14 @@ class _World:
             for _ in range(placed.num_servers)
         ]
         self.trainer = Station(alone_s=1.0, each_s=0.0)
-        self.devices = Station(alone_s=1.0, each_s=fleet.device_slowdown)
+        self.devices = Station(alone_s=0.0, each_s=1.0)
+        """The processor that they share."""
         self.controller = Station(alone_s=0.0, each_s=1.0 / fleet.num_controllers)
         if placed.is_shared:
-            self.trainer.neighbours = self.servers
-            for server in self.servers:
-                server.neighbours = [self.trainer]
+            # without GPUs, devices that compute do so on the processor of server and trainer
+            self.trainer.neighbours = self.servers if placed.gpus_per_server else [*self.servers, self.devices]
+            for neighbour in self.trainer.neighbours:
+                neighbour.neighbours = [self.trainer]
         self.served_version = 0
         self.tokens: dict[str, float] = {}
         """Per rollout that has not been trained on, the length of its training sequence."""
@@ -167,12 +169,11 @@ class _World:
         self.device_busy_s = 0.0
         self.step_ends: list[StepEnd] = []
 
-    async def use_device(self, seconds: float) -> None:
-        """Let so much of a device's own time pass."""
-        if self.scenario.fleet.device_slowdown:
-            await self.devices.work(seconds)
-        else:
-            await asyncio.sleep(seconds)
+    async def use_device(self, time: DeviceTime, random: Random) -> None:
+        """Let a device do something."""
+        await asyncio.sleep(time.own.draw(random))
+        if time.computed.mean:
+            await self.devices.work(time.computed.draw(random))
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         for station in (*self.servers, self.trainer):
@@ -208,14 +209,13 @@ class _Runner:
         num_turns = random.choice(work.turns)
         copy = min(range(len(world.servers)), key=lambda index: world.num_rollouts[index])
         world.num_rollouts[copy] += 1
-        await world.use_device(work.start_s)
-        for _ in range(num_turns):
+        for turn in range(num_turns):
+            await world.use_device(work.turn if turn else work.start, random)
             if work.controller_s:
                 await world.controller.work(work.controller_s)
             versions.append(world.served_version)
             await world.servers[copy].work(work.request_work.draw(random))
-            await world.use_device(work.turn_s.draw(random))
-        await world.use_device(work.end_s)
+        await world.use_device(work.end, random)
         world.num_rollouts[copy] -= 1
         duration_s = loop.time() - began
         world.device_busy_s += duration_s
@@ -290,7 +290,8 @@ class _Recorder:
 
     async def record(self, event: Event) -> None:
         if isinstance(event, StepTrained):
-            await asyncio.sleep(self.world.scenario.fleet.overhead_s)
+            scenario = self.world.scenario
+            await asyncio.sleep(scenario.schedule.rollouts_per_step * scenario.fleet.overhead_s)
 
     async def flush(self) -> None: ...
 
