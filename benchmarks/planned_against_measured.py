@@ -3,8 +3,8 @@
     python -m benchmarks.planned_against_measured [--rollouts 1024] [--folder DIR]
 
 The planner is calibrated with two runs, the demo as it is and with few phones, and predicts all. They differ in
-concurrency, batch, policy lag or the phones' latency, which is given to the planner as it is to the phones. A run has as
-many steps as make `--rollouts` rollouts, so that all runs learn as much. Runs that `--folder` has already are not
+concurrency, batch, policy lag or the phones' latency, which is given to the planner as it is to the phones. A run has
+as many steps as make `--rollouts` rollouts, so that all runs learn as much. Runs that `--folder` has already are not
 repeated. Measured is the time from the end of the first step to the end of the last; predicted is the same of the
 simulated run. The machine should be idle: what else it does is in the measured times.
 """

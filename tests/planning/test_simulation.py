@@ -78,7 +78,7 @@ def test_devices_that_compute_wait_for_each_other_and_on_a_processor_for_the_tra
     shared = replace(apart, fleet=replace(apart.fleet, placement=replace(apart.fleet.placement, **on_cpu)))
 
     assert predict(apart).steps_per_hour > 290  # 360 if no batch ever waited
-    assert predict(shared).steps_per_hour == pytest.approx(3600 / 19, rel=0.05)
+    assert predict(shared).steps_per_hour == pytest.approx(3600 / 19, rel=0.1)
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
