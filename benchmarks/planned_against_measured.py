@@ -63,13 +63,15 @@ async def load_run(folder: Path) -> RecordedRun:
 
 
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
-    """A phone is looked at before the first turn, acts and is looked at between two, and is validated at the end."""
+    """A phone is looked at before the first turn, and acts and is looked at after each, the last one of a task included,
+    which the validator's question follows.
+    """
 
     def waiting(time: DeviceTime, num_operations: int) -> DeviceTime:
         return replace(time, own=Spread(mean=time.own.mean + num_operations * latency_s))
 
     work = scenario.workload
-    work = replace(work, start=waiting(work.start, 1), turn=waiting(work.turn, 2), end=waiting(work.end, 1))
+    work = replace(work, start=waiting(work.start, 1), turn=waiting(work.turn, 2), end=waiting(work.end, 3))
     return replace(scenario, workload=work)
 
 
