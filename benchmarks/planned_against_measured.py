@@ -1,11 +1,12 @@
 """Steps per hour of the embedded demo, predicted by recipes.plan and measured: one JSON line per setting.
 
-    python -m benchmarks.planned_against_measured [--steps 8] [--folder DIR]
+    python -m benchmarks.planned_against_measured [--rollouts 1024] [--folder DIR]
 
 The planner is calibrated with two runs, the demo as it is and with few phones, and predicts all. They differ in
-concurrency, batch, policy lag or the phones' latency, which is given to the planner as it is to the phones. Runs that
-`--folder` has already are not repeated. Measured is the time from the end of the first step to the end of the last;
-predicted is the same of the simulated run. The machine should be idle: what else it does is in the measured times.
+concurrency, batch, policy lag or the phones' latency, which is given to the planner as it is to the phones. A run has
+as many steps as make `--rollouts` rollouts, so that all runs learn as much. Runs that `--folder` has already are not
+repeated. Measured is the time from the end of the first step to the end of the last; predicted is the same of the
+simulated run. The machine should be idle: what else it does is in the measured times.
 """
 
 import argparse
@@ -22,12 +23,13 @@ from typing import Any
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.planning.calibration import RecordedRun, load_recorded_run
-from cua_rl.planning.fleet import Scenario
+from cua_rl.planning.fleet import DeviceTime, Scenario, Spread
 from cua_rl.planning.scenario import recorded_scenario
 from cua_rl.planning.simulation import simulate, summarise
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.settings import with_values
 from cua_rl.tasks.demo.phone import SimulatedPhones
 
 OFF_POLICY = ("max_steps_off_policy=2", "loss=ppo", "clip_low=0.5", "clip_high=1")
@@ -36,6 +38,7 @@ SETTINGS: Mapping[str, tuple[float, Sequence[str]]] = {
     "concurrency": (0.0, ("max_concurrent_rollouts=16",)),
     "group_size": (0.0, ("group_size=4", "groups_per_batch=8")),
     "policy_lag": (0.0, OFF_POLICY),
+    "workers": (0.0, ("rollout_workers=2",)),
     "latency": (0.5, ("max_concurrent_rollouts=32",)),
     "latency_and_policy_lag": (0.5, ("max_concurrent_rollouts=32", *OFF_POLICY)),
 }
@@ -60,36 +63,37 @@ async def load_run(folder: Path) -> RecordedRun:
 
 
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
-    """A phone is looked at before the first turn, acts and is looked at in every turn, and is validated at the end."""
+    """A phone is looked at before the first turn, and acts and is looked at after each, the last one of a task included,
+    which the validator's question follows.
+    """
+
+    def waiting(time: DeviceTime, num_operations: int) -> DeviceTime:
+        return replace(time, own=Spread(mean=time.own.mean + num_operations * latency_s))
+
     work = scenario.workload
-    waiting = replace(
-        work,
-        start_s=work.start_s + latency_s,
-        turn_s=replace(work.turn_s, mean=work.turn_s.mean + 2 * latency_s),
-        end_s=work.end_s + latency_s,
-    )
-    # what others cost is processor time, of which waiting takes none
-    slowdown = scenario.fleet.device_slowdown * work.turn_s.mean / waiting.turn_s.mean
-    return replace(scenario, workload=waiting, fleet=replace(scenario.fleet, device_slowdown=slowdown))
+    work = replace(work, start=waiting(work.start, 1), turn=waiting(work.turn, 2), end=waiting(work.end, 3))
+    return replace(scenario, workload=work)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the demo at every setting, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=1024)
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args(argv)
     parent = options.folder or Path(tempfile.mkdtemp(prefix="planned_against_measured_"))
     configs: dict[str, CLIConfig] = {}
     for name, (latency_s, settings) in SETTINGS.items():
-        common = (f"log_path={parent / name}", f"max_steps={options.steps}", "save_every=0", "monitor=false")
-        configs[name] = parse_command_line(CLIConfig, [*common, "eval_tasks=None", *settings])
+        common = (f"log_path={parent / name}", "save_every=0", "monitor=false", "eval_tasks=None")
+        config = parse_command_line(CLIConfig, [*common, *settings])
+        num_steps = options.rollouts // (config.group_size * config.groups_per_batch)
+        configs[name] = with_values(config, max_steps=num_steps)
         run_demo(parent / name, latency_s, configs[name])
     recorded = {name: asyncio.run(load_run(parent / name)) for name in SETTINGS}
     for name, (latency_s, settings) in SETTINGS.items():
         references = [recorded[reference] for reference in REFERENCES]
         scenario = with_latency(recorded_scenario(configs[name], references), latency_s)
-        ends = simulate(scenario, options.steps)
+        ends = simulate(scenario, configs[name].max_steps)
         steps = recorded[name].steps
         measured = 3600 * (len(steps) - 1) / (steps[-1].ended_at - steps[0].ended_at).total_seconds()
         predicted = summarise(scenario, ends, first=0, last=len(ends) - 1).steps_per_hour

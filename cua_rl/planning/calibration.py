@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 from typing import Any
 
 from sqlalchemy import select
@@ -14,11 +14,10 @@ from sqlalchemy import select
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Database
-from cua_rl.planning.fleet import Placement, Speed, Spread
+from cua_rl.planning.fleet import DeviceTime, Placement, Speed, Spread
 from cua_rl.run.memory_plan import LARGEST_BATCH
 
 _LARGEST_SIGMA = 2.0  # beyond, single outliers would make the mean
-_SHORTEST_S = 1e-3  # what computes and never waits has no time of its own to compare with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +30,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """When a rollout of a training step ran, and when the model was asked."""
+    """When a rollout ran, when the model was asked, and the step that trained it."""
 
+    step: int
     run: Interval
     requests: tuple[Interval, ...]
 
@@ -41,6 +41,7 @@ class RecordedRollout:
 class RecordedStep:
     """A training step: when it was complete, and its metrics."""
 
+    step: int
     ended_at: datetime
     metrics: dict[str, float]
 
@@ -51,7 +52,13 @@ class RecordedRun:
 
     rollouts: tuple[RecordedRollout, ...]
     steps: tuple[RecordedStep, ...]
+    group_size: int
     placement: Placement
+
+    @property
+    def first_step(self) -> int:
+        """In which server, trainer and caches are cold."""
+        return self.steps[0].step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,9 @@ class Calibration:
     """The measured part of a workload and of a fleet's speeds; see `planning/fleet.py`."""
 
     turns: tuple[int, ...]
-    start_s: float
-    turn_s: Spread
-    end_s: float
-    device_slowdown: float
+    start: DeviceTime
+    turn: DeviceTime
+    end: DeviceTime
     server: Speed
     request_work: Spread
     turn_tokens: float
@@ -83,37 +89,42 @@ async def load_recorded_run(database: Database, training_id: int, run: str) -> R
                 RolloutRow.id,
                 RolloutRow.started_unix_s.label("rollout_s"),
                 RolloutRow.duration_s.label("rollout_took_s"),
+                Step.step,
             ),
             *(TurnRow.started_unix_s, TurnRow.duration_s),
         )
         .join(TurnRow, TurnRow.rollout_pk == RolloutRow.id)
         .join(Group, Group.id == RolloutRow.group_pk)
+        .join(Step, Step.id == Group.step_id)
         .where(
             RolloutRow.training_id == training_id,
             RolloutRow.status == "completed",
             RolloutRow.duration_s.is_not(None),
-            Group.step_id.is_not(None),
         )
         .order_by(RolloutRow.id, TurnRow.turn_index)
     )
     async with database.sessions() as session:
         config = await session.scalar(select(Training.config).where(Training.id == training_id)) or {}
         ended = [
-            RecordedStep(ended_at=step.ended_at, metrics={**step.metrics})
+            RecordedStep(step=step.step, ended_at=step.ended_at, metrics={**step.metrics})
             for step in await session.scalars(steps)
             if step.ended_at is not None and step.metrics is not None
         ]
-        by_rollout: dict[int, tuple[Interval, list[Interval]]] = {}
+        by_rollout: dict[int, tuple[int, Interval, list[Interval]]] = {}
         for row in await session.execute(turns):
             lasted = Interval(start_s=row.rollout_s, end_s=row.rollout_s + row.rollout_took_s)
             request = Interval(start_s=row.started_unix_s, end_s=row.started_unix_s + row.duration_s)
-            by_rollout.setdefault(row.id, (lasted, []))[1].append(request)
+            by_rollout.setdefault(row.id, (row.step, lasted, []))[2].append(request)
     if len(ended) < 2 or not by_rollout:
         raise ConfigError(
             f"from_run: expected a run with at least two completed steps, got {len(ended)} in {run!r}; name another one"
         )
-    rollouts = tuple(RecordedRollout(run=lasted, requests=tuple(asked)) for lasted, asked in by_rollout.values())
-    return RecordedRun(rollouts=rollouts, steps=tuple(ended), placement=_placement(config))
+    rollouts = tuple(
+        RecordedRollout(step=step, run=lasted, requests=tuple(asked)) for step, lasted, asked in by_rollout.values()
+    )
+    return RecordedRun(
+        rollouts=rollouts, steps=tuple(ended), group_size=config["group_size"], placement=_placement(config)
+    )
 
 
 def _placement(config: Mapping[str, Any]) -> Placement:
@@ -130,56 +141,87 @@ def _placement(config: Mapping[str, Any]) -> Placement:
     )
 
 
-def calibrate(runs: Sequence[RecordedRun]) -> Calibration:
-    """How long the parts of these runs took. Runs of different concurrency tell best how speed depends on it."""
-    phases = [_phases(run) for run in runs]
-    server, request_sigma = fit_speed(
-        [
-            load
-            for run, phase in zip(runs, phases, strict=True)
-            for load in measure_loads(phase.requests, phase.requests, num_places=run.placement.num_servers)
-        ]
-    )
-    starts = [load for phase in phases for load in measure_loads(phase.starts, phase.on_device)]
-    betweens = [load for phase in phases for load in measure_loads(phase.betweens, phase.on_device)]
-    tails = [load for phase in phases for load in measure_loads(phase.tails, phase.on_device)]
+def calibrate(runs: Sequence[RecordedRun], *, group_size: int) -> Calibration:
+    """How long the parts of these runs took from the second step on, and how many groups of this size are constant.
+
+    Runs of different concurrency tell best how speed depends on it.
+    """
+    requests, starts, betweens, tails = list[Load](), list[Load](), list[Load](), list[Load]()
+    for run in runs:
+        warm = _phases(rollout for rollout in run.rollouts if rollout.step > run.first_step)
+        every = _phases(run.rollouts)
+        requests += measure_loads(warm.requests, every.requests, num_places=run.placement.num_servers)
+        starts += measure_loads(warm.starts, every.on_device)
+        betweens += measure_loads(warm.betweens, every.on_device)
+        tails += measure_loads(warm.tails, every.on_device)
+    server, request_sigma = fit_speed(requests)
     device, _ = fit_speed([*starts, *betweens, *tails])
-    slowdown = device.each_s / max(device.alone_s, _SHORTEST_S)
-    turn_s = _unloaded_s(betweens, slowdown)
-    steps = [step.metrics for run in runs for step in run.steps]
-    trained_s = sum(
-        step.metrics.get("time/train_s", 0.0) * run.placement.num_trainers for run in runs for step in run.steps
-    )
+    computed_frac = device.each_s / device.request_s(1)
+    warm_steps = [(run, step.metrics) for run in runs for step in run.steps[1:]]
+    steps = [metrics for _, metrics in warm_steps]
+    trained_s = sum(metrics.get("time/train_s", 0.0) * run.placement.num_trainers for run, metrics in warm_steps)
     trained_turns = sum(
         step["rollout/num_rollouts"] * (1 - step["reward/constant_group_frac"]) * step["rollout/num_turns/mean"]
         for step in steps
     )
-    idle_s = [
-        (later.ended_at - earlier.ended_at).total_seconds() - later.metrics["time/step_s"]
-        for run in runs
-        for earlier, later in pairwise(run.steps)
-    ]
     num_tokens = sum(step["rollout/datum_tokens"] for step in steps)
     return Calibration(
         turns=tuple(sorted(len(rollout.requests) for run in runs for rollout in run.rollouts)),
-        start_s=_unloaded_s(starts, slowdown),
-        turn_s=Spread(mean=turn_s, sigma=_sigma(load.duration_s / (1 + slowdown * load.number) for load in betweens)),
-        end_s=max(0.0, _unloaded_s(tails, slowdown) - turn_s),
-        device_slowdown=slowdown,
+        start=_device_time(starts, computed_frac, sigma=0.0),
+        turn=_device_time(betweens, computed_frac, sigma=_sigma(_alone_s(betweens, computed_frac))),
+        end=_device_time(tails, computed_frac, sigma=0.0),
         server=server,
         request_work=Spread(mean=1.0, sigma=request_sigma),
         turn_tokens=num_tokens / max(1.0, trained_turns),
-        constant_group_frac=_mean(steps, "reward/constant_group_frac"),
+        constant_group_frac=fmean(_constant_group_frac(run, group_size) for run in runs),
         trained_token_s=trained_s / max(1.0, num_tokens),
         save_s=_mean(steps, "time/save_s"),
         publish_s=_mean(steps, "time/publish_s"),
-        overhead_s=max(0.0, fmean(idle_s)),
+        overhead_s=_overhead_s(runs),
     )
+
+
+def _overhead_s(runs: Sequence[RecordedRun]) -> float:
+    """Per rollout, from the last of its step to its training, and from publication to the next step's beginning.
+
+    The median, because evaluations and checkpoints fall between some of the steps.
+    """
+    return median(
+        (later.metrics.get("time/datums_s", 0.0) + max(0.0, interval_s - later.metrics["time/step_s"]))
+        / later.metrics["rollout/num_rollouts"]
+        for run in runs
+        for earlier, later in pairwise(run.steps)
+        for interval_s in [(later.ended_at - earlier.ended_at).total_seconds()]
+    )
+
+
+def _constant_group_frac(run: RecordedRun, group_size: int) -> float:
+    """Share of the groups that would have been constant, had they had this size."""
+    steps = [step.metrics for step in run.steps[1:]]
+    seen = _mean(steps, "reward/constant_group_frac")
+    if group_size == run.group_size:
+        return seen
+    success_rate = _mean(steps, "reward/success_rate")
+    low, high = 1e-3, 1e3  # tasks that always or never succeed, and tasks that are all alike
+    for _ in range(40):
+        concentration = math.sqrt(low * high)
+        is_too_alike = constant_frac(success_rate, concentration, run.group_size) < seen
+        low, high = (low, concentration) if is_too_alike else (concentration, high)
+    return constant_frac(success_rate, low, group_size)
+
+
+def constant_frac(success_rate: float, concentration: float, group_size: int) -> float:
+    """Share of groups that all succeed or all fail, if the chances of tasks are beta distributed around the mean."""
+
+    def frac_of_alike(rate: float) -> float:
+        return math.prod((rate * concentration + index) / (concentration + index) for index in range(group_size))
+
+    return frac_of_alike(success_rate) + frac_of_alike(1 - success_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phases:
-    """What the rollouts of a run did when."""
+    """What rollouts did when."""
 
     starts: Sequence[Interval]
     betweens: Sequence[Interval]
@@ -193,8 +235,8 @@ class _Phases:
         return [*self.starts, *self.betweens, *self.tails]
 
 
-def _phases(run: RecordedRun) -> _Phases:
-    asked = [(rollout.run, rollout.requests) for rollout in run.rollouts]
+def _phases(rollouts: Iterable[RecordedRollout]) -> _Phases:
+    asked = [(rollout.run, rollout.requests) for rollout in rollouts]
     return _Phases(
         starts=[Interval(start_s=whole.start_s, end_s=each[0].start_s) for whole, each in asked],
         betweens=[
@@ -261,9 +303,19 @@ def fit_speed(loads: Sequence[Load]) -> tuple[Speed, float]:
     return speed, _sigma(load.duration_s / speed.request_s(load.number) for load in loads)
 
 
-def _unloaded_s(loads: Sequence[Load], slowdown: float) -> float:
-    """Mean duration if nothing else were in progress; 0 if there are none."""
-    return sum(load.duration_s for load in loads) / max(1.0, sum(1 + slowdown * load.number for load in loads))
+def _alone_s(loads: Sequence[Load], computed_frac: float) -> list[float]:
+    """Durations if nothing else had been in progress."""
+    return [load.duration_s / (1 - computed_frac + computed_frac * load.number) for load in loads]
+
+
+def _device_time(loads: Sequence[Load], computed_frac: float, *, sigma: float) -> DeviceTime:
+    """The time behind these loads; 0 if there are none."""
+    slowness = sum(1 - computed_frac + computed_frac * load.number for load in loads)
+    mean = sum(load.duration_s for load in loads) / max(1.0, slowness)
+    return DeviceTime(
+        own=Spread(mean=(1 - computed_frac) * mean, sigma=sigma),
+        computed=Spread(mean=computed_frac * mean, sigma=sigma),
+    )
 
 
 def _sigma(ratios: Iterable[float]) -> float:

@@ -34,17 +34,32 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """What a device takes for something, seconds."""
+
+    own: Spread
+    """However many devices there are."""
+    computed: Spread = Spread(mean=0.0)
+    """On a processor that all devices share, as simulated phones do: half as fast with two at a time."""
+
+    @property
+    def alone_s(self) -> float:
+        """Mean if no other device computes."""
+        return self.own.mean + self.computed.mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What one rollout asks of devices, controller, model server and trainer."""
 
     turns: tuple[int, ...]
     """Numbers of turns, each as likely as the others."""
-    start_s: float
+    start: DeviceTime
     """From the lease of a device to the first request."""
-    turn_s: Spread
-    """On the device, between two requests or after the last one."""
-    end_s: float
-    """From the last turn to the reward."""
+    turn: DeviceTime
+    """Between two requests."""
+    end: DeviceTime
+    """From the last answer, which ends the rollout, to the reward."""
     request_work: Spread
     """Of a model request, in units of the mean one."""
     controller_s: float
@@ -105,9 +120,7 @@ class Fleet:
     publish_s: float
     """The servers load and prove it."""
     overhead_s: float = 0.0
-    """Per step, while the trainer waits."""
-    device_slowdown: float = 0.0
-    """By which share of its own time each device in use slows all others, as simulated phones on few cores do."""
+    """Of the controller, per rollout of a step, while the trainer waits: datums, their fingerprint, records."""
     num_controllers: int = 1
     """Processes that run rollouts."""
 
@@ -154,16 +167,18 @@ class Scenario:
 def bounds(scenario: Scenario) -> dict[str, float]:
     """Rollouts per hour that each part alone would allow, if everything else were free.
 
-    Devices: none ever idles, and its requests meet an empty model server. Sampling: every device has a request in the
-    servers all the time, up to `max_requests` each. Training: the trainer never waits. GPUs that server and trainer
-    share do one after the other.
+    Devices: none ever idles or waits for the processor, and its requests meet an empty model server; or their processor
+    never idles. Sampling: every device has a request in the servers all the time, up to `max_requests` each. Training:
+    the trainer never waits. GPUs that server and trainer share do one after the other.
     """
     work, fleet, placed = scenario.workload, scenario.fleet, scenario.fleet.placement
     turns = work.mean_turns
-    rollout_s = work.start_s + turns * (work.turn_s.mean + work.controller_s + fleet.server.request_s(1)) + work.end_s
+    device_s = work.start.alone_s + (turns - 1) * work.turn.alone_s + work.end.alone_s
+    computed_s = work.start.computed.mean + (turns - 1) * work.turn.computed.mean + work.end.computed.mean
+    rollout_s = device_s + turns * (work.controller_s + fleet.server.request_s(1))
     in_server = min(placed.max_requests, fleet.num_devices / placed.num_servers)
     limits = {
-        "devices": _rate(fleet.num_devices, rollout_s),
+        "devices": min(_rate(fleet.num_devices, rollout_s), _rate(1, computed_s)),
         "sampling": placed.num_servers * _rate(in_server, turns * fleet.server.request_s(in_server)),
         "training": _rate(1, fleet.train_s(work.trained_tokens)),
         "controller": _rate(fleet.num_controllers, turns * work.controller_s),

@@ -33,7 +33,7 @@ _ADVICE: Mapping[str, str] = {
     "training": "more GPUs for training, or shorter sequences",
     "sampling and training": "GPUs of their own for sampling and training",
     "controller": "more rollout_workers",
-    "schedule": "parts wait for each other: raise max_steps_off_policy, or have more groups per step than devices",
+    "schedule": "parts wait for each other: raise max_steps_off_policy, or have more rollouts per step than devices",
 }
 
 
@@ -96,6 +96,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         "devices": said.device_busy_frac,
         "sampling": said.server_busy_frac,
         "training": said.trainer_busy_frac,
+        "controller": said.rollouts_per_hour / plan.bounds["controller"],
     }
     used = {
         "devices": f"{fleet.num_devices:,}",
@@ -112,7 +113,7 @@ def show_plan(plan: Plan, console: Console) -> None:
             name,
             used.get(name, "the same hardware"),
             "–" if bound == inf else f"{bound:,.0f}",
-            "–" if busy_frac is None else f"{100 * busy_frac:.0f} %",
+            f"{100 * busy_frac:.0f} %" if busy_frac else "–",
         )
     console.print(parts)
     varied = Table(title="What one more would bring", title_justify="left")

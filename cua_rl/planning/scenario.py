@@ -10,7 +10,7 @@ from random import Random
 
 from cua_rl.errors import ConfigError
 from cua_rl.planning.calibration import RecordedRun, calibrate
-from cua_rl.planning.fleet import Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
+from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
 from cua_rl.planning.gpu_speed import (
     GPU_KINDS,
     GpuKind,
@@ -74,13 +74,13 @@ def _check_settings(config: PlanConfig) -> None:
 
 def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement: Placement | None = None) -> Scenario:
     """The speeds of recorded runs with the settings of `config`, by default on the hardware of the first run."""
-    seen = calibrate(runs)
+    seen = calibrate(runs, group_size=config.group_size)
     return Scenario(
         workload=Workload(
             turns=seen.turns,
-            start_s=seen.start_s,
-            turn_s=seen.turn_s,
-            end_s=seen.end_s,
+            start=seen.start,
+            turn=seen.turn,
+            end=seen.end,
             request_work=seen.request_work,
             controller_s=0.0,
             prompt_tokens=0.0,
@@ -91,7 +91,6 @@ def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement:
             num_devices=config.max_concurrent_rollouts,
             placement=placement or runs[0].placement,
             server=seen.server,
-            device_slowdown=seen.device_slowdown,
             trained_token_s=seen.trained_token_s,
             save_s=seen.save_s,
             publish_s=seen.publish_s,
@@ -123,9 +122,9 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
     return Scenario(
         workload=Workload(
             turns=spread_turns(num_turns, config.max_turns),
-            start_s=5.0,
-            turn_s=Spread(mean=2.0, sigma=1.0),
-            end_s=1.0,
+            start=DeviceTime(own=Spread(mean=5.0)),
+            turn=DeviceTime(own=Spread(mean=2.0, sigma=1.0)),
+            end=DeviceTime(own=Spread(mean=1.0)),
             request_work=Spread(mean=1.0, sigma=_REQUEST_SIGMA),
             controller_s=0.0125,
             prompt_tokens=assume.prompt_tokens,
@@ -158,15 +157,12 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
 def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
     """The settings of `assume` in the place of what was recorded or is assumed without them."""
     assume, work, fleet = config.assume, scenario.workload, scenario.fleet
-    turn_s = Spread(
-        mean=_given(assume.device_s, work.turn_s.mean), sigma=_given(assume.device_sigma, work.turn_s.sigma)
-    )
     workload = replace(
         work,
         turns=work.turns if assume.num_turns is None else spread_turns(assume.num_turns, config.max_turns),
-        start_s=_given(assume.start_s, work.start_s),
-        turn_s=turn_s,
-        end_s=_given(assume.end_s, work.end_s),
+        start=_device_time(work.start, assume.start_s, None),
+        turn=_device_time(work.turn, assume.device_s, assume.device_sigma),
+        end=_device_time(work.end, assume.end_s, None),
         controller_s=_given(assume.controller_s, work.controller_s),
         constant_group_frac=_given(assume.constant_group_frac, work.constant_group_frac),
     )
@@ -175,8 +171,6 @@ def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
         num_controllers=max(1, config.rollout_workers),  # without workers, the run itself
         save_s=_given(assume.save_s, fleet.save_s),
         publish_s=_given(assume.publish_s, fleet.publish_s),
-        # devices slow each other by what they compute, not while they wait
-        device_slowdown=fleet.device_slowdown * min(1.0, work.turn_s.mean / max(turn_s.mean, 1e-9)),
     )
     return replace(scenario, workload=workload, fleet=changed)
 
@@ -195,6 +189,11 @@ def spread_turns(mean: float, largest: int) -> tuple[int, ...]:
         turns = tuple(min(largest, 1 + round(-scale * log(1 - place))) for place in places)
         low, high = (scale, high) if sum(turns) < mean * _NUM_QUANTILES else (low, scale)
     return turns
+
+
+def _device_time(known: DeviceTime, mean_s: float | None, sigma: float | None) -> DeviceTime:
+    """With another time of the device's own; what it computes stays."""
+    return replace(known, own=Spread(mean=_given(mean_s, known.own.mean), sigma=_given(sigma, known.own.sigma)))
 
 
 def _given(value: float | None, otherwise: float) -> float:

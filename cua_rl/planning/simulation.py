@@ -14,7 +14,7 @@ from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.model_input import EncodedTextChunk, ModelInput
-from cua_rl.planning.fleet import Scenario
+from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
 from cua_rl.policy import AdapterRef, SamplingParams
@@ -29,7 +29,7 @@ from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, StopReason, Turn
 
-_MAX_ROLLOUTS = 6_000  # about two seconds of a processor
+_MAX_STEPS, _MAX_ROLLOUTS = 24, 6_000  # three seconds of a processor; of fewer steps, rates vary by some percent
 _IMAGE_TOKEN = -1  # no prompt of a simulation has images
 
 
@@ -71,9 +71,15 @@ def simulate(scenario: Scenario, num_steps: int, *, goes_on: bool = False) -> li
 
 
 def predict(scenario: Scenario) -> Prediction:
-    """A run in its steady state; of large batches, fewer steps are simulated."""
-    first = scenario.schedule.max_lag  # so many batches are in progress from the beginning
-    num_steps = max(2, min(12, _MAX_ROLLOUTS // scenario.schedule.rollouts_per_step))
+    """A run in its steady state; of large batches, fewer steps are simulated.
+
+    The steps of an asynchronous run are short and long in turn: the batches that may be in progress begin together, and
+    follow each other in that order. So the window is a multiple of their number, after the first two rounds.
+    """
+    num_batches = scenario.schedule.max_lag + 1
+    first = 2 * num_batches - 1 if scenario.schedule.max_lag else 0
+    num_steps = max(2, min(_MAX_STEPS, _MAX_ROLLOUTS // scenario.schedule.rollouts_per_step))
+    num_steps = num_batches * max(1, round(num_steps / num_batches))
     ends = simulate(scenario, first + 1 + num_steps, goes_on=True)
     return summarise(scenario, ends, first=first, last=first + num_steps)
 
@@ -153,26 +159,28 @@ class _World:
             for _ in range(placed.num_servers)
         ]
         self.trainer = Station(alone_s=1.0, each_s=0.0)
-        self.devices = Station(alone_s=1.0, each_s=fleet.device_slowdown)
+        self.devices = Station(alone_s=0.0, each_s=1.0)
+        """The processor that they share."""
         self.controller = Station(alone_s=0.0, each_s=1.0 / fleet.num_controllers)
         if placed.is_shared:
-            self.trainer.neighbours = self.servers
-            for server in self.servers:
-                server.neighbours = [self.trainer]
+            # without GPUs, devices that compute do so on the processor of server and trainer
+            self.trainer.neighbours = self.servers if placed.gpus_per_server else [*self.servers, self.devices]
+            for neighbour in self.trainer.neighbours:
+                neighbour.neighbours = [self.trainer]
         self.served_version = 0
         self.tokens: dict[str, float] = {}
         """Per rollout that has not been trained on, the length of its training sequence."""
         self.num_rollouts = [0] * placed.num_servers
         """In progress, per copy of the model."""
         self.device_busy_s = 0.0
+        """Ends of leases less beginnings: negative while there are leases."""
         self.step_ends: list[StepEnd] = []
 
-    async def use_device(self, seconds: float) -> None:
-        """Let so much of a device's own time pass."""
-        if self.scenario.fleet.device_slowdown:
-            await self.devices.work(seconds)
-        else:
-            await asyncio.sleep(seconds)
+    async def use_device(self, time: DeviceTime, random: Random) -> None:
+        """Let a device do something."""
+        await asyncio.sleep(time.own.draw(random))
+        if time.computed.mean:
+            await self.devices.work(time.computed.draw(random))
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         for station in (*self.servers, self.trainer):
@@ -182,7 +190,7 @@ class _World:
                 at_s=asyncio.get_running_loop().time(),
                 server_busy_s=sum(server.busy_s for server in self.servers),
                 trainer_busy_s=self.trainer.busy_s,
-                device_busy_s=self.device_busy_s,
+                device_busy_s=self.device_busy_s + sum(self.num_rollouts) * asyncio.get_running_loop().time(),
                 policy_lag_mean=metrics.get("rollout/policy_lag/mean", 0.0),
                 policy_lag_max=metrics.get("rollout/policy_lag/max", 0.0),
             )
@@ -208,21 +216,21 @@ class _Runner:
         num_turns = random.choice(work.turns)
         copy = min(range(len(world.servers)), key=lambda index: world.num_rollouts[index])
         world.num_rollouts[copy] += 1
-        await world.use_device(work.start_s)
-        for _ in range(num_turns):
+        world.device_busy_s -= began
+        for turn in range(num_turns):
+            await world.use_device(work.turn if turn else work.start, random)
             if work.controller_s:
                 await world.controller.work(work.controller_s)
             versions.append(world.served_version)
             await world.servers[copy].work(work.request_work.draw(random))
-            await world.use_device(work.turn_s.draw(random))
-        await world.use_device(work.end_s)
+        await world.use_device(work.end, random)
         world.num_rollouts[copy] -= 1
-        duration_s = loop.time() - began
-        world.device_busy_s += duration_s
+        ended = loop.time()
+        world.device_busy_s += ended
         rollout_id = f"{plan.group_id}-{plan.member_index}"
         world.tokens[rollout_id] = work.prompt_tokens + num_turns * work.turn_tokens
         is_constant = Random(plan.task.seed).random() < work.constant_group_frac
-        return _rollout(plan, rollout_id, versions, 0.0 if is_constant else float(plan.member_index % 2), duration_s)
+        return _rollout(plan, rollout_id, versions, 0.0 if is_constant else float(plan.member_index % 2), ended - began)
 
 
 @dataclass
@@ -290,7 +298,8 @@ class _Recorder:
 
     async def record(self, event: Event) -> None:
         if isinstance(event, StepTrained):
-            await asyncio.sleep(self.world.scenario.fleet.overhead_s)
+            scenario = self.world.scenario
+            await asyncio.sleep(scenario.schedule.rollouts_per_step * scenario.fleet.overhead_s)
 
     async def flush(self) -> None: ...
 

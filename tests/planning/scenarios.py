@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cua_rl.planning.fleet import Fleet, Placement, Scenario, Schedule, Speed, Spread, Workload
+from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Scenario, Schedule, Speed, Spread, Workload
 
 PLACEMENT: dict[str, Any] = {
     "num_servers": 1,
@@ -22,13 +22,13 @@ def make_scenario(
 ) -> Scenario:
     """10 devices; rollouts of 4 turns, 2 s on the device and 1 s in the model each; 100 tokens to train per rollout.
 
-    A rollout that never waits takes 2 + 4 * (2 + 1) + 1 = 15 s.
+    A rollout that never waits takes 2 + 4 * 1 + 3 * 2 + 1 = 13 s.
     """
     work: dict[str, Any] = {
         "turns": (4,),
-        "start_s": 2.0,
-        "turn_s": Spread(mean=2.0),
-        "end_s": 1.0,
+        "start": DeviceTime(own=Spread(mean=2.0)),
+        "turn": DeviceTime(own=Spread(mean=2.0)),
+        "end": DeviceTime(own=Spread(mean=1.0)),
         "request_work": Spread(mean=1.0),
         "controller_s": 0.0,
         "prompt_tokens": 20.0,

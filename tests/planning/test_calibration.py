@@ -9,6 +9,7 @@ from cua_rl.planning.calibration import (
     RecordedRun,
     RecordedStep,
     calibrate,
+    constant_frac,
     fit_speed,
     measure_loads,
 )
@@ -58,37 +59,82 @@ def test_durations_that_do_not_grow_with_the_load_are_each_requests_own() -> Non
     assert alike == Speed(alone_s=3, each_s=0)
 
 
+def test_what_devices_compute_is_told_from_their_own_time_by_how_they_slow_each_other() -> None:
+    """A rollout alone takes 1 s until its first request; of ten that begin together, each takes 5.5 s."""
+    rollouts = [
+        RecordedRollout(step=step, run=interval(at, at + took + 1), requests=(interval(at + took, at + took + 1),))
+        for step in (1, 2)
+        for at, took, number in ((100 * step, 1.0, 1), (100 * step + 50, 5.5, 10))
+        for _ in range(number)
+    ]
+    metrics = {"rollout/num_rollouts": 11.0, "rollout/num_turns/mean": 1.0, "rollout/datum_tokens": 1.0}
+    metrics |= {"reward/constant_group_frac": 0.0, "time/step_s": 100.0}
+    steps = tuple(
+        RecordedStep(step=step, ended_at=datetime(2026, 1, 1, tzinfo=UTC), metrics=metrics) for step in (1, 2)
+    )
+    run = RecordedRun(rollouts=tuple(rollouts), steps=steps, group_size=2, placement=Placement(**PLACEMENT))
+
+    start = calibrate([run], group_size=2).start
+
+    assert (start.own.mean, start.computed.mean) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
 def test_a_run_tells_what_its_parts_took() -> None:
-    """Two steps of two rollouts, never two at a time on the device or in the server: nobody slows anybody."""
+    """Two rollouts a step, never two at a time on the device or in the server: nobody slows anybody."""
     steps, rollouts = list[RecordedStep](), list[RecordedRollout]()
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    for step in range(2):
+    for step in range(4):
+        slowness = 3 if step == 0 else 1  # cold caches, which say nothing of the steps after
         for member in range(2):
-            at = 100 * step + 50 * member
-            # 5 s until the first request, which takes 1 s; 2 s on the device; another request; 2 s and then 3 more
-            requests = (interval(at + 5, at + 6), interval(at + 8, at + 9))
-            rollouts.append(RecordedRollout(run=interval(at, at + 14), requests=requests))
+            at = 200 * step + 60 * member
+            # 5 s until the first request, which takes 1 s; 2 s on the device; another request; 3 s until the reward
+            ends = [at + slowness * seconds for seconds in (0, 5, 6, 8, 9, 12)]
+            requests = (interval(*ends[1:3]), interval(*ends[3:5]))
+            rollouts.append(RecordedRollout(step=step, run=interval(ends[0], ends[5]), requests=requests))
         metrics = {
             "rollout/num_rollouts": 2.0,
             "rollout/num_turns/mean": 2.0,
             "rollout/datum_tokens": 400.0,
             "reward/constant_group_frac": 0.5,
-            "time/step_s": 99.0,
-            "time/train_s": 8.0,
-            "time/publish_s": 1.5,
+            "reward/success_rate": 0.5,
+            "time/step_s": 20.0 if step == 2 else 199.0,  # an evaluation before it began
+            "time/datums_s": 0.5,
+            "time/train_s": 8.0 * slowness,
+            "time/publish_s": 1.5 * slowness,
         }
-        steps.append(RecordedStep(ended_at=began + timedelta(seconds=100 * step), metrics=metrics))
+        steps.append(RecordedStep(step=step, ended_at=began + timedelta(seconds=200 * step), metrics=metrics))
     run = RecordedRun(
-        rollouts=tuple(rollouts), steps=tuple(steps), placement=Placement(**PLACEMENT | {"num_trainers": 4})
+        rollouts=tuple(rollouts),
+        steps=tuple(steps),
+        group_size=2,
+        placement=Placement(**PLACEMENT | {"num_trainers": 4}),
     )
 
-    found = calibrate([run])
+    found = calibrate([run], group_size=2)
 
-    assert found.turns == (2, 2, 2, 2)
-    assert (found.start_s, found.turn_s.mean, found.end_s) == (pytest.approx(5), pytest.approx(2), pytest.approx(3))
+    assert found.turns == (2,) * 8
+    assert [time.own.mean for time in (found.start, found.turn, found.end)] == pytest.approx([5, 2, 3])
+    assert found.turn.computed.mean == pytest.approx(0)
     assert found.server == Speed(alone_s=pytest.approx(1), each_s=pytest.approx(0))
     # four turns a step, half of them in groups that teach
     assert found.turn_tokens == pytest.approx(400 / 2)
     # 4 ranks for 8 s
     assert found.trained_token_s == pytest.approx(4 * 8 / 400)
-    assert (found.publish_s, found.save_s, found.overhead_s) == (1.5, 0, pytest.approx(1))
+    assert (found.publish_s, found.save_s) == (1.5, 0)
+    # half a second for datums and one between steps, for two rollouts
+    assert found.overhead_s == pytest.approx(1.5 / 2)
+    assert found.constant_group_frac == 0.5
+    # of two, half are constant if all tasks succeed half of the time; so of eight, hardly any are
+    assert calibrate([run], group_size=8).constant_group_frac == pytest.approx(2 * 0.5**8, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("concentration", "group_size", "frac"),
+    [
+        (1e9, 3, 2 * 0.5**3),  # all tasks succeed half of the time
+        (1e-9, 3, 1.0),  # tasks always or never succeed
+        (2.0, 3, 2 / 4),  # every chance is as likely as the others: 0 to 3 successes, too
+    ],
+)
+def test_groups_are_constant_as_often_as_their_tasks_differ(concentration: float, group_size: int, frac: float) -> None:
+    assert constant_frac(0.5, concentration, group_size) == pytest.approx(frac)

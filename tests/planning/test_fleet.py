@@ -4,20 +4,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.planning.fleet import Prices, Scenario, Schedule, Speed, bounds, find_bottleneck, one_more
+from cua_rl.planning.fleet import (
+    DeviceTime,
+    Prices,
+    Scenario,
+    Schedule,
+    Speed,
+    Spread,
+    bounds,
+    find_bottleneck,
+    one_more,
+)
 from tests.planning.scenarios import make_scenario
 
 
 def test_bounds_are_what_the_arithmetic_says() -> None:
     limits = bounds(make_scenario(workload={"controller_s": 0.5}, server=Speed(alone_s=0.9, each_s=0.1)))
 
-    # a rollout alone: 2 + 4 * (2 + 0.5 + 1) + 1 = 17 s, on 10 devices
-    assert limits["devices"] == pytest.approx(3600 * 10 / 17)
+    # a rollout alone: 2 + 4 * (0.5 + 1) + 3 * 2 + 1 = 15 s, on 10 devices
+    assert limits["devices"] == pytest.approx(3600 * 10 / 15)
     # 10 requests at a time take 0.9 + 10 * 0.1 = 1.9 s, and a rollout has 4
     assert limits["sampling"] == pytest.approx(3600 * 10 / (4 * 1.9))
     # 100 tokens at 0.01 s
     assert limits["training"] == pytest.approx(3600)
     assert limits["controller"] == pytest.approx(3600 / (4 * 0.5))
+
+
+def test_devices_that_compute_are_no_faster_than_their_processor() -> None:
+    turn = DeviceTime(own=Spread(mean=2.0), computed=Spread(mean=0.5))
+    few = bounds(make_scenario(workload={"turn": turn}, num_devices=1))
+    many = bounds(make_scenario(workload={"turn": turn}, num_devices=100))
+
+    # a rollout is 2 + 3 * (2 + 0.5) + 1 s of a device, 1.5 s of it computed, and 4 s of requests
+    assert few["devices"] == pytest.approx(3600 / (10.5 + 4))
+    assert many["devices"] == pytest.approx(3600 / 1.5)
 
 
 def test_groups_that_teach_nothing_cost_the_trainer_nothing_and_ranks_share_the_rest() -> None:
@@ -37,14 +57,14 @@ def test_on_shared_gpus_sampling_and_training_follow_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("rollouts_per_hour", "bottleneck"),
-    [(2390.0, "devices"), (1801.0, "devices"), (1700.0, "schedule")],
+    [(2760.0, "devices"), (2080.0, "devices"), (2070.0, "schedule")],
 )
 def test_the_lowest_bound_is_the_bottleneck_unless_the_loop_stays_far_below_it(
     rollouts_per_hour: float, bottleneck: str
 ) -> None:
     limits = bounds(make_scenario())
 
-    assert limits["devices"] == pytest.approx(2400)  # training 3,600, sampling 9,000
+    assert limits["devices"] == pytest.approx(3600 * 10 / 13)  # 2,769; training 3,600, sampling 9,000
     assert find_bottleneck(limits, rollouts_per_hour) == bottleneck
 
 
@@ -82,7 +102,7 @@ def test_gpus_and_devices_are_paid_by_the_hour_and_a_shared_gpu_once() -> None:
 
 SCENARIOS = st.builds(
     lambda devices, servers, trainers, alone, each, device_s, shared: make_scenario(
-        workload={"start_s": device_s},
+        workload={"start": DeviceTime(own=Spread(mean=device_s))},
         placement={"num_servers": servers, "num_trainers": trainers, "is_shared": shared},
         num_devices=devices,
         server=Speed(alone_s=alone, each_s=each),

@@ -62,7 +62,7 @@ def test_what_is_assumed_is_what_was_set() -> None:
     assume = AssumptionSettings(device_s=7.0, num_turns=3, constant_group_frac=0.0)
     scenario = planned_scenario(config(assume=assume, max_concurrent_rollouts=77, rollout_workers=4), [])
 
-    assert scenario.workload.turn_s.mean == 7.0
+    assert scenario.workload.turn.own.mean == 7.0
     assert scenario.workload.mean_turns == pytest.approx(3, rel=0.02)
     assert scenario.workload.constant_group_frac == 0.0
     assert (scenario.fleet.num_controllers, scenario.fleet.num_devices) == (4, 77)

@@ -15,6 +15,7 @@ from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events,
 
 CONFIG: dict[str, object] = {
     "base_url": None,
+    "group_size": 2,
     "gpu_plan": {
         "server": {"gpus": ["0", "1"], "tensor_parallel": 2, "copies": 1},
         "trainer": {"gpus": ["2"], "num_processes": 1},
