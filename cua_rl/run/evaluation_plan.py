@@ -200,6 +200,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
             lora_rank=rank,
             num_rollouts=config.max_concurrent_rollouts,
             largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
+            serves_float32=config.server.dtype == "float32",
             vision_cache_gib=0.0,
         ),
         gpu_wishes=GpuWishes(

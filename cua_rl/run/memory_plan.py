@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
+from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, GpuWishes, plan_gpus
 from cua_rl.run.machine import Machine
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
@@ -47,6 +48,10 @@ class Demand:
     """Loaded into the server at a time."""
     is_float32: bool = False
     """Whether the trainer computes in float32."""
+    serves_float32: bool = False
+    """Whether the server does, on a GPU."""
+    is_context_fixed: bool = False
+    """Whether the data sets the context, not a setting."""
     trains_vision: bool = False
     """Whether the adapter reaches merger or vision tower."""
     vision_cache_gib: float = 2.0
@@ -137,6 +142,7 @@ def plan_memory(request: Request) -> MemoryPlan:
         raise ConfigError(_refusal(request))
     if request.gpu_wishes.has_trainer:
         _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
     weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     if there is not None and weights > there * GIB:
@@ -159,6 +165,15 @@ def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
         raise ConfigError(
             f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
             "one; set trainer.sharding=full, or trainer.num_processes=1"
+        )
+
+
+def _require_whole_heads(num_kv_heads: int, tensor_parallel: int) -> None:
+    """Raise `ConfigError` for a number of GPUs over which vLLM cannot distribute keys and values."""
+    if num_kv_heads % tensor_parallel and tensor_parallel % num_kv_heads:
+        raise ConfigError(
+            f"server.tensor_parallel: expected a divisor or a multiple of the model's {num_kv_heads} heads of keys and "
+            f"values, got {tensor_parallel}; change it, or leave it out"
         )
 
 
@@ -194,8 +209,9 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
     """The first way to train that leaves the server room for `num_contexts` full contexts."""
     gpu = (request.machine.gpu_gib or 0.0) * GIB
     fixed = _server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
-    kv_token = request.model.kv_bytes_per_token(gpus.tensor_parallel)
-    least = sum(fixed.values()) + num_contexts * request.demand.context_tokens * kv_token if fixed else 0.0
+    context = request.demand.context_tokens
+    contexts = num_contexts * _sequence_bytes(request, context, gpus.tensor_parallel)
+    least = sum(fixed.values()) + contexts if fixed else 0.0
     for recomputes, sharding, row in _ways_to_train(request, gpus):
         trainer = _trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
         trainer_total = sum(trainer.values())
@@ -209,7 +225,7 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
         server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
         if fixed:
             server["KV cache"] = utilization * gpu - sum(fixed.values())
-            halves = int(2 * server["KV cache"] / (kv_token * request.demand.context_tokens))
+            halves = int(server["KV cache"] / _sequence_bytes(request, context / 2, gpus.tensor_parallel))
             max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
         return MemoryPlan(
             machine=request.machine,
@@ -235,9 +251,9 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
         shardings = ["none"]  # the others are for frozen weights
     elif request.model.num_experts:
         shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
-    rows = [wishes.micro_batch_tokens] if wishes.micro_batch_tokens else [LONGEST_ROW, demand.context_tokens]
-    # a sequence longer than a row gets one of its own
-    rows = list(dict.fromkeys(max(row, demand.context_tokens) for row in rows))
+    rows = dict.fromkeys(max(row, demand.context_tokens) for row in (LONGEST_ROW, demand.context_tokens))
+    if wishes.micro_batch_tokens:
+        rows = {wishes.micro_batch_tokens: None}
     given = wishes.gradient_checkpointing
     for recomputes in (False, True) if given is None else (given,):
         for sharding in shardings:
@@ -255,16 +271,17 @@ def _trainer_parts(
         return {}
     model, demand = request.model, request.demand
     scale = 2 if demand.is_float32 else 1
-    layers, layer = model.num_layers * model.layer_parameters, model.layer_parameters
+    layer = model.layer_parameters
     match sharding:
         case "none":
             held = model.parameters
         case "full" | "hybrid":  # one layer computes while the next one arrives
-            split = layers + model.vision_parameters
+            split = model.decoder_parameters + model.vision_parameters
             held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
         case "offload":
             held = 2 * layer + model.embedding_parameters + model.vision_parameters
     shared_by = request.wishes.context_parallel
+    row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
     activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
@@ -286,24 +303,39 @@ def _optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
     messages = 0 if gpus.num_trainer_processes == 1 else 1
     rank = request.demand.lora_rank
     if not rank:
-        return {"gradients and optimizer": (3 + messages) * BYTES_32 * request.model.parameters}
+        parts = {"gradients and optimizer": (3.0 + messages) * BYTES_32 * request.model.parameters}
+        if not request.demand.is_float32:
+            parts["weights for autocast"] = BYTES_16 * request.model.parameters
+        return parts
     # the adapter itself, too, and copies of it for autocast
     return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
+
+
+def _sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) -> float:
+    """Bytes that a server process keeps of one request on its GPU."""
+    model = request.model
+    scale = 2 if request.demand.serves_float32 else 1
+    # the states of linear attention in use, and those from which the next turn goes on
+    states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
+    return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
 
 
 def _server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
     """Bytes of a server process on its GPU, without its KV cache."""
     model, demand = request.model, request.demand
+    scale = 2 if demand.serves_float32 else 1
     is_fast = (request.machine.gpu_gib or 0.0) * GIB >= _FAST_GPU
     tokens = 8192 if is_fast else 2048
     language = tokens * (4 * model.intermediate * max(1, model.experts_per_token) + 16 * model.hidden)
     # the server tries out the largest image that the model takes: four patches per token
     image = 4 * demand.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
     logits = 3 * BYTES_32 * (request.wishes.max_num_seqs or LARGEST_BATCH) * model.vocabulary
+    features = model.feature_bytes(max(tokens, demand.largest_image_tokens))
+    slot_rank = max_lora_rank(demand.lora_rank)  # vLLM's slots are of a few sizes
     return {
-        "weights": BYTES_16 * model.parameters / tensor_parallel,
-        "adapters": demand.num_adapters * BYTES_16 * model.lora_parameters(demand.lora_rank) / tensor_parallel,
-        "work space": max(language, image) + logits + model.feature_bytes(max(tokens, demand.largest_image_tokens)),
+        "weights": scale * BYTES_16 * model.parameters / tensor_parallel,
+        "adapters": scale * demand.num_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
+        "work space": scale * (max(language, image) + features) + logits,
         "CUDA": _CONTEXT + _GRAPHS,
     }
 
@@ -318,7 +350,7 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
         # weights that stay in main memory are held once more
         parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
         if sharding == "offload":
-            parts["weights"] = BYTES_16 * model.num_layers * model.layer_parameters
+            parts["weights"] = _weight_bytes(request.demand) * model.decoder_parameters
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
@@ -345,7 +377,8 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     """Without GPUs everything is main memory, and weights are float32 unless the trainer is told otherwise."""
     model, demand, wishes = request.model, request.demand, request.wishes
     gpus = plan_gpus((), request.gpu_wishes, model.num_heads)
-    row = max(wishes.micro_batch_tokens or LONGEST_ROW, demand.context_tokens)
+    row = wishes.micro_batch_tokens or max(LONGEST_ROW, demand.context_tokens)
+    longest = max(row, demand.context_tokens)
     scale = 2 if demand.is_float32 else 1
     trainer, server = dict[str, float](), dict[str, float]()
     number = gpus.num_trainer_processes
@@ -359,9 +392,9 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         }
         if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())
-            whole = model.activation_bytes(row, demand.lora_rank, recomputes=False)
+            whole = model.activation_bytes(longest, demand.lora_rank, recomputes=False)
             recomputes = number * scale * whole > left
-        trainer["activations"] = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+        trainer["activations"] = scale * model.activation_bytes(longest, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
     host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
@@ -385,7 +418,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
     wishes = request.wishes
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
     recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
-    row = max(wishes.micro_batch_tokens or LONGEST_ROW, request.demand.context_tokens)
+    row = wishes.micro_batch_tokens or max(LONGEST_ROW, request.demand.context_tokens)
     sharding = wishes.sharding or "none"
     return MemoryPlan(
         machine=request.machine,
@@ -411,7 +444,7 @@ def _refusal(request: Request) -> str:
     server = 0.0
     if gpus.server_gpus:
         largest = max(size or 1 for size in _tensor_parallel_sizes(request))
-        kv_cache = request.model.kv_bytes_per_token(largest) * request.demand.context_tokens
+        kv_cache = _sequence_bytes(request, request.demand.context_tokens, largest)
         server = sum(_server_parts(request, largest).values()) + kv_cache
     remedies = list(_remedies(request))
     there = f"{len(request.machine.gpus)} GPUs of {_shown(request.machine.gpu_gib)} GiB"
@@ -445,7 +478,8 @@ def _remedies(request: Request) -> Iterator[str]:
     for name, other in by_hand.items():
         if other != request and _find_plan(other) is not None:
             yield name if "=" in name else f"{name} left out"
-    for tokens in range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024):
+    shorter = range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024)
+    for tokens in () if demand.is_context_fixed else shorter:
         if _find_plan(replace(request, demand=replace(demand, context_tokens=tokens))) is not None:
             yield f"server.max_model_len={tokens}"
             break

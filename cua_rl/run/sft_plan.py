@@ -150,6 +150,7 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
             lora_rank=config.lora_rank,
             largest_image_tokens=0,
             is_float32=config.trainer_dtype == "float32",
+            is_context_fixed=True,
         ),
         gpu_wishes=GpuWishes(
             trainer_num_processes=config.num_processes,

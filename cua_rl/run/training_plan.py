@@ -252,6 +252,7 @@ def plan_training_memory(
         num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        serves_float32=config.server.dtype == "float32",
         trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
