@@ -35,7 +35,7 @@ from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.rl.parity import measure_parity, require_parity
 from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.gpus import ask_nvidia_smi
-from cua_rl.run.memory_plan import GIB
+from cua_rl.run.memory_parts import GIB
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import Screen
@@ -178,7 +178,8 @@ def untested(found: Mapping[str, str], tested: Mapping[str, str]) -> list[str]:
 
     Where this package is installed without its repository, nothing says which versions are tested.
     """
-    return [name for name in found.keys() & tested.keys() if tested[name].split()[0] != found[name].partition("+")[0]]
+    known = {name: have for name, have in found.items() if name in tested}
+    return [name for name, have in known.items() if tested[name].split()[0] != have.partition("+")[0]]
 
 
 async def check_driver(exam: Examination) -> Finding:

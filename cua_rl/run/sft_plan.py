@@ -22,7 +22,8 @@ from cua_rl.run.checkpoints import find_checkpoint
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.log_directory import LogDirectory, run_folder
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig

@@ -25,7 +25,8 @@ from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,

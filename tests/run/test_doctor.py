@@ -38,7 +38,7 @@ from cua_rl.run.doctor import (
     untested,
 )
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import GIB
+from cua_rl.run.memory_parts import GIB
 from cua_rl.types import Datum
 from tests.fakes import FakeTrainer
 from tests.sampling.fake_vllm import FakeVllm

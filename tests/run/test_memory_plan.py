@@ -14,7 +14,8 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.machine import Machine, find_machine
 from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
-from cua_rl.run.memory_plan import GIB, Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
 from cua_rl.run.training_config import CLIConfig
 
