@@ -63,8 +63,9 @@ async def load_run(folder: Path) -> RecordedRun:
 
 
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
-    """A phone is looked at before the first turn, and acts and is looked at after each, the last one of a task included,
-    which the validator's question follows.
+    """A phone is looked at before the first turn, and acts and is looked at after each.
+
+    That holds for the last turn of a task too, which the validator's question follows.
     """
 
     def waiting(time: DeviceTime, num_operations: int) -> DeviceTime:

@@ -46,7 +46,7 @@ from cua_rl.run.doctor import (
     start_server,
     start_trainer,
 )
-from cua_rl.run.memory_plan import GIB
+from cua_rl.run.memory_parts import GIB
 from cua_rl.run.preflight import Screen
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE

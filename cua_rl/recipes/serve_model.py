@@ -36,7 +36,9 @@ class ServeModelConfig:
     max_lora_rank: int = setting(32, "at least the lora_rank of the runs; vLLM has 8, 16, 32, 64, 128, 256, 320, 512")
     max_model_len: int | None = setting(None, "context length, tokens, at least that of the runs; None is the default")
     max_images: int = setting(32, "maximum images per prompt", at_least=1)
-    max_pixels: int | None = setting(None, "server.max_pixels of the runs; None is the model's", at_least=1)
+    max_pixels: int | None = setting(
+        None, "maximum pixels of a screenshot as the model sees it, server.max_pixels of the runs; None is the model's"
+    )
     max_num_seqs: int = setting(128, "maximum batch size, requests", at_least=1)
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     gpus: tuple[str, ...] = setting((), "GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")

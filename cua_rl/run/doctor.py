@@ -35,7 +35,7 @@ from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.rl.parity import measure_parity, require_parity
 from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.gpus import ask_nvidia_smi
-from cua_rl.run.memory_plan import GIB
+from cua_rl.run.memory_parts import GIB
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import Screen
@@ -164,13 +164,22 @@ async def check_versions(exam: Examination) -> Finding:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    others = [name for name, have in found.items() if tested.get(name, have).split()[0] != have.partition("+")[0]]
+    others = untested(found, tested)
     python = sys.version.split()[0]
     got = ", ".join(f"{name} {have}" for name, have in {"Python": python, **found}.items())
     if "not installed" in found.values():
         return Finding(verdict="fail", got=got, do="run set-up: make setup", figures=found)
     wanted = ", ".join(f"{name} {tested[name]}" for name in others)
     return _found(got, f"tested with {wanted}: run make setup again" if wanted else "", found)
+
+
+def untested(found: Mapping[str, str], tested: Mapping[str, str]) -> list[str]:
+    """Packages of another version than the tested one, whatever device they are built for (2.13.0+cpu).
+
+    Where this package is installed without its repository, nothing says which versions are tested.
+    """
+    known = {name: have for name, have in found.items() if name in tested}
+    return [name for name, have in known.items() if tested[name].split()[0] != have.partition("+")[0]]
 
 
 async def check_driver(exam: Examination) -> Finding:

@@ -26,7 +26,8 @@ from cua_rl.run.gpus import GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, require_servable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
@@ -200,6 +201,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
             lora_rank=rank,
             num_rollouts=config.max_concurrent_rollouts,
             largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
+            serves_float32=config.server.dtype == "float32",
             vision_cache_gib=0.0,
         ),
         gpu_wishes=GpuWishes(

@@ -11,57 +11,27 @@ from dataclasses import dataclass, replace
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
-from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, GpuWishes, plan_gpus
+from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, plan_gpus
 from cua_rl.run.machine import Machine
-from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
+from cua_rl.run.memory_parts import (
+    GIB,
+    LARGEST_BATCH,
+    Request,
+    host_parts,
+    image_cache_bytes,
+    optimizer_part,
+    sequence_bytes,
+    server_parts,
+    trainer_parts,
+    weight_bytes,
+)
+from cua_rl.run.model_sizes import BYTES_32
 
-GIB = 2**30
-LONGEST_ROW = 16384
-LARGEST_BATCH = 128
-_CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process; an estimate
-_GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
-_FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
-_FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
+_LONGEST_ROW = 16384
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
-_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
-_SMALLEST_IMAGE_CACHE = 1.0 * GIB
-_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
 _SMALLEST_CONTEXT = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What the run asks of the model."""
-
-    context_tokens: int
-    """Most tokens of a prompt with its answer, and so of a training sequence."""
-    lora_rank: int
-    """0 if all weights are trained."""
-    largest_image_tokens: int
-    """What the server reserves work space for."""
-    num_rollouts: int = 128
-    """At a time."""
-    num_adapters: int = 4
-    """Loaded into the server at a time."""
-    is_float32: bool = False
-    """Whether the trainer computes in float32."""
-    trains_vision: bool = False
-    """Whether the adapter reaches merger or vision tower."""
-    vision_cache_gib: float = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWishes:
-    """Settings given by hand; None leaves the choice to the plan."""
-
-    gradient_checkpointing: bool | None = None
-    micro_batch_tokens: int | None = None
-    sharding: Sharding | None = None
-    max_num_seqs: int | None = None
-    context_parallel: int = 1
-    """Trainer processes that share each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +89,6 @@ class MemoryPlan:
         return {f"{group}.{name}": value for group, chosen in groups.items() for name, value in chosen.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Everything a plan depends on."""
-
-    model: ModelSizes
-    machine: Machine
-    demand: Demand
-    gpu_wishes: GpuWishes
-    wishes: MemoryWishes
-
-
 def plan_memory(request: Request) -> MemoryPlan:
     """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
     plan = _find_plan(request)
@@ -137,6 +96,7 @@ def plan_memory(request: Request) -> MemoryPlan:
         raise ConfigError(_refusal(request))
     if request.gpu_wishes.has_trainer:
         _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
     weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     if there is not None and weights > there * GIB:
@@ -159,6 +119,15 @@ def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
         raise ConfigError(
             f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
             "one; set trainer.sharding=full, or trainer.num_processes=1"
+        )
+
+
+def _require_whole_heads(num_kv_heads: int, tensor_parallel: int) -> None:
+    """Raise `ConfigError` for a number of GPUs over which vLLM cannot distribute keys and values."""
+    if num_kv_heads % tensor_parallel and tensor_parallel % num_kv_heads:
+        raise ConfigError(
+            f"server.tensor_parallel: expected a divisor or a multiple of the model's {num_kv_heads} heads of keys and "
+            f"values, got {tensor_parallel}; change it, or leave it out"
         )
 
 
@@ -193,11 +162,12 @@ def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
 def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan | None:
     """The first way to train that leaves the server room for `num_contexts` full contexts."""
     gpu = (request.machine.gpu_gib or 0.0) * GIB
-    fixed = _server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
-    kv_token = request.model.kv_bytes_per_token(gpus.tensor_parallel)
-    least = sum(fixed.values()) + num_contexts * request.demand.context_tokens * kv_token if fixed else 0.0
+    fixed = server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
+    context = request.demand.context_tokens
+    contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
+    least = sum(fixed.values()) + contexts if fixed else 0.0
     for recomputes, sharding, row in _ways_to_train(request, gpus):
-        trainer = _trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
+        trainer = trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
         trainer_total = sum(trainer.values())
         utilization = request.gpu_wishes.gpu_memory_utilization
         if utilization is None:
@@ -209,7 +179,7 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
         server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
         if fixed:
             server["KV cache"] = utilization * gpu - sum(fixed.values())
-            halves = int(2 * server["KV cache"] / (kv_token * request.demand.context_tokens))
+            halves = int(server["KV cache"] / sequence_bytes(request, context / 2, gpus.tensor_parallel))
             max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
         return MemoryPlan(
             machine=request.machine,
@@ -220,7 +190,7 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
             max_num_seqs=max_num_seqs,
             trainer=trainer,
             server=server,
-            host=_host_parts(request, gpus, sharding),
+            host=host_parts(request, gpus, sharding),
         )
     return None
 
@@ -235,9 +205,9 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
         shardings = ["none"]  # the others are for frozen weights
     elif request.model.num_experts:
         shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
-    rows = [wishes.micro_batch_tokens] if wishes.micro_batch_tokens else [LONGEST_ROW, demand.context_tokens]
-    # a sequence longer than a row gets one of its own
-    rows = list(dict.fromkeys(max(row, demand.context_tokens) for row in rows))
+    rows = dict.fromkeys(max(row, demand.context_tokens) for row in (_LONGEST_ROW, demand.context_tokens))
+    if wishes.micro_batch_tokens:
+        rows = {wishes.micro_batch_tokens: None}
     given = wishes.gradient_checkpointing
     for recomputes in (False, True) if given is None else (given,):
         for sharding in shardings:
@@ -247,105 +217,12 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
                 yield recomputes, sharding, row
 
 
-def _trainer_parts(
-    request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
-) -> dict[str, float]:
-    """Bytes of a trainer process on its GPU."""
-    if not request.gpu_wishes.has_trainer:
-        return {}
-    model, demand = request.model, request.demand
-    scale = 2 if demand.is_float32 else 1
-    layers, layer = model.num_layers * model.layer_parameters, model.layer_parameters
-    match sharding:
-        case "none":
-            held = model.parameters
-        case "full" | "hybrid":  # one layer computes while the next one arrives
-            split = layers + model.vision_parameters
-            held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
-        case "offload":
-            held = 2 * layer + model.embedding_parameters + model.vision_parameters
-    shared_by = request.wishes.context_parallel
-    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
-    if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
-        activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
-    return {
-        "weights": _weight_bytes(demand) * held,
-        **_optimizer_part(request, gpus),
-        "activations": (1 + _FRAGMENTED) * activations,
-        "CUDA": _CONTEXT,
-    }
-
-
-def _weight_bytes(demand: Demand) -> int:
-    """Of each of the trainer's weights: trained ones are float32."""
-    return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
-
-
-def _optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
-    """What training adds to the weights: gradients and two moments in float32, and gradients in one message."""
-    messages = 0 if gpus.num_trainer_processes == 1 else 1
-    rank = request.demand.lora_rank
-    if not rank:
-        return {"gradients and optimizer": (3 + messages) * BYTES_32 * request.model.parameters}
-    # the adapter itself, too, and copies of it for autocast
-    return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
-
-
-def _server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
-    """Bytes of a server process on its GPU, without its KV cache."""
-    model, demand = request.model, request.demand
-    is_fast = (request.machine.gpu_gib or 0.0) * GIB >= _FAST_GPU
-    tokens = 8192 if is_fast else 2048
-    language = tokens * (4 * model.intermediate * max(1, model.experts_per_token) + 16 * model.hidden)
-    # the server tries out the largest image that the model takes: four patches per token
-    image = 4 * demand.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
-    logits = 3 * BYTES_32 * (request.wishes.max_num_seqs or LARGEST_BATCH) * model.vocabulary
-    return {
-        "weights": BYTES_16 * model.parameters / tensor_parallel,
-        "adapters": demand.num_adapters * BYTES_16 * model.lora_parameters(demand.lora_rank) / tensor_parallel,
-        "work space": max(language, image) + logits + model.feature_bytes(max(tokens, demand.largest_image_tokens)),
-        "CUDA": _CONTEXT + _GRAPHS,
-    }
-
-
-def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str, float]:
-    """Main memory of all processes on a machine with GPUs."""
-    model, wishes = request.model, request.gpu_wishes
-    parts: dict[str, float] = {}
-    if wishes.has_trainer:
-        number = gpus.num_trainer_processes
-        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
-        # weights that stay in main memory are held once more
-        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
-        if sharding == "offload":
-            parts["weights"] = BYTES_16 * model.num_layers * model.layer_parameters
-        parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
-        parts["trainer"] = number * _TRAINER_BASE
-    if gpus.server_gpus:
-        parts["server"] = len(gpus.server_copies) * _SERVER_BASE
-        parts["image cache"] = _image_cache(request, gpus, beside=sum(parts.values()))
-    return parts
-
-
-def _image_cache(request: Request, gpus: GpuPlan, *, beside: float) -> float:
-    """Main memory for the screenshots of all rollouts under way, as the servers keep them; at most half of what is left
-    `beside` everything else.
-
-    A server processes an image again with every turn if its cache is too small. The context bounds the image tokens of
-    a prompt, whatever the size of its screenshots.
-    """
-    demand, there = request.demand, request.machine.host_gib
-    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
-    least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
-    room = math.inf if there is None else (there * GIB - beside) / 2
-    return max(least, min(demand.num_rollouts * prompt, room))
-
-
 def _plan_on_cpu(request: Request) -> MemoryPlan:
     """Without GPUs everything is main memory, and weights are float32 unless the trainer is told otherwise."""
     model, demand, wishes = request.model, request.demand, request.wishes
     gpus = plan_gpus((), request.gpu_wishes, model.num_heads)
-    row = max(wishes.micro_batch_tokens or LONGEST_ROW, demand.context_tokens)
+    row = wishes.micro_batch_tokens or max(_LONGEST_ROW, demand.context_tokens)
+    longest = max(row, demand.context_tokens)
     scale = 2 if demand.is_float32 else 1
     trainer, server = dict[str, float](), dict[str, float]()
     number = gpus.num_trainer_processes
@@ -354,19 +231,19 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     recomputes = wishes.gradient_checkpointing or False
     if request.gpu_wishes.has_trainer:
         trainer = {
-            "weights": _weight_bytes(demand) * model.parameters,
-            **_optimizer_part(request, gpus),
+            "weights": weight_bytes(demand) * model.parameters,
+            **optimizer_part(request, gpus),
         }
         if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())
-            whole = model.activation_bytes(row, demand.lora_rank, recomputes=False)
+            whole = model.activation_bytes(longest, demand.lora_rank, recomputes=False)
             recomputes = number * scale * whole > left
-        trainer["activations"] = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+        trainer["activations"] = scale * model.activation_bytes(longest, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
     host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
     if server:
-        host["image cache"] = _image_cache(request, gpus, beside=sum(host.values()))
+        host["image cache"] = image_cache_bytes(request, gpus, beside=sum(host.values()))
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -385,7 +262,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
     wishes = request.wishes
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
     recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
-    row = max(wishes.micro_batch_tokens or LONGEST_ROW, request.demand.context_tokens)
+    row = wishes.micro_batch_tokens or max(_LONGEST_ROW, request.demand.context_tokens)
     sharding = wishes.sharding or "none"
     return MemoryPlan(
         machine=request.machine,
@@ -394,9 +271,9 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
         micro_batch_tokens=row,
         sharding=sharding,
         max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
-        trainer=_trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus),
-        server=_server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
-        host=_host_parts(request, gpus, sharding),
+        trainer=trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus),
+        server=server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
+        host=host_parts(request, gpus, sharding),
     )
 
 
@@ -404,15 +281,15 @@ def _refusal(request: Request) -> str:
     """What is too large, and what would make it fit."""
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
     sizes = [
-        sum(_trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus).values())
+        sum(trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus).values())
         for recomputes, sharding, row in _ways_to_train(request, gpus)
     ]
     trainer = min(sizes, default=0.0)
     server = 0.0
     if gpus.server_gpus:
         largest = max(size or 1 for size in _tensor_parallel_sizes(request))
-        kv_cache = request.model.kv_bytes_per_token(largest) * request.demand.context_tokens
-        server = sum(_server_parts(request, largest).values()) + kv_cache
+        kv_cache = sequence_bytes(request, request.demand.context_tokens, largest)
+        server = sum(server_parts(request, largest).values()) + kv_cache
     remedies = list(_remedies(request))
     there = f"{len(request.machine.gpus)} GPUs of {_shown(request.machine.gpu_gib)} GiB"
     needs = {"trainer": trainer if gpus.trainer_gpus else 0.0, "server": server}
@@ -445,7 +322,8 @@ def _remedies(request: Request) -> Iterator[str]:
     for name, other in by_hand.items():
         if other != request and _find_plan(other) is not None:
             yield name if "=" in name else f"{name} left out"
-    for tokens in range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024):
+    shorter = range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024)
+    for tokens in () if demand.is_context_fixed else shorter:
         if _find_plan(replace(request, demand=replace(demand, context_tokens=tokens))) is not None:
             yield f"server.max_model_len={tokens}"
             break

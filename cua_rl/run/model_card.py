@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.run.checkpoints import max_lora_rank
 
 ExportKind = Literal["merged", "adapter"]
 
@@ -55,7 +56,7 @@ def format_model_card(
         *(f"| {name} | {value} |" for name, value in rows.items()),
         "",
     ]
-    return "\n".join([*heading, *_usage(kind, hub_base, rank)]) + "\n"
+    return "\n".join([*heading, *_usage(kind, hub_base, settings)]) + "\n"
 
 
 def _tasks(tasks: object) -> str:
@@ -104,9 +105,16 @@ def _stored(kind: ExportKind, dtype: str, rounding: float) -> str:
     return f"whole model, merged in float32, {dtype}{lost}"
 
 
-def _usage(kind: ExportKind, hub_base: str | None, rank: object) -> list[str]:
-    if kind == "merged":
-        return ["```bash", "vllm serve PATH_OF_THIS_FOLDER", "```"]
-    base = hub_base or "PATH_OF_THE_BASE_MODEL"
-    serve = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=PATH_OF_THIS_FOLDER"
-    return ["```bash", serve, "```"]
+def _usage(kind: ExportKind, hub_base: str | None, settings: Mapping[str, Any]) -> list[str]:
+    """The command that serves the model as it was trained."""
+    serve = ["vllm serve PATH_OF_THIS_FOLDER"]
+    if kind == "adapter":
+        serve = [f"vllm serve {hub_base or 'PATH_OF_THE_BASE_MODEL'} --enable-lora"]
+        serve += [f"--max-lora-rank {max_lora_rank(int(settings['lora_rank']))}"]
+        if set(stored_setting(settings, "trainer.lora_modules") or ["language"]) != {"language"}:
+            serve += ["--enable-tower-connector-lora"]  # without, vLLM loads the adapter and ignores a part of it
+        serve += ["--lora-modules policy=PATH_OF_THIS_FOLDER"]
+    max_pixels = stored_setting(settings, "server.max_pixels")
+    if max_pixels is not None:
+        serve += [f"--mm-processor-kwargs '{{\"max_pixels\": {max_pixels}}}'"]
+    return ["```bash", " ".join(serve), "```"]

@@ -24,6 +24,7 @@ class LinearSizes:
     num_layers: int
     key: int
     """Width of queries, and of keys."""
+    key_head_dim: int
     value: int
     """Width of values, gates and outputs."""
     num_value_heads: int
@@ -40,6 +41,12 @@ class LinearSizes:
     def lora_sides(self, hidden: int) -> int:
         """Inputs and outputs of one layer's maps to queries, keys and values, to gates (three) and from outputs."""
         return 5 * hidden + (2 * self.key + self.value) + 2 * self.num_value_heads + 2 * self.value
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence in the server, in all layers: a float32 matrix per head, and what the convolution sees."""
+        matrices = BYTES_32 * self.value * self.key_head_dim
+        return self.num_layers * (matrices + BYTES_16 * (self.convolution - 1) * (2 * self.key + self.value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +100,14 @@ class ModelSizes:
         return (1 if self.is_head_tied else 2) * self.vocabulary * self.hidden + self.hidden
 
     @property
-    def parameters(self) -> int:
+    def decoder_parameters(self) -> int:
+        """Of all decoder layers."""
         extra = self._mixer_difference(lambda linear: linear.parameters(self.hidden), self._attention_parameters)
-        return self.num_layers * self.layer_parameters + extra + self.embedding_parameters + self.vision_parameters
+        return self.num_layers * self.layer_parameters + extra
+
+    @property
+    def parameters(self) -> int:
+        return self.decoder_parameters + self.embedding_parameters + self.vision_parameters
 
     @property
     def _attention_parameters(self) -> int:
@@ -217,6 +229,7 @@ def _linear_sizes(text: Mapping[str, Any]) -> LinearSizes | None:
     return LinearSizes(
         num_layers=sum(is_linear),
         key=int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"]),
+        key_head_dim=int(text["linear_key_head_dim"]),
         value=heads * head_dim,
         num_value_heads=heads,
         value_head_dim=head_dim,

@@ -26,6 +26,7 @@ from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses, server_client
@@ -43,6 +44,7 @@ _USUAL_ANSWER_TOKENS = 200  # a thought and a call
 _FEWEST_IN_BLOCKS = 2
 _EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PROBE_SIDE_PX = 64
+_LARGE_SCREEN = (1080, 2400)  # larger than the limits of common settings
 _PLENTY_OF_IMAGES = 32
 
 
@@ -162,7 +164,7 @@ async def plan_prompts(
             require_room(config, renderer, screen, num_turns=num_turns, max_model_len=max_model_len)
         if config.base_url is not None:
             for address in server_addresses(config.base_url):
-                await require_model_server(address, max_model_len=max_model_len, num_images=max_images)
+                await require_model_server(address, renderer, max_model_len=max_model_len, num_images=max_images)
     return max_images
 
 
@@ -181,10 +183,13 @@ async def ask_model_server(
             ) from None
 
 
-async def require_model_server(base_url: str, *, max_model_len: int, num_images: int) -> None:
-    """Raise `ConfigError` unless the vLLM server there has this context length and accepts this many screenshots."""
+async def require_model_server(base_url: str, renderer: Renderer, *, max_model_len: int, num_images: int) -> None:
+    """Raise `ConfigError` unless the vLLM server there has this context length, accepts this many screenshots, and
+    scales large ones as the renderer expects.
+    """
     async with ask_model_server(base_url) as (client, model):
         complaint = await _complaint_about(client, model.name, num_images)
+        num_tokens = await _count_image_tokens(client, model.name, renderer.image_token_id)
     if model.max_model_len < max_model_len:
         raise ConfigError(
             f"max_model_len: expected at most {model.max_model_len}, the context of the server at {base_url!r}, got "
@@ -195,6 +200,17 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
+        )
+    settings = renderer.image_settings
+    if num_tokens is None or settings is None:
+        return
+    expected = num_image_tokens(*_LARGE_SCREEN, settings)
+    if num_tokens != expected:
+        width_px, height_px = _LARGE_SCREEN
+        raise ConfigError(
+            f"server.max_pixels: expected a server that shows the model a screenshot of {width_px}x{height_px} pixels "
+            f"in {expected} tokens, as this run does, got {num_tokens} from {base_url!r}; start it with "
+            f"--mm-processor-kwargs '{{\"max_pixels\": {settings.max_pixels}}}', or set server.max_pixels to its limit"
         )
 
 
@@ -290,18 +306,30 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
 
 async def _complaint_about(client: httpx.AsyncClient, model: str, num_images: int) -> str | None:
     """The server's objection to this many images in one prompt; None if it has none, or is too busy to answer."""
-    try:
-        # this request makes the server count images, and compute nothing
-        data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
-        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-        parts: Sequence[dict[str, Any]] = [image] * num_images
-        answer = await client.post(
-            "/tokenize",
-            json={"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]},
-        )
-    except httpx.ReadTimeout:
-        return None
-    start = answer.text.find("At most")
-    if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
+    answer = await _tokenize(client, model, _blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX), num_images)
+    start = -1 if answer is None else answer.text.find("At most")
+    if answer is None or answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
         return None
     return answer.text[start:].split('"')[0][:120]
+
+
+async def _count_image_tokens(client: httpx.AsyncClient, model: str, image_token_id: int) -> int | None:
+    """Tokens of a large screenshot in the server's prompts; None if it does not say, or is too busy to answer."""
+    answer = await _tokenize(client, model, _blank_image(*_LARGE_SCREEN), 1)
+    if answer is None or not answer.is_success:
+        return None
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens.count(image_token_id) or None
+
+
+async def _tokenize(client: httpx.AsyncClient, model: str, image: bytes, number: int) -> httpx.Response | None:
+    """The server's answer to a prompt with this image several times, for which it prepares images and computes nothing;
+    None if it is too busy.
+    """
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image).decode()}"}}
+    parts: Sequence[dict[str, Any]] = [part] * number
+    content = [*parts, {"type": "text", "text": "."}]
+    try:
+        return await client.post("/tokenize", json={"model": model, "messages": [{"role": "user", "content": content}]})
+    except httpx.ReadTimeout:
+        return None

@@ -22,7 +22,8 @@ from cua_rl.run.checkpoints import find_checkpoint
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.log_directory import LogDirectory, run_folder
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig
@@ -150,6 +151,7 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
             lora_rank=config.lora_rank,
             largest_image_tokens=0,
             is_float32=config.trainer_dtype == "float32",
+            is_context_fixed=True,
         ),
         gpu_wishes=GpuWishes(
             trainer_num_processes=config.num_processes,

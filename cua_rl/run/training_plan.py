@@ -24,7 +24,8 @@ from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
@@ -252,6 +253,7 @@ def plan_training_memory(
         num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        serves_float32=config.server.dtype == "float32",
         trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )

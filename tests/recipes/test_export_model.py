@@ -8,7 +8,7 @@ import pytest
 
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.export_model import ExportModelConfig, find_source, main
-from cua_rl.run.model_card import format_model_card
+from cua_rl.run.model_card import ExportKind, format_model_card
 
 SETTINGS = {
     "run_name": "phones",
@@ -80,6 +80,24 @@ def test_the_card_of_a_supervised_run_has_its_data_and_loss() -> None:
     assert "loss 0.1234 nats per token" in text
     assert "vllm serve PATH_OF_THE_BASE_MODEL --enable-lora --max-lora-rank 32" in text
     assert "base_model:" not in text
+
+
+def test_the_card_serves_the_model_as_it_was_trained() -> None:
+    trained = SETTINGS | {"lora_rank": 24, "server": {"max_pixels": 1048576}}
+    whole = SETTINGS["trainer"] | {"lora_modules": ["language", "merger", "vision"]}  # type: ignore[operator]
+
+    def command(kind: ExportKind, **changes: object) -> str:
+        text = format_model_card(
+            trained | changes, [], step=1, kind=kind, dtype="bfloat16", hub_base="Qwen/Base", rounding=0.0
+        )
+        return text.partition("```bash\n")[2].partition("\n")[0]
+
+    # vLLM has no slots of rank 24, and by itself neither a smaller limit for screenshots nor adapters in the tower
+    assert command("merged") == """vllm serve PATH_OF_THIS_FOLDER --mm-processor-kwargs '{"max_pixels": 1048576}'"""
+    assert command("adapter", server={}) == (
+        "vllm serve Qwen/Base --enable-lora --max-lora-rank 32 --lora-modules policy=PATH_OF_THIS_FOLDER"
+    )
+    assert "--max-lora-rank 32 --enable-tower-connector-lora --lora-modules" in command("adapter", trainer=whole)
 
 
 @pytest.fixture

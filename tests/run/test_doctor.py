@@ -35,9 +35,10 @@ from cua_rl.run.doctor import (
     long_datum,
     run_doctor,
     start_server,
+    untested,
 )
 from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_plan import GIB
+from cua_rl.run.memory_parts import GIB
 from cua_rl.types import Datum
 from tests.fakes import FakeTrainer
 from tests.sampling.fake_vllm import FakeVllm
@@ -66,6 +67,13 @@ class DoctorsTrainer(FakeTrainer):
 
 def _canary_row(row: tuple[float, ...], logprob: float, datum: Datum) -> tuple[float, ...]:
     return (logprob,) * len(row) if datum.rollout_id == "canary" else row
+
+
+def test_builds_for_a_device_count_as_the_tested_version() -> None:
+    found = {"torch": "2.13.0+cu130", "peft": "0.22.0"}
+
+    assert untested(found, {"torch": "2.13.0", "peft": "0.21.2 ; python_version > '3.10'"}) == ["peft"]
+    assert untested(found, {}) == []
 
 
 @pytest_asyncio.fixture

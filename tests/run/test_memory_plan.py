@@ -14,8 +14,9 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.machine import Machine, find_machine
 from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
-from cua_rl.run.memory_plan import GIB, Demand, MemoryPlan, MemoryWishes, Request, plan_memory
-from cua_rl.run.model_sizes import BYTES_16, BYTES_32, load_model_sizes
+from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import MemoryPlan, plan_memory
+from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
 from cua_rl.run.training_config import CLIConfig
 
 MODELS = Path(__file__).parent / "model_configs"
@@ -178,6 +179,89 @@ def test_settings_by_hand_are_kept() -> None:
 
     assert (plan.gradient_checkpointing, plan.micro_batch_tokens, plan.sharding) == (True, 20000, "full")
     assert (plan.max_num_seqs, plan.gpus.gpu_memory_utilization, plan.gpus.tensor_parallel) == (7, 0.6, 2)
+
+
+def test_shorter_rows_by_hand_are_kept_beside_sequences_that_are_longer() -> None:
+    plan = plan_memory(request("4B", "1x80", wishes=MemoryWishes(micro_batch_tokens=1024)))
+
+    assert plan.micro_batch_tokens == 1024
+    # the longest sequence gets a row of its own, of 16,384 tokens
+    assert plan.trainer["activations"] == plan_memory(request("4B", "1x80")).trainer["activations"]
+
+
+def test_a_server_in_float32_takes_twice_the_memory() -> None:
+    wanted = request("2B", "2x80")
+    exact = replace(wanted, demand=replace(wanted.demand, serves_float32=True))
+
+    half, whole = plan_memory(wanted), plan_memory(exact)
+
+    assert [whole.server[part] / half.server[part] for part in ("weights", "adapters")] == [2, 2]
+    assert whole.max_num_seqs < half.max_num_seqs
+
+
+def test_adapter_slots_have_the_ranks_that_vllm_knows() -> None:
+    odd, even = (plan_memory(request("4B", "2x80", rank=rank)).server["adapters"] for rank in (33, 64))
+
+    assert odd == even
+
+
+def test_training_all_weights_under_autocast_takes_a_copy_of_them() -> None:
+    half = supervised("2B", "1x80", 0)
+    exact = replace(half, demand=replace(half.demand, is_float32=True))
+
+    assert plan_memory(half).trainer["weights for autocast"] == 2 * half.model.parameters
+    assert "weights for autocast" not in plan_memory(exact).trainer
+
+
+def test_data_is_not_asked_to_be_shorter() -> None:
+    refused = supervised("8B", "1x10.8", 32)
+    of_data = replace(refused, demand=replace(refused.demand, is_context_fixed=True))
+
+    with pytest.raises(ConfigError, match=r"server\.max_model_len="):
+        plan_memory(refused)
+    with pytest.raises(ConfigError) as error:
+        plan_memory(of_data)
+    assert "max_model_len" not in str(error.value)
+
+
+def test_keys_and_values_are_split_by_whole_heads() -> None:
+    seven = GpuWishes(server_gpus=tuple(range(7)), trainer_gpus=(7,), server_tensor_parallel=7)
+    wanted = request("8B", "8x80", gpus=seven)
+    wanted = replace(wanted, model=replace(wanted.model, num_heads=28, num_kv_heads=4))
+
+    with pytest.raises(
+        ConfigError, match=r"server\.tensor_parallel: expected a divisor or a multiple of the model's 4"
+    ):
+        plan_memory(wanted)
+
+
+# as of Qwen3.5 9B: 24 of 32 layers, 16 key heads and 32 value heads of 128
+LINEAR = LinearSizes(
+    num_layers=24, key=2048, key_head_dim=128, value=4096, num_value_heads=32, value_head_dim=128, convolution=4
+)
+
+
+def test_linear_attention_keeps_two_states_of_every_sequence() -> None:
+    wanted = request("8B", "2x48", context=16384)
+    hybrid = replace(wanted, model=replace(wanted.model, num_layers=32, num_kv_heads=4, head_dim=256, linear=LINEAR))
+    # 32 heads of 128 x 128 numbers in float32, and three tokens of 8,192 numbers in bfloat16
+    assert LINEAR.state_bytes == 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+
+    plan = plan_memory(hybrid)
+
+    half_a_context = 8192 * 8 * 2 * 4 * 256 * 2
+    assert plan.max_num_seqs == int(plan.server["KV cache"] / (half_a_context + 2 * LINEAR.state_bytes)) < 128
+
+
+def test_shards_of_linear_attention_add_up_to_the_model() -> None:
+    wanted = request("8B", "4x48", wishes=MemoryWishes(sharding="full"))
+    model = replace(wanted.model, linear=LINEAR)
+
+    plan = plan_memory(replace(wanted, model=model))
+
+    beside = 2 * model.layer_parameters + model.embedding_parameters
+    assert plan.gpus.num_trainer_processes == 2
+    assert plan.trainer["weights"] == 2 * (beside + (model.parameters - model.embedding_parameters) // 2)
 
 
 BY_HAND = MemoryWishes(gradient_checkpointing=False)

@@ -16,6 +16,7 @@ from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
+from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.preflight import (
     Screen,
     choose_history,
@@ -81,10 +82,21 @@ def test_a_history_that_was_set_stays() -> None:
 
 
 async def test_a_server_that_holds_all_this_is_taken() -> None:
-    fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), max_model_len=2048, max_images=4)
+    renderer = load_qwen3_vl(TINY_QWEN3_VL)
+    fake = FakeVllm(renderer, max_model_len=2048, max_images=4)
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         for address in (url, f"{url}/v1"):
-            await require_model_server(address, max_model_len=2048, num_images=4)
+            await require_model_server(address, renderer, max_model_len=2048, num_images=4)
+
+
+async def test_a_server_that_scales_screenshots_otherwise_is_refused() -> None:
+    limit = 512 * 512
+    smaller = make_image_renderer(TINY_QWEN3_VL, None, limit)
+    fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), max_model_len=2048)
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
+        # 1080x2400 pixels become 672x1504, 21 x 47 tokens, and 320x736, 10 x 23 tokens
+        with pytest.raises(ConfigError, match=r'pixels in 230 tokens, .* got 987 from .*{"max_pixels": 262144}'):
+            await require_model_server(url, smaller, max_model_len=2048, num_images=4)
 
 
 @pytest.mark.parametrize(("status", "refused"), [(422, None), (404, "status 404"), (403, "project_token")])

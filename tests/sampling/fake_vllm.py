@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from cua_rl.config import ServerConfig
-from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from cua_rl.sampling.vllm_access import RequireKey
 
@@ -155,10 +155,13 @@ class FakeVllm:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        parts = (await request.json())["messages"][0]["content"]
+        body = await request.json()
+        parts = body["messages"][0]["content"]
         if sum(part["type"] == "image_url" for part in parts) > self.max_images:
             return _refusal(400, f"At most {self.max_images} image(s) may be provided in one prompt.")
-        return JSONResponse({"count": 1, "tokens": [0], "max_model_len": self.max_model_len})
+        prompt = self.renderer.render(conversation_from_chat(body).items, ())
+        tokens = prompt.token_ids(self.renderer.image_token_id)
+        return JSONResponse({"count": len(tokens), "tokens": tokens, "max_model_len": self.max_model_len})
 
     async def _completions(self, request: Request) -> Response:
         """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""

@@ -15,7 +15,8 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import load_image_settings
 from cua_rl.run.gpus import GpuPlan, GpuWishes
 from cua_rl.run.machine import Machine
-from cua_rl.run.memory_plan import Demand, MemoryWishes, Request, plan_memory
+from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.run.memory_plan import plan_memory
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.sampling.vllm_command import vllm_options
 from cua_rl.system_users import computing_environment

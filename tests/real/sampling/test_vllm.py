@@ -17,6 +17,7 @@ from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.errors import AdapterError, ConfigError
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.preflight import require_model_server
 from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_tokens, image_canary, scored_tokens
@@ -318,13 +319,19 @@ def engine_process(server: VllmServer) -> psutil.Process:
     raise AssertionError(f"expected a model server on port {port} among our processes, found none")
 
 
-async def test_a_server_says_before_training_how_many_screenshots_it_takes(vllm: VllmServer) -> None:
-    """The fixture's server takes 4 images and 2,048 tokens."""
-    await require_model_server(vllm.base_url, max_model_len=2048, num_images=4)
+async def test_a_server_says_before_training_how_many_screenshots_it_takes_and_how_large(
+    vllm: VllmServer, tiny_model: Path, tiny_renderer: Qwen3VLRenderer
+) -> None:
+    """The fixture's server takes 4 images of at most 256 x 256 pixels, and 2,048 tokens."""
+    smaller = make_image_renderer(tiny_model, None, 128 * 128)
+    await require_model_server(vllm.base_url, tiny_renderer, max_model_len=2048, num_images=4)
     with pytest.raises(ConfigError, match=r"At most 4 image\(s\)"):
-        await require_model_server(vllm.base_url, max_model_len=2048, num_images=5)
+        await require_model_server(vllm.base_url, tiny_renderer, max_model_len=2048, num_images=5)
     with pytest.raises(ConfigError, match="max_model_len: expected at most 2048"):
-        await require_model_server(vllm.base_url, max_model_len=4096, num_images=4)
+        await require_model_server(vllm.base_url, tiny_renderer, max_model_len=4096, num_images=4)
+    # scaled to 160 x 352 and 64 x 160 pixels
+    with pytest.raises(ConfigError, match=r"pixels in 10 tokens, as this run does, got 55 from"):
+        await require_model_server(vllm.base_url, smaller, max_model_len=2048, num_images=4)
 
 
 async def test_every_address_of_the_server_asks_for_the_key(vllm: VllmServer) -> None:

@@ -1,0 +1,181 @@
+"""What model server and trainer hold in memory, in bytes by the name of the part.
+
+Arithmetic on the model's dimensions, what the run asks of it, and where its processes are.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cua_rl.config import Sharding
+from cua_rl.run.checkpoints import max_lora_rank
+from cua_rl.run.gpus import GpuPlan, GpuWishes
+from cua_rl.run.machine import Machine
+from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
+
+GIB = 2**30
+LARGEST_BATCH = 128
+_CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process; an estimate
+_GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
+_FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
+_FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
+_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
+_SMALLEST_IMAGE_CACHE = 1.0 * GIB
+_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the run asks of the model."""
+
+    context_tokens: int
+    """Most tokens of a prompt with its answer, and so of a training sequence."""
+    lora_rank: int
+    """0 if all weights are trained."""
+    largest_image_tokens: int
+    """What the server reserves work space for."""
+    num_rollouts: int = 128
+    """At a time."""
+    num_adapters: int = 4
+    """Loaded into the server at a time."""
+    is_float32: bool = False
+    """Whether the trainer computes in float32."""
+    serves_float32: bool = False
+    """Whether the server does, on a GPU."""
+    is_context_fixed: bool = False
+    """Whether the data sets the context, not a setting."""
+    trains_vision: bool = False
+    """Whether the adapter reaches merger or vision tower."""
+    vision_cache_gib: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWishes:
+    """Settings given by hand; None leaves the choice to the plan."""
+
+    gradient_checkpointing: bool | None = None
+    micro_batch_tokens: int | None = None
+    sharding: Sharding | None = None
+    max_num_seqs: int | None = None
+    context_parallel: int = 1
+    """Trainer processes that share each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything a plan depends on."""
+
+    model: ModelSizes
+    machine: Machine
+    demand: Demand
+    gpu_wishes: GpuWishes
+    wishes: MemoryWishes
+
+
+def trainer_parts(
+    request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
+) -> dict[str, float]:
+    """Bytes of a trainer process on its GPU."""
+    if not request.gpu_wishes.has_trainer:
+        return {}
+    model, demand = request.model, request.demand
+    scale = 2 if demand.is_float32 else 1
+    layer = model.layer_parameters
+    match sharding:
+        case "none":
+            held = model.parameters
+        case "full" | "hybrid":  # one layer computes while the next one arrives
+            split = model.decoder_parameters + model.vision_parameters
+            held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
+        case "offload":
+            held = 2 * layer + model.embedding_parameters + model.vision_parameters
+    shared_by = request.wishes.context_parallel
+    row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
+    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
+    if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
+        activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
+    return {
+        "weights": weight_bytes(demand) * held,
+        **optimizer_part(request, gpus),
+        "activations": (1 + _FRAGMENTED) * activations,
+        "CUDA": _CONTEXT,
+    }
+
+
+def weight_bytes(demand: Demand) -> int:
+    """Of each of the trainer's weights: trained ones are float32."""
+    return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
+
+
+def optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
+    """What training adds to the weights: gradients and two moments in float32, and gradients in one message."""
+    messages = 0 if gpus.num_trainer_processes == 1 else 1
+    rank = request.demand.lora_rank
+    if not rank:
+        parts = {"gradients and optimizer": (3.0 + messages) * BYTES_32 * request.model.parameters}
+        if not request.demand.is_float32:
+            parts["weights for autocast"] = BYTES_16 * request.model.parameters
+        return parts
+    # the adapter itself, too, and copies of it for autocast
+    return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
+
+
+def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) -> float:
+    """Bytes that a server process keeps of one request on its GPU."""
+    model = request.model
+    scale = 2 if request.demand.serves_float32 else 1
+    # the states of linear attention in use, and those from which the next turn goes on
+    states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
+    return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
+
+
+def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
+    """Bytes of a server process on its GPU, without its KV cache."""
+    model, demand = request.model, request.demand
+    scale = 2 if demand.serves_float32 else 1
+    is_fast = (request.machine.gpu_gib or 0.0) * GIB >= _FAST_GPU
+    tokens = 8192 if is_fast else 2048
+    language = tokens * (4 * model.intermediate * max(1, model.experts_per_token) + 16 * model.hidden)
+    # the server tries out the largest image that the model takes: four patches per token
+    image = 4 * demand.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
+    logits = 3 * BYTES_32 * (request.wishes.max_num_seqs or LARGEST_BATCH) * model.vocabulary
+    features = model.feature_bytes(max(tokens, demand.largest_image_tokens))
+    slot_rank = max_lora_rank(demand.lora_rank)  # vLLM's slots are of a few sizes
+    return {
+        "weights": scale * BYTES_16 * model.parameters / tensor_parallel,
+        "adapters": scale * demand.num_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
+        "work space": scale * (max(language, image) + features) + logits,
+        "CUDA": _CONTEXT + _GRAPHS,
+    }
+
+
+def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str, float]:
+    """Main memory of all processes on a machine with GPUs."""
+    model, wishes = request.model, request.gpu_wishes
+    parts: dict[str, float] = {}
+    if wishes.has_trainer:
+        number = gpus.num_trainer_processes
+        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
+        # weights that stay in main memory are held once more
+        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
+        if sharding == "offload":
+            parts["weights"] = weight_bytes(request.demand) * model.decoder_parameters
+        parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
+        parts["trainer"] = number * _TRAINER_BASE
+    if gpus.server_gpus:
+        parts["server"] = len(gpus.server_copies) * _SERVER_BASE
+        parts["image cache"] = image_cache_bytes(request, gpus, beside=sum(parts.values()))
+    return parts
+
+
+def image_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float) -> float:
+    """Main memory for the screenshots of all rollouts under way, as the servers keep them; at most half of what is left
+    `beside` everything else.
+
+    A server processes an image again with every turn if its cache is too small. The context bounds the image tokens of
+    a prompt, whatever the size of its screenshots.
+    """
+    demand, there = request.demand, request.machine.host_gib
+    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
+    least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
+    room = math.inf if there is None else (there * GIB - beside) / 2
+    return max(least, min(demand.num_rollouts * prompt, room))
