@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from cua_rl.agent.history import History, make_history
+from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
@@ -30,7 +30,7 @@ from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, pl
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, require_servable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
-from cua_rl.run.rollouts import check_agent
+from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
@@ -157,9 +157,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         max_images=max_images,
         reward=load_reward(config.reward),
         judge=judge,
-        history=make_history(
-            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
-        ),
+        history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
 

@@ -1,4 +1,4 @@
-"""Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
+"""The components of rollouts, made from the configuration: model servers, gateway, agent and runner."""
 
 import asyncio
 import gc
@@ -12,13 +12,13 @@ from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
-from cua_rl.agent.history import History
+from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
-from cua_rl.guest_room import claim_guest
+from cua_rl.guest_account import claim_guest_user
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -108,6 +108,12 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))
 
 
+def configured_history(config: RolloutConfig) -> History:
+    """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
+    agent = config.agent
+    return make_history(agent.history or "full", max_images=agent.history_images, block=agent.history_block)
+
+
 def make_runner(
     config: RolloutConfig,
     devices: OpenDevices,
@@ -151,8 +157,8 @@ def make_servers(
 ) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
-    Each is a vLLM of its own, so that all turns of a rollout reach the copy that has its earlier turns cached; vLLM's
-    own data parallelism distributes requests one by one.
+    Each copy is a vLLM server of its own, so that all turns of a rollout reach the copy that has its earlier turns
+    cached; vLLM's data parallelism would distribute requests one by one.
     """
     if config.base_url is not None:
         return tuple(map(ExternalServer, server_addresses(config.base_url)))
@@ -182,7 +188,7 @@ def make_servers(
 
 
 async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContextManager[object]) -> None:
-    """Enter all at once; what one of them raises ends the others."""
+    """Enter all concurrently; an error of one cancels the others."""
     async with asyncio.TaskGroup() as starting:
         for process in processes:
             starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
@@ -233,7 +239,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        claim_guest(tuple(words)).release()  # refuses a program that the user could not read
+        claim_guest_user(tuple(words)).release()  # raises if a guest cannot read the program
 
 
 def _require_address(name: str, value: str | None) -> None:

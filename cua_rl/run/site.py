@@ -56,7 +56,7 @@ class Site:
     smallest_screen: Screen | None
     """Lower bound on the size of screenshots; None if an external agent takes its own."""
     usual_screen: Screen | None
-    """What to expect of a device whose size is not known before it is leased."""
+    """The expected size, for planning, of a device whose size is known only when it is leased."""
 
 
 def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> Place:
@@ -180,15 +180,7 @@ def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
             "out, or set device=gbox"
         )
     if "gbox" in (config.device, config.devices.coordinate_mode):
-        if find_spec("gbox_sdk") is None:
-            raise ConfigError(
-                "device: expected the package gbox-sdk for GBox, got none; install it: pip install 'cua_rl[gbox]'"
-            )
-        if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
-            raise ConfigError(
-                "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in "
-                ".env (a self-hosted server takes any text)"
-            )
+        _require_gbox("device", config, environ)
     for name, value, device in (
         ("adb_serials", list(config.devices.adb_serials), "adb"),
         ("record_devices", config.devices.record_devices, "gbox"),
@@ -197,13 +189,27 @@ def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
             raise ConfigError(f"{name}: expected it only with device={device}, got {value!r}; leave it out")
 
 
+def _require_gbox(setting: str, config: RolloutConfig, environ: Mapping[str, str], *, otherwise: str = "") -> None:
+    """Raise `ConfigError` if GBox boxes, which `setting` asks for, cannot be operated."""
+    if find_spec("gbox_sdk") is None:
+        raise ConfigError(
+            f"{setting}: expected the package gbox-sdk to operate boxes, got none; install it: pip install "
+            f"'cua_rl[gbox]'{otherwise}"
+        )
+    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
+        raise ConfigError(
+            "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the "
+            f"environment or in .env (a self-hosted server takes any text){otherwise}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevices:
     """The devices of a run, ready to be leased."""
 
     pool: DevicePool
     grounder: Grounder | None
-    """Finds described elements; None where the model gives coordinates itself."""
+    """Finds described elements on screenshots; None if the model outputs coordinates itself."""
     time_limits: TimeLimits
 
 
@@ -218,7 +224,7 @@ async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -
         validate_s=devices.validate_timeout_s,
     )
     lease_timeout_s = devices.lease_timeout_s
-    if site.place == "gym":  # executions queue up for their turn, and are limited one by one
+    if site.place == "gym":  # creations are queued, and each has its own limit
         lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
     pool_limits = PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=devices.device_creations_per_s)
     async with AsyncExitStack() as stack:
@@ -242,16 +248,7 @@ def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.e
     )
     if config.agent.name == "mini_agent":
         return GymExecutions(limits=limits)
-    if find_spec("gbox_sdk") is None:
-        raise ConfigError(
-            "tasks: expected the package gbox-sdk to operate the boxes of a gym server, got none; install it "
-            "(pip install 'cua_rl[gbox]'), or set agent=mini_agent"
-        )
-    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
-        raise ConfigError(
-            "gbox_api_key: expected the key of the GBox account whose boxes the gym server uses, got none; set "
-            "GBOX_API_KEY in the environment or in .env, or set agent=mini_agent"
-        )
+    _require_gbox("tasks", config, environ, otherwise=", or set agent=mini_agent")
 
     def open_attach() -> AbstractAsyncContextManager[AttachDevice]:
         from cua_rl.devices.gbox.boxes import open_held_boxes

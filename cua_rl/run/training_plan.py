@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cua_rl.agent.history import History, make_history
+from cua_rl.agent.history import History
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.families import find_family
@@ -37,7 +37,7 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.ray_workers import require_ray
-from cua_rl.run.rollouts import check_agent
+from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
@@ -173,9 +173,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
         judge=judge,
-        history=make_history(
-            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
-        ),
+        history=configured_history(config),
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
