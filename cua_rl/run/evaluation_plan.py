@@ -31,7 +31,7 @@ from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_r
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.run.site import Site, find_site_name, make_site, name_gym, require_own_model
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
@@ -120,8 +120,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     # the same models give the same folder, so that the same command can resume
     names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
     log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
-    place = find_place(config.tasks, config.device)
-    check_agent(config, place)
+    site_name = find_site_name(config.tasks, config.device)
+    check_agent(config, site_name)
     others = [model.name for model in models if not isinstance(model, LocalModel)]
     if config.agent.name != "gbox" and others:
         raise ConfigError(
@@ -129,7 +129,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"{', '.join(others)}; evaluate them apart"
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
-        require_own_model(place, None)
+        require_own_model(site_name, None)
     site = make_site(config, log_path)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),

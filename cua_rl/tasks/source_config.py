@@ -17,7 +17,7 @@ SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
     "page", "desktop", "harness",
 ]  # fmt: skip
-Site = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
+TaskSite = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
 """Sources whose tasks bring their own environment: web pages, desktops, devices of a gym server, harnesses."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
@@ -141,18 +141,18 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     return [_parse_source(item) for item in items]
 
 
-def find_site(sources: TaskSources) -> Site | None:
+def find_site(sources: TaskSources) -> TaskSite | None:
     """The site on which all these tasks run; None if they run on the configured device."""
-    used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
+    used: list[TaskSite | None] = list({site_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
         names = ", ".join(site or "the configured device" for site in used)
         raise ConfigError(f"expected tasks that run on one kind of device, got {names}; train on one of them at a time")
     return used[0]
 
 
-def site_of(config: TaskSourceConfig) -> Site | None:
+def site_of(config: TaskSourceConfig) -> TaskSite | None:
     """The site on which this source's tasks run; None if they run on the configured device."""
-    return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
+    return cast(TaskSite, config.source_type) if config.source_type in get_args(TaskSite) else None
 
 
 def _parse_source(item: object) -> TaskSourceConfig:
