@@ -1,7 +1,7 @@
-"""Serves an ASGI app on a socket, inside the running event loop, to clients that keep to limits.
+"""Serves an ASGI app inside the running event loop, and limits what a client can cost.
 
-uvicorn has a time limit between requests only. Here a connection also has to send whole heads in time, and few may wait
-for theirs per peer, so that clients that get no further cost others nothing.
+uvicorn has a timeout between requests only. Here the head of a request has a timeout too, and the number of connections
+per peer that have not sent one is limited, so slow or idle clients cannot block others.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What a client may cost before, between and after its requests."""
+    """Limits on the connections of a client."""
 
     head_s: float = 10.0
-    """How long it may take for the head of a request, or go on sending one that has its answer."""
+    """Time to send the head of a request, or the rest of a body whose response has been sent."""
     stall_s: float = 60.0
-    """How long it may leave an answer unread."""
+    """Time that it may leave a response unread."""
     head_bytes: int = 64 * 2**10
-    """Of a head, or of headers after a body in chunks: parsers collect them in time that grows with their square."""
+    """Size of a head, or of trailers after a chunked body: parsing time grows with the square of it."""
     max_waiting: int = 512
-    """Connections of one peer without a whole head; with more, the oldest ones are closed."""
+    """Connections of one peer that have not sent a complete head; beyond this, the oldest ones are closed."""
     burst_s: float = 5.0
-    """Many clients that connect at the same moment are no attack: their heads follow."""
+    """Younger connections are not closed, because many clients may connect at the same moment."""
     max_connections: int = 2048
-    """Of one peer: as many as all rollouts of a large step may open on one machine."""
+    """Connections of one peer: as many as the rollouts of a large step may open on one machine."""
 
 
 _LIMITS = ConnectionLimits()
@@ -69,7 +69,7 @@ class _Served(Protocol):
 
 
 class LimitedConnection(asyncio.Protocol):
-    """A connection that uvicorn serves as long as its client keeps to the limits."""
+    """A connection served by uvicorn and closed when its client exceeds a limit."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class LimitedConnection(asyncio.Protocol):
         has_advanced = cycle is not None and (cycle is not earlier or len(cycle.body) > num_body_bytes)
         if has_advanced:
             self._head_bytes = 0
-        # the rest of a body that was refused may still be on its way
+        # the rest of a refused body may still arrive
         elif cycle is None or not _is_leaving_body(cycle):
             self._head_bytes += len(data)
             if self._head_bytes > self._peers.limits.head_bytes:
@@ -137,7 +137,7 @@ class LimitedConnection(asyncio.Protocol):
             self._served.resume_writing()
 
     def drop(self) -> None:
-        """Close at once, without an answer."""
+        """Close at once, without a response."""
         self._transport.abort()
 
     def _wait_for_head(self) -> None:
@@ -152,7 +152,7 @@ class LimitedConnection(asyncio.Protocol):
 
 
 def _is_leaving_body(cycle: _Cycle) -> bool:
-    """Whether what arrives is a body that nobody reads, of known length: after chunks, headers could go on for ever."""
+    """Whether the client is still sending an unread body of known length; a chunked one may have endless trailers."""
     is_in_chunks = any(name == b"transfer-encoding" for name, _ in cycle.scope["headers"])
     return cycle.response_complete and cycle.more_body and not is_in_chunks
 
@@ -166,7 +166,7 @@ class _Peers:
         self._waiting: dict[str, dict[LimitedConnection, float]] = {}
 
     def add(self, connection: LimitedConnection) -> None:
-        """Count a connection; beyond the limit, it takes the place of the one that has waited longest, or is closed."""
+        """Count a connection; beyond the limit, the one that has waited longest is closed, or else this one."""
         self._num_open[connection.peer] = self._num_open.get(connection.peer, 0) + 1
         if self._num_open[connection.peer] > self.limits.max_connections:
             next(iter(self._waiting.get(connection.peer, {})), connection).drop()
@@ -177,7 +177,7 @@ class _Peers:
             del self._num_open[connection.peer]
 
     def wait(self, connection: LimitedConnection) -> None:
-        """Note that a head is awaited; the oldest connections that have long waited for theirs make room."""
+        """Note that a head is awaited; beyond the limit, connections that have waited for `burst_s` are closed."""
         now = time.monotonic()
         waiting = self._waiting.setdefault(connection.peer, {})
         waiting[connection] = now
@@ -195,7 +195,7 @@ class _Peers:
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to the process it runs in, and sets `ready` when it listens."""
+    """A server that installs no signal handlers, and sets `ready` once it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -216,7 +216,7 @@ async def serve_app(
 ) -> AsyncGenerator[str]:
     """Serve an app while the block runs and yield its root address; port 0 takes a free one.
 
-    Requests that are not answered within `grace_s` seconds of leaving are cancelled.
+    At the end of the block, open requests have `grace_s` seconds before they are cancelled.
 
     Raises:
         ConfigError: cannot listen on host and port.
@@ -246,7 +246,7 @@ async def serve_app(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=grace_s,
-        proxy_headers=False,  # scheme and peer are those of the socket, whatever a header says
+        proxy_headers=False,  # headers must not change the scheme and the peer of the socket
     )
     server = _QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve-{bound_port}")

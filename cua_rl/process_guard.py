@@ -31,7 +31,7 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
     """Run the guarded command until it ends or the controller's end of the pipe closes."""
     stop_timeout_s, command = float(arguments[1]), arguments[2:]
     pipes = () if arguments[0].isdecimal() else _PIPES
-    # non-blocking: without a writer, who has died before we came, opening would wait for ever
+    # non-blocking: if the writer has already died, opening would block for ever
     lifeline = os.open(arguments[0], os.O_RDONLY | os.O_NONBLOCK) if pipes else int(arguments[0])
     os.set_blocking(lifeline, False)
     libc = ctypes.CDLL(None, use_errno=True) if platform == "linux" else None
@@ -58,7 +58,7 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
 
 def _end_all(child: subprocess.Popen[bytes], stop_timeout_s: float, platform: str) -> None:
     """End the command and everything that it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""
-    # numbers of all living processes that the command has started, itself included
+    # ids of all running processes of the command, including itself
     descendants = _descendants if platform == "linux" else lambda: _session_members(child.pid)
     _signal_all(signal.SIGTERM, descendants())
     deadline = time.monotonic() + stop_timeout_s
@@ -74,7 +74,7 @@ def _end_all(child: subprocess.Popen[bytes], stop_timeout_s: float, platform: st
 
 
 def _has_children(platform: str) -> bool:
-    """Whether the kernel knows a child of ours, living or dead: without one, a subreaper has no descendants.
+    """Whether there is a child, running or not yet waited for: without one, a subreaper has no descendants.
 
     A walk through /proc misses a process whose parent ends meanwhile.
     """
@@ -94,7 +94,7 @@ def _closed(lifeline: int) -> bool:
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:
-    """Collect orphans that the kernel gave to us; the child itself is collected by Popen, which wants its status."""
+    """Wait for adopted orphans; the child itself is left to Popen, which needs its status."""
     child.poll()
     for pid in _children_of(os.getpid()):
         if pid != child.pid:
@@ -109,7 +109,7 @@ def _signal_all(number: int, pids: list[int]) -> None:
 
 
 def _session_members(session: int) -> list[int]:
-    """All living processes of the session that the command leads, those whose parents are gone too."""
+    """All running processes of the session that the command leads, including orphans."""
     printed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True).stdout
     members: list[int] = []
     for pid, state in (line.split()[:2] for line in printed.splitlines()):
@@ -120,7 +120,7 @@ def _session_members(session: int) -> list[int]:
 
 
 def _descendants() -> list[int]:
-    """All living processes below the guard; a subreaper sees even those whose parents are gone."""
+    """All running processes below the guard; as a subreaper, it adopts orphans."""
     found: list[int] = []
     front = [os.getpid()]
     while front:

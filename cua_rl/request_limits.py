@@ -18,15 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 from cua_rl.errors import CuaError
 
 BODY_S, MIN_BYTES_PER_S = 10.0, 100_000
-"""A body may take this long, and longer only as long as it arrives at this rate."""
+"""A body may take this long, plus the time that its size takes at this rate."""
 MAX_VALUES = 2_000_000
-"""Of a body of JSON: they take at most 150 MB, and 0.8 s of one core, half of it with the interpreter locked."""
+"""Limit for the values in a JSON body: they take at most 150 MB and 0.8 s of one core, half of it holding the GIL."""
 MAX_DEPTH = 64
 _INLINE_BYTES = 64 * 2**10  # parsed within a millisecond, about what a thread costs
 
 
 class RequestRefused(CuaError):
-    """A request whose head or body breaks a rule that holds for all of them."""
+    """A request whose head or body violates a general limit."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -50,14 +50,14 @@ def bearer_key(request: Request) -> str:
 
 @dataclass(slots=True)
 class BodyBudget:
-    """How many bytes of bodies a client's unanswered requests may hold together."""
+    """Limit for the bodies of all open requests of a client together."""
 
     max_bytes: int
     num_bytes: int = 0
 
     @contextmanager
     def hold(self) -> Generator["HeldBody"]:
-        """The share of one request, returned when it has its answer."""
+        """The share of one request, returned at the end of the block."""
         held = HeldBody(self)
         try:
             yield held
@@ -73,7 +73,7 @@ class HeldBody:
     num_bytes: int = 0
 
     def add(self, num_bytes: int) -> None:
-        """Take bytes from the budget; raises `RequestRefused` if it does not have them."""
+        """Take bytes from the budget; raises `RequestRefused` if too few are left."""
         if self.num_bytes + num_bytes > self.budget.max_bytes:
             raise RequestRefused(413, f"expected a body of at most {self.budget.max_bytes} bytes; send smaller ones")
         if self.budget.num_bytes + num_bytes > self.budget.max_bytes:
@@ -83,7 +83,7 @@ class HeldBody:
 
 
 def require_json(request: Request) -> None:
-    """Raise `RequestRefused` for a body that is not plain JSON: a browser sends it to other sites without asking."""
+    """Raise `RequestRefused` for other content types, which browsers send to other sites without a CORS preflight."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRefused(415, f"expected Content-Type: application/json, got {kind[:100]!r}")
@@ -147,7 +147,7 @@ def parse_json(text: bytes | str) -> object:
 
 
 def check_depth(value: object) -> None:
-    """Raise `RequestRefused` for JSON that is nested more deeply than anything that means something."""
+    """Raise `RequestRefused` for JSON that is nested too deeply."""
     front, depth = [value], 0
     while front:
         if depth > MAX_DEPTH:

@@ -1,7 +1,7 @@
-"""The temporary folder of a process, for sockets and the like: removed when the process ends, or by the next one.
+"""The temporary folder of a process, for sockets and logs: removed when the process ends, or by a later process.
 
-The owner holds a lock on a file in the folder. Whoever starts later and gets the lock knows that the owner is dead: it
-ends what the owner's guards could not end, because they were killed too, and removes the folder.
+The owner holds a lock on a file in the folder. A later process that gets the lock knows that the owner is dead. It ends
+child processes that are left because their guards were killed too, and removes the folder.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from typing import BinaryIO
 from cua_rl.system_users import remove_tree
 
 MARK = "CUA_RL_SCRATCH"
-"""The variable that names the folder in the environment of every program that its owner starts."""
+"""The variable with the folder's path in the environment of every child process of its owner."""
 _PREFIX = "cua_rl-"
 _LOCK = ".lock"
 _numbers = count(1)
@@ -27,23 +27,23 @@ _making = threading.Lock()
 
 
 def scratch_folder() -> Path:
-    """This process's folder; may block for some milliseconds when it is made."""
+    """The folder of this process; the first call may block for some milliseconds."""
     with _making:  # the cache lets two threads make one each: the lock of one would go, and with it the folder
         return _make(os.getpid())[0]
 
 
 def make_scratch_folder(name: str) -> Path:
-    """A new folder in it that others cannot look into; the name is short, because paths of sockets have a limit."""
+    """A new private folder inside it, with a short name, because paths of sockets have a limit."""
     path = scratch_folder() / f"{name}{next(_numbers)}"
     path.mkdir(mode=0o700)
     return path
 
 
 def remove_abandoned(parent: Path) -> list[Path]:
-    """Remove the folders of our user whose owners are dead; one whose guards are still at work stays. Returns them."""
+    """Remove and return our user's folders of dead owners, except those whose guards are still running."""
     removed: list[Path] = []
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another process was faster, or its owner is not us
+        with suppress(OSError):  # removed by another process, or owned by another user
             found = folder.lstat()
             if folder.is_symlink() or found.st_uid != os.geteuid() or not (folder / _LOCK).is_file():
                 continue
@@ -57,17 +57,17 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 @cache
 def _make(pid: int) -> tuple[Path, BinaryIO]:
-    """Folder and lock of this process; its number makes a forked one get its own."""
+    """Folder and lock of a process, cached by process id, so that a fork gets its own."""
     parent = Path(tempfile.gettempdir())
     remove_abandoned(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     if os.geteuid() == 0:
-        folder.chmod(0o711)  # services with users of their own reach what is theirs in it, if they know its name
+        folder.chmod(0o711)  # services with other users can enter it, but not list it
     aside = folder / f"{_LOCK}.new"
-    # whoever may open it may lock it: the folder would stay for ever, or we would wait here
+    # private: anyone who can open it can lock it, and keep the folder from being removed
     lock = os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    aside.rename(folder / _LOCK)  # a lock that others can see is held
+    aside.rename(folder / _LOCK)  # visible to others only once it is locked
     atexit.register(_remove_own, folder, pid)
     return folder, lock
 
@@ -78,7 +78,7 @@ def _remove_own(folder: Path, pid: int) -> None:
 
 
 def _end_orphans(folder: Path) -> bool:
-    """Kill what the folder's dead owner started and no guard is ending; False if a guard still works at it."""
+    """Kill the dead owner's child processes that have no guard; False if a guard is still running."""
     marked = [pid for pid in _processes() if _has_mark(pid, folder)]
     guards = {pid for pid in marked if _is_guard(pid)}
     for pid in marked:
@@ -89,7 +89,7 @@ def _end_orphans(folder: Path) -> bool:
 
 
 def _processes() -> list[int]:
-    """All process numbers; none where there is no /proc, and guards alone must do."""
+    """Ids of all processes; empty without /proc, where ending them is left to the guards."""
     with suppress(FileNotFoundError):
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     return []
@@ -103,7 +103,7 @@ def _has_mark(pid: int, folder: Path) -> bool:
 
 def _is_guard(pid: int) -> bool:
     with suppress(OSError):
-        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():  # another user's program may call itself that
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():  # a program of another user may have this name
             return False
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return any(word.endswith(b"process_guard.py") for word in words[:4])

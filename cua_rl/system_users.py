@@ -1,11 +1,11 @@
-"""Users for the programs beside the controller, so that none of them can touch what belongs to another.
+"""System users for child processes, so that none of them can access the files and processes of another.
 
-Started by root, every service, desktop, browser and agent gets a numeric user of its own, without an entry in
-`/etc/passwd`, and no capabilities. A claim is a lock on a file named after the number: two runs on one machine never
-share a user, and the kernel frees it once its holders are dead. Started by anyone else, programs keep that user; they
-still cannot gain privileges.
+If root starts the run, every service, desktop, browser and agent runs as a numeric user of its own, without an entry in
+`/etc/passwd` and without capabilities. A user is claimed by locking a file named after its number: two runs on one
+machine never share a user, and the kernel releases the lock once all its holders have died. If anyone else starts the
+run, child processes keep that user, but still cannot gain privileges.
 
-Everything here may block for some milliseconds.
+All functions here may block for a few milliseconds.
 """
 
 import fcntl
@@ -32,17 +32,17 @@ from cua_rl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SERVICE_UIDS = range(60_706, 60_770)
-"""For services, which leave files behind. systemd's table of uids keeps 60706 to 61183 unused, and they fit into 16
-bits, so that containers with a map of their own usually have them."""
+"""For services, whose files persist. systemd's table of uids leaves 60706 to 61183 unused, and they fit into 16 bits,
+so containers with a uid map of their own usually include them."""
 GUEST_UIDS = range(60_770, 61_184)
-"""For what a model or an agent operates. Such a user never owned a file of a service, and its own are removed."""
+"""For programs that a model or an agent operates. Their files are removed; they never own files of a service."""
 
 MAX_GUEST_THREADS = 4096
-"""Of one guest, in all of its programs: a program that forks without end is stopped there. Chromium has about 300."""
+"""Limit for all processes of one guest together, which stops a fork bomb. Chromium has about 300 threads."""
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 _SHARED_IPC = {"shm": "--shmem-id", "msg": "--queue-id", "sem": "--semaphore-id"}
-"""What System V programs share, as /proc/sysvipc names it, and the option of `ipcrm` that removes it."""
+"""Kinds of System V IPC objects, as in /proc/sysvipc, and the `ipcrm` option that removes each."""
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
 _COMPUTING_VARIABLES = (
@@ -61,18 +61,19 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemUser:
-    """A claimed user, a context manager; without `uid`, whoever runs the controller."""
+    """A claimed user, as a context manager; without `uid`, the user of the controller."""
 
     uid: int | None = None
     lock: BinaryIO | None = None
-    """Open and locked; a guard that inherits it keeps the claim until the programs that it guards have ended."""
+    """Open and locked. A guard process that inherits it keeps the claim until its child processes have ended."""
     shown: tuple[Path, ...] = ()
-    """What its programs see, alone, of folders that only root can look into (from `hidden_entries`)."""
+    """The only entries of root-only folders that its processes see (from `hidden_entries`)."""
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command, run by this user without capabilities and without a way to gain any.
+        """The command line that runs `command` as this user, without capabilities or a way to gain any.
 
-        It ends with the thread that started it: changing the user makes the kernel forget that wish of a guard.
+        The process is killed when the thread that started it ends. This parent-death signal has to be set after the
+        change of user, which clears it.
         """
         if self.uid is not None:
             limits = ("prlimit", f"--nproc={MAX_GUEST_THREADS}", "--core=0", "--") if self.uid in GUEST_UIDS else ()
@@ -86,32 +87,32 @@ class SystemUser:
         return list(command)
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder that this user alone can look into, unless it exists."""
+        """Make a folder that only this user can access, unless it exists."""
         path.mkdir(mode=0o700, exist_ok=True)
         self.give(path)
 
     def give(self, path: Path) -> None:
-        """Let a file or folder belong to this user; a link is not followed."""
+        """Make this user the owner of a file or folder; links are not followed."""
         if self.uid is not None:
             os.chown(path, self.uid, self.uid, follow_symlinks=False)
 
     def end_processes(self) -> None:
-        """Kill every process of this user, if it was claimed: no others share it then."""
+        """Kill every process of this user if it is claimed, because nothing else runs as a claimed user."""
         if self.uid is None or self.lock is None:
             return
         deadline = time.monotonic() + _END_TIMEOUT_S
         while time.monotonic() < deadline:
-            # by itself, the user reaches all of its processes at once, even those that are just being forked
+            # run as the user itself, kill -1 reaches all of its processes at once, including those being forked
             subprocess.run(self.command(["sh", "-c", "kill -KILL -1"]), check=False, stderr=subprocess.DEVNULL, cwd="/")
             if not (pids := processes_of(self.uid)):
                 return
-            for pid in pids:  # they may have killed that
+            for pid in pids:  # in case they killed the shell first
                 with suppress(ProcessLookupError):
                     os.kill(pid, 9)
             time.sleep(_POLL_S)
 
     def clean_up(self) -> None:
-        """End what the user still runs, and remove what a guest left for the next one of its number to find."""
+        """Kill remaining processes and, of a guest, remove files and IPC objects before its number is used again."""
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
             remove_tree(*_left_files(self.uid))
@@ -119,7 +120,7 @@ class SystemUser:
                 subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
 
     def release(self) -> None:
-        """Clean up and give the claim back."""
+        """Clean up and release the claim."""
         if self.lock is not None and not self.lock.closed:
             self.clean_up()
             self.lock.truncate(0)
@@ -135,9 +136,10 @@ class SystemUser:
 
 
 def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...] = ()) -> SystemUser:
-    """A user that nobody else has, `wanted` if it is free; what a killed run left running as that user is ended.
+    """Claim a free user, `wanted` if possible; processes that a killed run left under that user are ended.
 
-    Raises `ConfigError` if all are taken.
+    Raises:
+        ConfigError: all users are taken.
     """
     if not can_change_user():
         return SystemUser()
@@ -149,11 +151,11 @@ def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...
         except BlockingIOError:
             lock.close()
             continue
-        if _has_name(uid):  # the administrator gave it to somebody
+        if _has_name(uid):  # assigned by the administrator
             lock.close()
             continue
         user = SystemUser(uid=uid, lock=lock, shown=shown)
-        if os.fstat(lock.fileno()).st_size:  # whoever had it was killed
+        if os.fstat(lock.fileno()).st_size:  # its last holder was killed
             user.clean_up()
             lock.truncate(0)
         lock.write(b"claimed\n")
@@ -167,7 +169,7 @@ def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...
 
 @cache
 def can_change_user() -> bool:
-    """Whether programs can get users of their own; the log says so once if root cannot give them any."""
+    """Whether child processes can run as users of their own; logs a warning once if root cannot do that here."""
     if os.geteuid() != 0:
         return False
     trial = SystemUser(uid=GUEST_UIDS[-1]).command(["true"])
@@ -189,7 +191,7 @@ def can_change_user() -> bool:
 
 @cache
 def can_shed_privileges() -> bool:
-    """Whether `setpriv` (util-linux) can keep programs of this user from gaining privileges, as by sudo."""
+    """Whether `setpriv` (util-linux) can prevent child processes from gaining privileges, for example by sudo."""
     try:
         return (
             subprocess.run([*_SHED_PRIVILEGES, "--", "true"], capture_output=True, check=False, cwd="/").returncode == 0
@@ -199,15 +201,15 @@ def can_shed_privileges() -> bool:
 
 
 def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a program that needs no secret: PATH, language and time zone of ours, HOME, and `more`."""
+    """An environment without secrets: our PATH, language and time zone, `home` as HOME, and `more`."""
     kept = {name: text for name, text in os.environ.items() if name in _ALLOWED_VARIABLES or name.startswith("LC_")}
     return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
 
 
 def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of model server and trainer: what sets up Python, libraries and GPUs, and no secret of ours.
+    """The environment of model server and trainer: variables of Python, libraries and GPUs, without our secrets.
 
-    Their processes talk to each other on the loopback interface, which other machines do not reach.
+    Their processes communicate over the loopback interface, which other machines cannot reach.
     """
     kept = {
         name: text
@@ -216,18 +218,18 @@ def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, 
         and not _SECRET_WORDS & set(name.split("_"))
     }
     interface = "lo0" if sys.platform == "darwin" else "lo"
-    # by default below /tmp, where another user may make the folder first, and with it the code that is loaded from it
+    # the default is below /tmp, where another user could create the folder first and plant compiled code in it
     compiled = {"TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/torchinductor")}
-    # CUDA's own order is by speed: on a machine with several kinds of GPUs, its numbers are not those of nvidia-smi
+    # CUDA orders GPUs by speed by default, so with several kinds of GPUs its numbers differ from nvidia-smi's
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | compiled | order | kept
 
 
 def processes_of(uid: int) -> list[int]:
-    """Numbers of the living processes that run as this user."""
+    """Ids of the running processes of this user."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
-        with suppress(OSError):  # it ends meanwhile
+        with suppress(OSError):  # the process has ended
             if entry.name.isdecimal() and entry.stat().st_uid == uid:
                 state = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
                 if state not in "ZX":
@@ -236,9 +238,9 @@ def processes_of(uid: int) -> list[int]:
 
 
 def public_copy(folder: Path, *siblings: Path) -> Path:
-    """The folder of programs, or a copy, which every user can reach: some lie below `/root`, which is root's alone.
+    """The folder itself, or a copy that every user can read if it lies in a closed folder such as `/root`.
 
-    Folders beside it, of which the programs know that they are there, are copied along.
+    `siblings` are folders that its programs expect beside it; they are copied along.
     """
     if not can_change_user() or all(parent.stat().st_mode & 0o5 == 0o5 for parent in _ancestors(folder)):
         return folder
@@ -254,16 +256,17 @@ def public_copy(folder: Path, *siblings: Path) -> Path:
         for path in (aside, *aside.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-        with suppress(OSError):  # another run was faster
+        with suppress(OSError):  # another run made it first
             aside.rename(place)
         remove_tree(aside)
     return place / folder.name
 
 
 def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
-    """The entries of folders closed to other users through which the way to these files leads, links included.
+    """The entries of closed folders on the paths to these files, including the paths of links on the way.
 
-    For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed, it is `/root/.pyenv`.
+    For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed to other users, the entry is
+    `/root/.pyenv`.
     """
     found: dict[Path, None] = {}
     for file in filter(os.path.exists, files):
@@ -272,36 +275,36 @@ def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
             ways.append(ways[-1].parent / ways[-1].readlink())
         for way in [Path(os.path.abspath(way)) for way in ways] + [way.parent.resolve() / way.name for way in ways]:
             closed = [parent for parent in way.parents if not parent.stat().st_mode & 0o001]
-            if closed:  # ordered from the inside to the outside
+            if closed:  # innermost first
                 found[way.parents[way.parents.index(closed[0]) - 1] if closed[0] != way.parent else way] = None
     return tuple(found)
 
 
 def remove_tree(*paths: Path) -> None:
-    """Remove what programs left, however deep: `shutil.rmtree` recurses and holds a descriptor per level."""
+    """Remove files and folders of any depth; `shutil.rmtree` recurses and holds a descriptor per level."""
     if found := [str(path) for path in paths if os.path.lexists(path)]:
         subprocess.run(["rm", "-rf", "--", *found], check=False, capture_output=True, cwd="/")
 
 
 def _view(entries: Sequence[Path]) -> list[str]:
-    """The start of a command in a mount namespace where closed folders have nothing but these entries."""
+    """The prefix of a command that runs it in a mount namespace where closed folders show only these entries."""
     if not entries:
         return []
     script = ["set -e"]
     outermost = {entry: [one for one in entry.parents if not one.stat().st_mode & 0o001][-1] for entry in entries}
     for closed in sorted(set(outermost.values())):
         inside = shlex.quote(str(closed))
-        # the descriptor still leads into the folder after it is covered; `mount -c` keeps it as it is
+        # the descriptor still reaches the folder after the mount covers it; `mount -c` does not resolve its path
         script += [f"exec 3<{inside}", f"mount -t tmpfs -o mode=0711,size=1m cua_rl {inside}"]
         for entry in sorted(one for one, outer in outermost.items() if outer == closed):
-            # where a link leads now: once the folder is covered, it would lead to what the folder shows by then
+            # resolve links now: after the mount they would resolve inside the covering file system
             real, root = entry.resolve(), closed.resolve()
             place = f"/proc/self/fd/3/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
             source, target = shlex.quote(place), shlex.quote(str(entry))
             make = "mkdir -p" if entry.is_dir() else f"mkdir -p {shlex.quote(str(entry.parent))}; touch"
             script += [f"{make} {target}", f"mount -c --bind {source} {target}"]
         script += ["exec 3<&-", f"mount -o remount,ro {inside}"]
-    # whoever stays in a covered folder is still in the one that is closed
+    # a working directory inside a covered folder still refers to the closed folder: enter the visible one
     script += ['cd "$(pwd -P)" 2>/dev/null || cd /', 'exec "$@"']
     return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", "; ".join(script), "sh"]
 
@@ -320,7 +323,7 @@ def _has_name(uid: int) -> bool:
 
 
 def _left_files(uid: int) -> list[Path]:
-    """What a user owns directly in folders that all users share, such as X sockets."""
+    """Files of a user directly in folders that all users share, such as X sockets."""
     found: list[Path] = []
     for folder in _SHARED_FOLDERS:
         with suppress(FileNotFoundError):
@@ -332,12 +335,12 @@ def _left_files(uid: int) -> list[Path]:
 
 
 def _left_ipc(uid: int) -> list[str]:
-    """Options of `ipcrm` for the memory, queues and semaphores that a user made: they outlive their processes."""
+    """Options of `ipcrm` for the IPC objects that a user created, which outlive its processes."""
     found: list[str] = []
     for kind, option in _SHARED_IPC.items():
         with suppress(FileNotFoundError):  # a kernel without them
             names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
-            maker = names.index("cuid")  # the owner may have been changed
+            maker = names.index("cuid")  # the creator: the owner can be changed
             found += [f"{option}={row[1]}" for row in rows if row[maker] == str(uid)]
     return found
 
@@ -347,7 +350,7 @@ def _lock_folder() -> Path:
 
 
 def _own_folder(choices: Sequence[Path], mode: int) -> Path:
-    """The first of the folders that can be made; raises `ConfigError` if none, or if somebody else made it."""
+    """The first of these folders that exists or can be made and belongs to us; raises `ConfigError` if none does."""
     for path in choices:
         with suppress(OSError):
             path.mkdir(mode=mode, parents=True, exist_ok=True)

@@ -173,7 +173,7 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
             return _site_tasks(config, seed)
         case "gym":
             tasks = fetch_gym_tasks(config.gym_base_url or DEFAULT_BASE_URL, config.gym_id or DEFAULT_GYM_ID)
-            # the split comes before any filter, so that a filter moves no task to the other side
+            # split before filtering, so that a filter moves no task to the other side
             train, held_out = split_gym_tasks(
                 tasks, seed=seed, train_ratio=config.train_ratio, eval_number_range=config.eval_number_range
             )
@@ -197,7 +197,7 @@ def _site_tasks(config: TaskSourceConfig, seed: int) -> Sequence[Template]:
 
 
 def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: DeviceAbilities) -> list[Template]:
-    """The tasks as they run on such a device; whole demo sets lose what it cannot answer, single tasks are refused."""
+    """The tasks that the device supports; of demo sets, others are left out, and single tasks are refused."""
     if device.is_seeded:
         return list(candidates)
     fitting = [LastingDeviceTask.of(task) if isinstance(task, TaskTemplate) else task for task in candidates]

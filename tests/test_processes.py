@@ -12,24 +12,11 @@ import pytest
 from cua_rl.processes import GUARD, OwnedProcess
 from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
 from cua_rl.system_users import GUEST_UIDS, can_change_user, claim_user
+from tests.live_processes import is_alive, wait_until_dead
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
 )
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_dead(pid: int, timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_alive(pid)
 
 
 async def read_pid(log_path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The seam between a rollout and its agent: the built-in one, a program outside this process, or a gbox-mini-agent."""
+"""The interface between a rollout and its agent: built-in, an external program, a harness, or a gbox-mini-agent."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -40,16 +40,16 @@ class AgentOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAddress:
-    """Where an agent in another process reaches the model and the device of its rollout."""
+    """The address of model and device of one rollout, for an agent in another process."""
 
     url: str
     """Without `/v1` or `/device`."""
     api_key: str = field(repr=False)
-    """Grants access to the model, for as long as the rollout is open."""
+    """Grants access to the model while the rollout is open."""
 
     @property
     def keyed_url(self) -> str:
-        """The same for an agent that cannot be given a key: it is part of the path."""
+        """The address with the key in its path, for agents without a setting for a key."""
         return f"{self.url}/keys/{self.api_key}"
 
 
@@ -57,9 +57,9 @@ OnTurn = Callable[[AgentTurn], Awaitable[None]]
 
 
 class ModelAccess(Protocol):
-    """How agents reach the model: each open rollout has its own OpenAI address, and everything sent to it is recorded.
+    """Access of agents to the model: each open rollout has its own OpenAI address, and its requests are recorded.
 
-    The gateway is one.
+    The gateway implements it.
     """
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
@@ -67,21 +67,22 @@ class ModelAccess(Protocol):
         ...
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """Writes the URLs of the screenshots that such an agent sends."""
+        """Makes the URLs of the screenshots that an agent in this process sends."""
         ...
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> AbstractContextManager[ModelAddress]:
-        """Let an agent in another process reach the rollout, and `device` if given, while the block runs.
+        """Give an agent in another process access to the rollout, and to `device`, while the block runs.
 
-        `watch` admits requests and hears of their answers. Raises `ConfigError` if other processes cannot connect.
+        `watch` admits requests and is notified of their answers. Raises `ConfigError` if other processes cannot
+        connect.
         """
         ...
 
 
 class RecordingAccess(ModelAccess, Protocol):
-    """The gateway as rollouts use it: it records what the model reads and samples between opening and closing."""
+    """The gateway as rollouts use it: turns are recorded between opening and closing a rollout."""
 
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
@@ -93,14 +94,14 @@ class RecordingAccess(ModelAccess, Protocol):
 
 
 class Agent(Protocol):
-    """Works on a task until it is done, the turns or the time are used up, or something fails."""
+    """Works on a task until it is finished, out of turns or time, or something fails."""
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
-        """Work on the device; `on_turn` gets every turn, in order, before the next one begins.
+        """Work on the task; `on_turn` is called with every turn, in order, before the next one begins.
 
-        The agent charges `clock` with the policy's time, and ends with `MAX_TIME` once it is used up.
+        The agent charges the policy's time to `clock`, and ends with `MAX_TIME` once it is used up.
 
         Raises:
             SamplingError: the model did not answer.

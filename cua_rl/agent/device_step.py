@@ -1,4 +1,4 @@
-"""One thing that an agent asked of the device, and what came of it."""
+"""One step on the device: an action that an agent asked for, and its result."""
 
 import time
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cua_rl.devices.device import ActionRejected, Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
-    """An action that was executed, or an error that the agent was told instead."""
+    """An action that was executed, or the error that the agent was shown instead."""
 
     action: Action | None = None
     """None if it could not be parsed or ended the rollout."""
@@ -21,7 +21,7 @@ class DeviceStep:
 
 
 async def perform(device: Device, action: Action) -> DeviceStep:
-    """Execute an action and look at the screen; raises `DeviceError`."""
+    """Execute an action and take a screenshot; raises `DeviceError`."""
     clock = time.monotonic()
     try:
         await device.execute(action)
@@ -34,7 +34,7 @@ async def perform(device: Device, action: Action) -> DeviceStep:
 
 
 def cursor_after(action: Action) -> tuple[int, int] | None:
-    """Where the action left the mouse, pixels; None if it did not move it."""
+    """Position of the mouse after the action, pixels; None if the action does not move it."""
     match action:
         case Click() | DoubleClick() | RightClick() | MoveMouse():
             return (action.x, action.y)

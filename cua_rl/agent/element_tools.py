@@ -16,7 +16,7 @@ from cua_rl.devices.device import ActionRejected, DeviceKind
 
 Direction = Literal["up", "down", "left", "right"]
 Pixel = tuple[int, int]
-Place = TypeVar("Place")
+_Found = TypeVar("_Found")
 
 _TARGET = {
     "type": "string",
@@ -203,7 +203,7 @@ async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
             return Scroll(x=x, y=y, down_px=signed if vertical else 0, right_px=0 if vertical else signed)
 
 
-def _found(place: Place | None, target: str) -> Place:
+def _found(place: _Found | None, target: str) -> _Found:
     if place is None:
         raise ActionRejected(f"There is no {target!r} on the screen. Describe something that the screenshot shows.")
     return place

@@ -20,7 +20,7 @@ from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.errors import AgentError
-from cua_rl.guest_room import GuestRoom, open_room
+from cua_rl.guest_account import GuestAccount, open_guest_account
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
 from cua_rl.system_users import bare_environment
@@ -63,47 +63,47 @@ class ProgramEnd:
 class AgentCommand:
     """A command that is started once per rollout, without a shell, with its assignment in environment variables.
 
-    Root gives it a user of its own, and it gets nothing of our environment but what is named: it works with what a
-    model says, and has no need for our keys.
+    It acts on the output of a model, so it must not see our keys: it gets only the named variables of our environment
+    and, if root starts the run, a guest account of its own.
     """
 
     argv: tuple[str, ...]
     log_folder: Path
     """Each rollout's output goes to `<rollout_id>.log` in it."""
     variables: tuple[str, ...] = ()
-    """Names of our environment variables that it gets besides."""
+    """Names of environment variables that are passed on to it."""
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
-        """Run it to its end. If cancelled, it ends the command and everything that the command started."""
-        async with open_room(self.argv, "agent") as room:
-            async with self.process(room, assignment.task, assignment.variables()) as process:
+        """Run the command to its end. If cancelled, end it and every process that it started."""
+        async with open_guest_account(self.argv, "agent") as account:
+            async with self.process(account, assignment.task, assignment.variables()) as process:
                 status = await process.wait()
         if status == 0:
             return ProgramEnd()
         tail = await asyncio.to_thread(process.log_tail, 5)
         return ProgramEnd(error=f"the agent ended with status {status}, see {process.log_path}: {tail.strip()[-500:]}")
 
-    def process(self, room: GuestRoom, task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
-        """The command in its room, not yet started; `told` are the variables of the rollout."""
+    def process(self, account: GuestAccount, task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
+        """The command under a guest account, not yet started; `told` are the variables of the rollout."""
         named = {name: os.environ[name] for name in self.variables if name in os.environ}
         return OwnedProcess(
             self.argv,
             name=f"agent-{task.rollout_id}",
             log_path=self.log_folder / f"{task.rollout_id}.log",
-            environment=bare_environment(room.home, {**named, **told}),
+            environment=bare_environment(account.home, {**named, **told}),
             stop_timeout_s=3.0,
-            user=room.user,
+            user=account.user,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentService:
-    """A server that is sent each assignment as JSON and answers when the work is done."""
+    """A server that receives each assignment as JSON and responds when the rollout is done."""
 
     url: str
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
-        """Post and wait, as long as it takes. If cancelled, it closes the connection."""
+        """Post and wait for the response, without a time limit. If cancelled, close the connection."""
         try:
             async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client:
                 response = await client.post(self.url, json=assignment.variables())
@@ -121,7 +121,7 @@ class AgentService:
 
 @dataclass(frozen=True, slots=True)
 class ExternalAgent:
-    """Starts one program per rollout, and builds turns from what the gateway and the device observe of it."""
+    """Starts one program per rollout, and builds turns from its requests to the gateway and to the device."""
 
     program: AgentCommand | AgentService
     grace_s: float = GRACE_S
@@ -129,7 +129,7 @@ class ExternalAgent:
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
-        """Let the program act until it ends, turns or time are used up, or it finishes the task on the device.
+        """Run the program until it ends, finishes the task on the device, or is out of turns or time.
 
         Raises:
             AgentError: the program failed or ended before the model's first answer.
@@ -160,7 +160,7 @@ class ExternalAgent:
         )
 
     async def _work(self, assignment: Assignment, watch: RolloutWatch) -> ProgramEnd:
-        """Wait for the program's end; it gets a grace period once the rollout is over, but none after a fault."""
+        """Wait for the program to end. Once the rollout is over, it has `grace_s` to do so; after a fault, none."""
         working = asyncio.create_task(self.program.work(assignment), name=f"agent-{assignment.task.rollout_id}")
         over = asyncio.create_task(watch.over.wait())
         in_time = asyncio.create_task(watch.end_in_time())

@@ -1,7 +1,7 @@
-"""Programs that bring their own world and their own score: each runs one whole rollout against the gateway.
+"""Harnesses: programs with their own environment and score. Each runs a whole rollout against the gateway.
 
 HarnessAgent ──► program ── Responses or Chat ──► gateway ── every answer ──► RolloutWatch ──► turns
-      ▲             └── acts in its own world, which we do not see
+      ▲             └── acts in its own environment, which we do not observe
       └── HarnessResult: reward, metrics, answer, or a fault ──► judge_run ──► HarnessWorld
 """
 
@@ -23,7 +23,7 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
-from cua_rl.guest_room import open_room
+from cua_rl.guest_account import open_guest_account
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
 from cua_rl.types import AgentTurn, ModelTurn
@@ -70,39 +70,39 @@ class RunEnd:
     """Exit status, 128 + n after signal n; None if the program was ended because its time was up."""
     result: HarnessResult | None = None
     said: str = ""
-    """The last that it said, for messages."""
+    """The end of its output, for messages."""
 
 
 class HarnessProgram(Protocol):
     """Runs a whole rollout: a command or a server."""
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
-        """Run to the end, or until `over` is set; nothing that it started goes on afterwards."""
+        """Run to the end, or until `over` is set; all processes that it started have ended on return."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessCommand:
-    """A command that is started once per rollout and leaves its result in the file `CUA_RESULT_PATH`."""
+    """A command that is started once per rollout and writes its result to the file `CUA_RESULT_PATH`."""
 
     command: AgentCommand
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
-        """Run it in a folder of its own, which is removed afterwards."""
-        async with open_room(self.command.argv, "agent") as room:
-            result_path = room.home / "result.json"
-            paths = {"CUA_WORK_DIR": str(room.home), "CUA_RESULT_PATH": str(result_path)}
-            process = self.command.process(room, assignment.task, assignment.variables() | paths)
+        """Run it in a folder of its own, which is removed at the end."""
+        async with open_guest_account(self.command.argv, "agent") as account:
+            result_path = account.home / "result.json"
+            paths = {"CUA_WORK_DIR": str(account.home), "CUA_RESULT_PATH": str(result_path)}
+            process = self.command.process(account, assignment.task, assignment.variables() | paths)
             async with process:
                 status = await _until(over, process.wait())
-            # everything that it started has ended: nobody writes to the file any more
+            # all its processes have ended, so nothing writes to the file any more
             result = await asyncio.to_thread(_read_result, result_path)
             said = await asyncio.to_thread(process.log_tail, 5)
         return RunEnd(status=status, result=result, said=f"see {process.log_path}: {said.strip()[-500:]}")
 
 
 def _read_result(path: Path) -> HarnessResult | None:
-    """The result in a file that a program wrote: a link, a pipe or a file without end is none."""
+    """The result in a file that an untrusted program wrote; None for links, pipes, and files that are too long."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -115,12 +115,12 @@ def _read_result(path: Path) -> HarnessResult | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessService:
-    """A server that is sent each assignment as JSON and answers with the result."""
+    """A server that receives each assignment as JSON and responds with the result."""
 
     url: str
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
-        """Post and wait; an error of HTTP counts as exit status 1. Once it is over, the connection is closed."""
+        """Post and wait for the response, until `over` is set; an HTTP error counts as exit status 1."""
         try:
             async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client:
                 response = await _until(over, client.post(self.url, json=assignment.variables()))
@@ -138,7 +138,7 @@ class HarnessService:
 
 
 async def _until(over: asyncio.Event, work: Coroutine[Any, Any, _Done]) -> _Done | None:
-    """What the work returns; None if it is over first."""
+    """The result of the work; None if `over` is set first, which cancels the work."""
     working, ending = asyncio.ensure_future(work), asyncio.create_task(over.wait())
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,7 +151,7 @@ async def _until(over: asyncio.Event, work: Coroutine[Any, Any, _Done]) -> _Done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessAgent:
-    """Lets a program run the rollout in its own world, and judges what it reports."""
+    """Lets a program run the rollout in its own environment, and judges the result that it reports."""
 
     program: HarnessProgram
     judge: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -160,14 +160,14 @@ class HarnessAgent:
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
-        """Run the program until it ends or its time is up; its verdict stays in the world for validation.
+        """Run the program until it ends or its time is up; its result is stored in `device` for validation.
 
         Raises:
             AgentError: the program failed.
             SamplingError: the model did not answer.
             DeviceError: the program's environment failed.
             TimeoutError: the program did not end in time.
-            ConfigError: the program says that it can never run like this, or the device is no harness's world.
+            ConfigError: the program reports that it cannot run with this configuration, or `device` is of another kind.
         """
         if not isinstance(device, HarnessWorld):
             raise ConfigError(f"expected tasks of a harness with agent=harness, got the device {device.device_id!r}")
@@ -195,9 +195,9 @@ class HarnessAgent:
         )
 
     async def _work(self, assignment: HarnessAssignment, watch: RolloutWatch) -> RunEnd:
-        """Wait for the program's end, but end it at once after a fault, and when its time is up.
+        """Wait for the program to end; end it after a fault, and when its time is up.
 
-        Out of turns it goes on: it may still have its score to compute.
+        It is not ended when the turns are used up, because it may still have to compute its score.
         """
         over = asyncio.Event()
         working = asyncio.create_task(self.program.work(assignment, over), name=f"harness-{assignment.task.rollout_id}")
@@ -216,15 +216,15 @@ class HarnessAgent:
 
 
 def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
-    """The result of a run that counts, with a reward; the first rule that fits decides, a fault is raised.
+    """The result of a run that counts, with a reward; the first rule that applies decides, a fault is raised.
 
-    Rules: docs/harnesses.md. What the policy brought about ends as a result, never as a fault: dropping such rollouts
-    would leave mostly successes in the batch.
+    What the policy causes ends as a result, never as a fault: dropping such rollouts would leave mostly successes in
+    the batch.
     """
     result = end.result
     if watch.fault is not None:
         raise watch.fault
-    if end.status is None and not watch.is_out_of_turns:  # otherwise the policy had used up what it had
+    if end.status is None and not watch.is_out_of_turns:  # if it was, the policy ended the rollout
         raise TimeoutError("expected the harness to end within task_timeout_s, it was still running; " + end.said)
     if end.status is not None and 128 < end.status <= 128 + 64:
         raise AgentError(f"the harness was ended by signal {end.status - 128}, {end.said}")

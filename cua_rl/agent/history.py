@@ -1,7 +1,7 @@
-"""The conversation as Responses items (JSON), and which part of this history the model sees.
+"""The conversation as Responses items (JSON), and the policies for what the model sees of it.
 
 Training is cheapest if each prompt extends the previous one: turns then merge into one sequence, and the server's
-prefix cache hits. So history is edited only when necessary, and then many screenshots are dropped at once.
+prefix cache hits. So the history is edited only when necessary, and then several screenshots are dropped at once.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ HistoryPolicy = Literal["full", "block_drop", "last_n"]
 
 
 class History(Protocol):
-    """Decides what the model sees of the items so far, oldest first."""
+    """A policy for what the model sees of the conversation."""
 
     def visible(self, items: Sequence[Json]) -> list[Json]:
-        """The items of the next request; those of the request before are a prefix whenever that is possible."""
+        """The items of the next request, oldest first; an extension of the previous request if possible."""
         ...
 
     def has_room(self, *, used_tokens: int) -> bool:
@@ -32,10 +32,10 @@ class History(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHistory:
-    """Everything stays visible; the rollout ends when the budget or the model's context is used up."""
+    """Keeps everything; the rollout ends when the budget or the model's context is used up."""
 
     max_tokens: int | None = None
-    """Most tokens of a request, prompt and answer; None leaves it to the server's context length."""
+    """Limit for the tokens of a request, prompt plus answer; None: the server's context length."""
 
     def visible(self, items: Sequence[Json]) -> list[Json]:
         return list(items)
@@ -46,9 +46,9 @@ class FullHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropOldScreenshots:
-    """At most `max_images` screenshots stay visible; when one more comes, the oldest `block` of them go at once.
+    """Keeps at most `max_images` screenshots; when there is one more, the oldest `block` are dropped at once.
 
-    The prefix changes once in `block` turns, not in every turn. Text, thoughts and calls all stay.
+    So the prefix changes once in `block` turns instead of in every turn. Text, reasoning and calls are kept.
     """
 
     max_images: int = 8
@@ -99,10 +99,10 @@ def _content(text: str, image_url: str | None) -> list[Json]:
 
 
 def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:
-    """The history of that name; `max_images` is read by block_drop and last_n, `block` by block_drop.
+    """The history policy of this name; block_drop and last_n use `max_images`, block_drop also `block`.
 
     Raises:
-        ConfigError: the numbers do not go together.
+        ConfigError: the numbers contradict each other.
     """
     smallest = {"full": 0, "last_n": 1, "block_drop": 2}[policy]
     if max_images < smallest:

@@ -1,7 +1,7 @@
-"""A leased device as it is offered to agents outside this process.
+"""A leased device as offered to an agent outside this process.
 
-`OfferedDevice` hands out screenshots and takes actions. `TurnJoin` combines these actions with the model's answers, in
-the order in which they happened, into turns.
+`OfferedDevice` returns screenshots and executes actions. `TurnJoin` joins these actions with the model's answers, in
+order of time, to turns.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class _OpenTurn:
 
 
 class TurnJoin:
-    """Everything done after an answer and before the next one belongs to it.
+    """Joins answers and actions to turns: the actions between two answers belong to the first one.
 
-    A turn is handed on when the next one begins. `seen` is what the device last showed.
+    A turn is complete, and passed to `on_turn`, when the next one begins. `seen` is the last screenshot.
     """
 
     def __init__(self, *, seen: EncodedImage, on_turn: Callable[[AgentTurn], Awaitable[None]]) -> None:
@@ -50,19 +50,19 @@ class TurnJoin:
         self._in_order = asyncio.Lock()
 
     async def answered(self, model: ModelTurn) -> None:
-        """A new turn begins with this answer."""
+        """Begin a new turn with this answer."""
         async with self._in_order:
             await self._hand_on()
             self._open = _OpenTurn(model, self.seen)
 
     def add(self, step: DeviceStep) -> None:
-        """Note what was done; before the first answer it belongs to no turn."""
+        """Add a step to the open turn; steps before the first answer belong to no turn."""
         if self._open is not None:
             self._open.steps.append(step)
         self.seen = step.after or self.seen
 
     async def close(self) -> None:
-        """Hand on the last turn."""
+        """Pass on the last turn."""
         async with self._in_order:
             await self._hand_on()
 
@@ -73,7 +73,7 @@ class TurnJoin:
 
 
 def _join(turn: _OpenTurn) -> AgentTurn:
-    """The turn with its actions in order, the first one that could be parsed first, and the screen after the last."""
+    """The turn; its `action` is the first one that could be parsed, its `after` the screen after the last one."""
     main = next((step for step in turn.steps if step.action is not None), turn.steps[0] if turn.steps else None)
     unread = turn.model.failure.message if turn.model.failure and not turn.steps else None
     return AgentTurn(
@@ -96,7 +96,7 @@ class Reply:
     """The result of an action."""
 
     error: str | None
-    """Why it was not executed, fit to be shown to the model; None if it was."""
+    """Why it was not executed, in words for the model; None if it was."""
     is_finished: bool
     """True if the action ended the rollout."""
     screen: EncodedImage
@@ -119,7 +119,7 @@ class OfferedDevice:
         self.token = secrets.token_urlsafe(24)
         """Grants access to the device."""
         self.finish: Finish | None = None
-        """How the agent ended the rollout, if it did."""
+        """The action with which the agent ended the rollout, if it did."""
 
     def accepts(self, token: str) -> bool:
         """True if the token is this device's."""
@@ -174,7 +174,7 @@ class OfferedDevice:
 
     @contextmanager
     def _failing(self) -> Generator[None]:
-        """A device that fails in the block ends the rollout as a fault, whatever the agent makes of it."""
+        """Turn a device failure in the block into a fault of the rollout, however the agent handles it."""
         try:
             yield
         except DeviceError as error:

@@ -1,10 +1,10 @@
-"""Separates the policy's time from the time that model server and device take to work for it.
+"""Separates the policy's time from the time that model server and device take.
 
-What the policy decides must end as a result, and what infrastructure does as a fault. If slow failures were dropped as
-faults, success rates would be biased: mostly successes would remain. So the policy has a time budget for the waits that
-it asks for (and for what an agent outside this process does between its requests), which ends the rollout as the turn
-limit does. Model server and device have a time limit per turn; a call that exceeds it is a fault. Neither is charged
-with the other's time.
+A rollout that the policy delays must end with a result, one that infrastructure delays with a fault. If slow failures
+of the policy were dropped as faults, mostly successes would remain and success rates would be biased. So the policy has
+a time budget for the waits that it asks for (and, for an agent outside this process, for the time between its
+requests); exceeding it ends the rollout like the turn limit. Model server and device have a time limit per turn;
+exceeding it is a fault. Neither is charged for the other's time.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from cua_rl.devices.device import Device, DeviceKind
 
 
 class RolloutClock:
-    """Counts down either the policy's time budget or the turn's time limit for model server and device, never both.
+    """Counts down either the policy's time budget or the time limit of model server and device, never both.
 
-    The policy's time runs while the device executes a wait that it asked for. For an agent outside this process, which
-    acts between its calls of model and device, it also runs whenever no call is under way (`charge_between_calls`).
+    The policy is charged while the device executes a wait that it asked for. An agent outside this process is also
+    charged between its calls of model and device (`charge_between_calls`).
     """
 
     def __init__(self, *, policy_s: float = inf, turn_s: float = inf) -> None:
@@ -31,7 +31,7 @@ class RolloutClock:
         self._policy_left_s = policy_s
         self._num_calls = 0
         self._num_waits = 0
-        """Calls under way in which the device only does the waiting that was asked for."""
+        """Calls in which the device is executing a wait that the policy asked for."""
         self._since = asyncio.get_running_loop().time()
         self._turn_limit = asyncio.timeout(None)
         self._changed = asyncio.Event()
@@ -39,7 +39,7 @@ class RolloutClock:
     @property
     def policy_left_s(self) -> float:
         """The rest of the policy's time budget; 0 if it is used up."""
-        self._count()
+        self._charge()
         return max(0.0, self._policy_left_s)
 
     @property
@@ -51,39 +51,39 @@ class RolloutClock:
         while left_s := self.policy_left_s:
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(left_s if self._is_policys else None):
+                async with asyncio.timeout(left_s if self._charges_policy else None):
                     await self._changed.wait()
 
     def charge_between_calls(self) -> None:
         """From here on, time between calls is the policy's."""
-        self._count()
+        self._charge()
         self._acts_between_calls = True
-        self._go_on()
+        self._rearm()
 
     def next_turn(self) -> None:
         """Restart the time limit of model server and device."""
-        self._count()
+        self._charge()
         self._turn_left_s = self._turn_s
-        self._go_on()
+        self._rearm()
 
     def credit(self, seconds: float) -> None:
-        """Give the policy back time that turned out not to be its own; negative to charge it."""
-        self._count()
+        """Return time to the policy's budget that was charged by mistake; negative to charge more."""
+        self._charge()
         self._policy_left_s += seconds
-        self._go_on()
+        self._rearm()
 
     @contextmanager
     def call(self) -> Generator[None]:
-        """Model server or device works while the block runs."""
-        self._count()
+        """The block is a call of model server or device."""
+        self._charge()
         self._num_calls += 1
-        self._go_on()
+        self._rearm()
         try:
             yield
         finally:
-            self._count()
+            self._charge()
             self._num_calls -= 1
-            self._go_on()
+            self._rearm()
 
     @contextmanager
     def wait(self, duration_s: float) -> Generator[None]:
@@ -94,13 +94,13 @@ class RolloutClock:
             nonlocal ended
             if not ended:
                 ended = True
-                self._count()
+                self._charge()
                 self._num_waits -= 1
-                self._go_on()
+                self._rearm()
 
-        self._count()
+        self._charge()
         self._num_waits += 1
-        self._go_on()
+        self._rearm()
         timer = asyncio.get_running_loop().call_later(duration_s, end)
         try:
             yield
@@ -110,11 +110,11 @@ class RolloutClock:
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
-        """End the block with a `TimeoutError` if model server and device take too long for a turn."""
+        """Raise `TimeoutError` in the block if model server and device take too long for a turn."""
         try:
             async with self._turn_limit:
                 self._since = asyncio.get_running_loop().time()
-                self._go_on()
+                self._rearm()
                 yield
         except TimeoutError as error:
             if not self._turn_limit.expired():
@@ -124,28 +124,29 @@ class RolloutClock:
             ) from error
 
     @property
-    def _is_policys(self) -> bool:
+    def _charges_policy(self) -> bool:
         return self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
 
-    def _count(self) -> None:
+    def _charge(self) -> None:
         """Charge the time since the last change to its owner."""
         now = asyncio.get_running_loop().time()
         passed_s, self._since = now - self._since, now
-        if self._is_policys:
+        if self._charges_policy:
             self._policy_left_s -= passed_s
         else:
             self._turn_left_s -= passed_s
 
-    def _go_on(self) -> None:
-        when = None if self._is_policys else asyncio.get_running_loop().time() + self._turn_left_s
-        with suppress(RuntimeError):  # not entered yet, left already, or about to end what it limits
+    def _rearm(self) -> None:
+        """Set the time limit of model server and device anew, or suspend it while the policy is charged."""
+        when = None if self._charges_policy else asyncio.get_running_loop().time() + self._turn_left_s
+        with suppress(RuntimeError):  # the block has not begun, has ended, or is being cancelled
             self._turn_limit.reschedule(when)
         self._changed.set()
 
 
 @dataclass(frozen=True, slots=True)
 class TimedDevice:
-    """A device that charges its work to its own time limit, and the waits that it is asked for to the policy's budget.
+    """A device that charges waits to the policy's budget and all other work to its own time limit.
 
     A wait that exceeds the rest of the budget is cut short.
     """

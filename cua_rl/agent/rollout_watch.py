@@ -1,4 +1,4 @@
-"""Follows a rollout of an agent outside this process through the gateway: its answers, limits and faults."""
+"""Tracks a rollout of an agent outside this process at the gateway: its answers, limits and faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ class RolloutOver(Exception):
 
 
 class RolloutWatch:
-    """Admits requests up to the turn limit and remembers what ended the rollout.
+    """Admits requests up to the turn limit and records what ended the rollout.
 
     `on_answer` is called with every recorded answer, one at a time and in order, before the agent gets it.
     """
@@ -26,7 +26,7 @@ class RolloutWatch:
         self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]], clock: RolloutClock
     ) -> None:
         self.clock = clock
-        """Charged with the time between requests; a request's own time is not the policy's."""
+        """Charged for the time between requests, not for the time of a request itself."""
         self._max_turns = max_turns
         self._on_answer = on_answer
         self._in_order = asyncio.Lock()
@@ -34,14 +34,14 @@ class RolloutWatch:
         self.fault: CuaError | None = None
         """The infrastructure fault that ended the rollout."""
         self.is_out_of_turns = False
-        """A request was refused: the turns are used up."""
+        """Whether a request was refused because the turns were used up."""
         self.is_out_of_time = False
-        """The policy's time is used up."""
+        """Whether the policy's time was used up."""
         self.is_out_of_context = False
-        """The last request did not fit into the model's context."""
+        """Whether the last request exceeded the model's context."""
         self.is_closed = False
         self.over = asyncio.Event()
-        """Set once the agent cannot continue: it has finished, is out of turns or time, or there was a fault."""
+        """Set once the agent cannot continue: it finished, is out of turns or time, or there was a fault."""
 
     def admit(self, num_turns: int) -> None:
         """Admit a request, given `num_turns` others answered or in flight; raises `RolloutOver`."""
@@ -79,7 +79,7 @@ class RolloutWatch:
             self.over.set()
 
     def overflowed(self) -> None:
-        """Note that the last request did not fit into the model's context."""
+        """Note that the last request exceeded the model's context."""
         self.is_out_of_context = True
 
     def fail(self, error: CuaError) -> None:
@@ -88,7 +88,7 @@ class RolloutWatch:
         self.over.set()
 
     def close(self) -> None:
-        """Ignore everything from here on."""
+        """Refuse all further requests and ignore answers."""
         self.is_closed = True
 
     def stop_reason(self, *, is_finished: bool, is_out_of_turns: bool = False) -> StopReason:

@@ -26,7 +26,7 @@ from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.gateway_app import (
     ContextOverflow,
-    RolloutDoor,
+    RolloutAccess,
     UnknownRollout,
     in_process_client,
     make_gateway_app,
@@ -61,7 +61,7 @@ class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     images: ImageUrls = field(default_factory=ImageUrls)
-    door: RolloutDoor = field(default_factory=RolloutDoor)
+    access: RolloutAccess = field(default_factory=RolloutAccess)
 
 
 class EndpointAccess:
@@ -109,12 +109,12 @@ class EndpointAccess:
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process, like that of the gateway."""
-        return in_process_client(self._app, rollout_id, self._open(rollout_id).door.api_key)
+        return in_process_client(self._app, rollout_id, self._open(rollout_id).access.api_key)
 
-    def door(self, rollout_id: str) -> RolloutDoor | None:
-        """What gives access to a rollout; None if no such rollout is open."""
+    def access(self, rollout_id: str) -> RolloutAccess | None:
+        """Key and body budget of a rollout; None if no such rollout is open."""
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else rollout.door
+        return None if rollout is None else rollout.access
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.

@@ -137,8 +137,8 @@ class Judge:
                 and status.status_code not in _TRANSPORT_STATUSES
             ):
                 raise ConfigError(
-                    f"judge_model: expected {where} to take the request, got {status.status_code} "
-                    f"({self._hide_key(status)[:300]}); correct judge_model, judge_base_url, judge_extra or "
+                    f"judge.model: expected {where} to take the request, got {status.status_code} "
+                    f"({self._hide_key(status)[:300]}); correct judge.model, judge.base_url, judge.extra or "
                     "JUDGE_API_KEY"
                 ) from None
             raise
@@ -162,7 +162,7 @@ class Judge:
             return
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(
-                f"judge_base_url: expected an endpoint that can be reached, got {url!r} ({type(error).__name__} "
+                f"judge.base_url: expected an endpoint that can be reached, got {url!r} ({type(error).__name__} "
                 f"{error}); start it, or correct the address"
             ) from None
         if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

@@ -68,7 +68,7 @@ class CalibrateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRollout:
-    """A recorded rollout with a validator's verdict, and what its task was."""
+    """A recorded rollout with a validator's verdict, and its task."""
 
     rollout_id: str
     instruction: str
@@ -113,7 +113,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
 
 
 async def _draw(database: Database, training_id: int, config: CalibrateConfig) -> list[KnownRollout]:
-    """Finished rollouts whose truth does not come from a judge; raises `ConfigError` if there are none."""
+    """Finished rollouts whose success was not decided by a judge; raises `ConfigError` if there are none."""
     query = (
         select(RolloutRow.rollout_id, TaskRow.instruction, TaskRow.category)
         .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)

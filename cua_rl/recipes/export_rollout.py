@@ -62,7 +62,7 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
 
 
 def _write(path: Path, page: str) -> None:
-    """Write the file for its owner alone: prompts and screenshots may be nobody else's."""
+    """Write the file readable by its owner only, because prompts and screenshots may be private."""
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         if path.is_file():  # not /dev/stdout; an earlier export may be open to all
             os.fchmod(file.fileno(), 0o600)

@@ -72,15 +72,15 @@ def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> l
 
 async def served_model(base_url: str) -> str:
     """Folder or hub id of the model served by a vLLM server; raises `ConfigError`."""
-    from cua_rl.run.preflight import ask_model_server  # slow to import, and needed only without --model-name
+    from cua_rl.sampling.server import ExternalServer  # slow to import, and needed only without --model-name
 
-    async with ask_model_server(base_url) as (_, model):
-        if model.root is None:
+    async with ExternalServer(base_url) as server:
+        if server.model.root is None:
             raise ConfigError(
                 f"model_name: expected the server at {base_url!r} to say which model it serves, got none; add "
                 "--model-name"
             )
-        return model.root
+        return server.model.root
 
 
 def main(argv: Sequence[str] | None = None) -> int:

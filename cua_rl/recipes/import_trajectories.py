@@ -36,7 +36,7 @@ from cua_rl.trajectories.replayed import replay
 from cua_rl.trajectories.rows import decode_record, decode_run, read_json
 
 _PER_STEP = 100
-"""Trajectories in a step of the run: what the monitor shows on a page, and what is in memory at a time."""
+"""Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""
 
 
 @chz.chz
@@ -79,7 +79,7 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exported:
-    """What `recipes.export_trajectories` wrote."""
+    """A data set written by `recipes.export_trajectories`."""
 
     run: RunRecord
     path: Path
@@ -93,11 +93,11 @@ class _Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Foreign:
-    """Trajectories of others."""
+    """Trajectories recorded by other systems."""
 
     run: RunRecord
     read: Callable[[], Iterator[Callable[[], ForeignTrajectory]]]
-    """Reads the files anew: with images in them, they may not fit into memory."""
+    """Reads the files again for each pass, because with their images they may not fit into memory."""
     num_trajectories: int
     renderer: Renderer
     skips: bool

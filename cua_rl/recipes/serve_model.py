@@ -83,7 +83,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
 
 
 def require_key(key: str | None) -> None:
-    """Raise `ConfigError` without a key, or with one that others could guess."""
+    """Raise `ConfigError` for a missing key, or one that is easy to guess."""
     if key is None or len(key) < _SHORTEST_KEY:
         raise ConfigError(
             f"{API_KEY_VARIABLE}: expected the key of the server, at least {_SHORTEST_KEY} characters, got "

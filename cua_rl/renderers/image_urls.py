@@ -8,7 +8,7 @@ from typing import cast
 
 from cua_rl.conversation import EncodedImage, ImageFormat
 from cua_rl.renderers.images import image_size
-from cua_rl.renderers.openai_fields import Place
+from cua_rl.renderers.openai_fields import FieldPath
 
 _HEAD = re.compile(r"data:image/(?:png|jpeg|jpg);base64,")
 _MAGIC: Mapping[ImageFormat, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff"}
@@ -38,7 +38,7 @@ class ImageUrls:
         """The identity of an image whose URL this object has given."""
         return self._images[url].sha256
 
-    def image(self, url: object, at: Place) -> EncodedImage:
+    def image(self, url: object, at: FieldPath) -> EncodedImage:
         """The PNG or JPEG image inside a URL; its bytes, not the URL, say which format it has.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Reads untrusted JSON field by field, with errors that name the place."""
+"""Reads untrusted JSON field by field, with errors that name the path of the field."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -7,41 +7,41 @@ from cua_rl.json_types import Json
 from cua_rl.renderers.request_error import RequestError
 
 
-class Place(str):
-    """Where in a request something is, such as `input[3].content[0].image_url`."""
+class FieldPath(str):
+    """The path of a field in a request, such as `input[3].content[0].image_url`."""
 
     __slots__ = ()
 
-    def __truediv__(self, field: str) -> "Place":
-        return Place(f"{self}.{field}")
+    def __truediv__(self, field: str) -> "FieldPath":
+        return FieldPath(f"{self}.{field}")
 
     def error(self, expected: str, got: object, do: str) -> RequestError:
-        """The error for a value at this place; long values are cut."""
+        """The error for a value at this path; long values are cut."""
         shown = repr(got)
         shown = shown if len(shown) <= 120 else f"{shown[:120]}..."
         return RequestError(expected=f"{expected} at {self}", got=shown, do=do)
 
 
-def mapping_at(value: object, at: Place) -> Json:
+def mapping_at(value: object, at: FieldPath) -> Json:
     """A JSON object."""
     if not isinstance(value, Mapping):
         raise at.error("an object", value, "correct the request")
     return cast("Json", value)
 
 
-def list_at(value: object, at: Place) -> Sequence[object]:
+def list_at(value: object, at: FieldPath) -> Sequence[object]:
     """A JSON array."""
     if not isinstance(value, list | tuple):
         raise at.error("a list", value, "correct the request")
     return cast("Sequence[object]", value)
 
 
-def optional_list_at(value: object, at: Place) -> Sequence[object]:
+def optional_list_at(value: object, at: FieldPath) -> Sequence[object]:
     """A JSON array, empty if it is missing or null."""
     return () if value is None else list_at(value, at)
 
 
-def text_at(fields: Json, name: str, at: Place) -> str:
+def text_at(fields: Json, name: str, at: FieldPath) -> str:
     """A string that can be encoded (JSON can hold lone surrogates, which no text can)."""
     value = fields.get(name)
     if not isinstance(value, str):
@@ -53,6 +53,6 @@ def text_at(fields: Json, name: str, at: Place) -> str:
     return value
 
 
-def optional_text_at(fields: Json, name: str, at: Place) -> str | None:
+def optional_text_at(fields: Json, name: str, at: FieldPath) -> str | None:
     """A string, or None if it is missing or null."""
     return None if fields.get(name) is None else text_at(fields, name, at)

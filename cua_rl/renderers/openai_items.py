@@ -25,7 +25,7 @@ from cua_rl.conversation import (
 from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import (
-    Place,
+    FieldPath,
     list_at,
     mapping_at,
     optional_list_at,
@@ -81,25 +81,25 @@ def conversation_from_responses(
     """
     stored = stored or StoredItems()
     _refuse_fields(request)
-    previous = optional_text_at(request, "previous_response_id", Place("request"))
+    previous = optional_text_at(request, "previous_response_id", FieldPath("request"))
     if previous is not None and previous not in stored.conversations:
-        raise Place("previous_response_id").error("a response of this rollout", previous, "send all items again")
+        raise FieldPath("previous_response_id").error("a response of this rollout", previous, "send all items again")
     earlier = () if previous is None else stored.conversations[previous]
-    instructions = optional_text_at(request, "instructions", Place("request"))
+    instructions = optional_text_at(request, "instructions", FieldPath("request"))
     system = [_text_message("system", instructions)] if instructions else []
     given = request.get("input", [])
     if isinstance(given, str):
-        items: list[Item] = [_text_message("user", text_at(request, "input", Place("request")))]
+        items: list[Item] = [_text_message("user", text_at(request, "input", FieldPath("request")))]
     else:
         images = images or ImageUrls()
         items = [
-            _item_from_responses(item, images, stored, Place(f"input[{index}]"))
-            for index, item in enumerate(list_at(given, Place("input")))
+            _item_from_responses(item, images, stored, FieldPath(f"input[{index}]"))
+            for index, item in enumerate(list_at(given, FieldPath("input")))
         ]
     return Conversation(items=(*system, *earlier, *_with_call_ids(items)), tools=_tools(request, nested=False))
 
 
-def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, at: Place) -> Item:
+def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, at: FieldPath) -> Item:
     fields = mapping_at(item, at)
     kind = fields.get("type", "message")
     match kind:
@@ -136,8 +136,8 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     _refuse_fields(request)
     items: list[Item] = []
     images = images or ImageUrls()
-    for index, message in enumerate(list_at(request.get("messages", []), Place("messages"))):
-        at = Place(f"messages[{index}]")
+    for index, message in enumerate(list_at(request.get("messages", []), FieldPath("messages"))):
+        at = FieldPath(f"messages[{index}]")
         fields = mapping_at(message, at)
         match fields.get("role"):
             case "tool":
@@ -148,7 +148,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
             case _:
                 items.append(_message(fields, images, at))
     stop = request.get("stop")
-    stops = [stop] if isinstance(stop, str) else optional_list_at(stop, Place("stop"))
+    stops = [stop] if isinstance(stop, str) else optional_list_at(stop, FieldPath("stop"))
     return Conversation(
         items=_with_call_ids(items),
         tools=_tools(request, nested=True),
@@ -180,17 +180,17 @@ def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
 
 def _refuse_fields(request: Json) -> None:
     if request.get("n") not in (None, 1):
-        raise Place("n").error("one answer at a time", request["n"], "send it without n")
+        raise FieldPath("n").error("one answer at a time", request["n"], "send it without n")
     for name, advice in _REFUSED.items():
         if request.get(name):
-            raise Place("request").error(f"no {name}", request[name], advice)
+            raise FieldPath("request").error(f"no {name}", request[name], advice)
 
 
 def _text_message(role: Role, text: str) -> Message:
     return Message(role=role, content=(TextPart(text=text),))
 
 
-def _message(fields: Json, images: ImageUrls, at: Place) -> Message:
+def _message(fields: Json, images: ImageUrls, at: FieldPath) -> Message:
     role = fields.get("role")
     if role not in ("system", "developer", "user", "assistant"):
         raise at.error("a role among system, developer, user, assistant and tool", role, "use one of them")
@@ -200,7 +200,7 @@ def _message(fields: Json, images: ImageUrls, at: Place) -> Message:
     return Message(role=role, content=content)
 
 
-def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
+def _tool_call(call_id: object, fields: Json, at: FieldPath) -> ToolCall:
     return ToolCall(
         call_id=optional_text_at({"call_id": call_id}, "call_id", at) or "",
         name=text_at(fields, "name", at),
@@ -208,7 +208,7 @@ def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
     )
 
 
-def _chat_answer(fields: Json, images: ImageUrls, at: Place) -> list[Item]:
+def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
     reasoning = fields.get("reasoning_content") or fields.get("reasoning")
     items: list[Item] = [Reasoning(text=reasoning)] if isinstance(reasoning, str) else []
     calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
@@ -249,14 +249,14 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
     return tuple(named)
 
 
-def _parts(content: object, images: ImageUrls, at: Place) -> tuple[Part, ...]:
+def _parts(content: object, images: ImageUrls, at: FieldPath) -> tuple[Part, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(text=text_at({"text": content}, "text", at)),)
     parts: list[Part] = []
     for index, part in enumerate(list_at(content, at)):
-        place = Place(f"{at}[{index}]")
+        place = FieldPath(f"{at}[{index}]")
         fields = mapping_at(part, place)
         kind = fields.get("type")
         if kind in _TEXT_TYPES:
@@ -274,8 +274,8 @@ def _parts(content: object, images: ImageUrls, at: Place) -> tuple[Part, ...]:
 
 def _tools(request: Json, *, nested: bool) -> tuple[Tool, ...]:
     tools: list[Tool] = []
-    for index, tool in enumerate(optional_list_at(request.get("tools"), Place("tools"))):
-        at = Place(f"tools[{index}]")
+    for index, tool in enumerate(optional_list_at(request.get("tools"), FieldPath("tools"))):
+        at = FieldPath(f"tools[{index}]")
         fields = mapping_at(tool, at)
         if fields.get("type") != "function":
             raise at.error("a tool of type function", fields.get("type"), "describe it as a function")

@@ -105,7 +105,7 @@ def make_axes(
 
 
 def save_figure(figure: Any, image_path: Path) -> None:
-    """Write the figure; whoever reads the file meanwhile sees the old or the new one."""
+    """Write the figure atomically."""
     partial = image_path.with_name(f".{image_path.name}.partial")
     figure.savefig(partial, format="png")
     partial.replace(image_path)

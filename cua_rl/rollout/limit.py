@@ -1,8 +1,8 @@
 """Limits concurrent rollouts to what model server and machine can hold.
 
-Additive increase, multiplicative decrease: while the model server keeps up, each look at its load allows one more
-rollout (`growth`); when it runs out of room, the number falls by a quarter. So it settles just below what server and
-machine can hold, whatever the length of the prompts.
+Additive increase, multiplicative decrease: while the model server keeps up, each measurement of its load raises the
+limit by one rollout (`growth`); when the server is overloaded, the limit falls by a quarter. So it settles just below
+the capacity of server and machine, for prompts of any length.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SHRINK = 0.75
 FULL_KV_CACHE = 0.95  # beyond this, new requests wait or preempt others
 ROOMY_KV_CACHE = 0.80
-LOW_MEMORY = 0.06  # share of the machine's memory that is left when starting more would be reckless
+LOW_MEMORY = 0.06  # free share of the machine's memory below which no more rollouts start
 INTERVAL_S = 1.0
 
 
@@ -52,17 +52,17 @@ class RolloutLimit:
         return len(self._waiting)
 
     def grow(self) -> None:
-        """There is room: allow a little more, unless the present limit is not even used."""
+        """Raise the limit by `growth`, unless the present one is not reached."""
         if self.num_running >= self.allowed:
             self._allowed = min(float(self.largest), self._allowed + self.growth)
             self._wake()
 
     def shrink(self) -> None:
-        """There is no room: start nothing until a quarter of the running rollouts have ended."""
+        """Lower the limit by a quarter of the running rollouts, so that none start until that many have ended."""
         self._allowed = max(float(self.smallest), SHRINK * min(self._allowed, max(1, self.num_running)))
 
     async def acquire(self) -> None:
-        """Wait for a slot, to be given back with `release`."""
+        """Wait for a slot; `release` returns it."""
         if not self._waiting and self.num_running < self.allowed:
             self.num_running += 1
             return
@@ -73,12 +73,12 @@ class RolloutLimit:
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self.release()
-            elif granted in self._waiting:  # a slot may have come free since, and passed it over
+            elif granted in self._waiting:  # `_wake` may have removed it already
                 self._waiting.remove(granted)
             raise
 
     def release(self) -> None:
-        """Give a slot back."""
+        """Return a slot."""
         self.num_running -= 1
         self._wake()
 
@@ -101,7 +101,7 @@ class RolloutLimit:
 
 @dataclass
 class LimitedRunner:
-    """Runs each rollout in a slot of the limit; the first `num_granted` rollouts use slots that are already held."""
+    """Runs each rollout in a slot of the limit; the first `num_granted` use slots that the caller already holds."""
 
     runner: Runner
     limit: RolloutLimit
@@ -121,13 +121,13 @@ class LimitedRunner:
 
 @dataclass
 class Pressure:
-    """Decides from successive looks at the load; the limit shrinks once per overload, not once per look."""
+    """Adjusts the limit by successive measurements of the load; it shrinks once per overload, not per measurement."""
 
     limit: RolloutLimit
     _num_preemptions: int | None = None
 
     def observe(self, load: ServerLoad, free_memory_frac: float) -> None:
-        """Shrink the limit if there is no room, grow it if there is."""
+        """Shrink the limit if server or memory is overloaded, grow it if both have spare capacity."""
         last, self._num_preemptions = self._num_preemptions, load.num_preemptions
         is_preempting = last is not None and load.num_preemptions > last
         is_full = load.kv_cache_frac >= FULL_KV_CACHE and load.num_waiting > 0

@@ -74,7 +74,9 @@ async def ask_judge(
     if is_validated and not (judge is not None and always and turns):
         return outcome
     if judge is None:
-        raise JudgeError(f"expected a judge for task {task.task_id!r}, which has no validator; set judge_model")
+        raise JudgeError(
+            f"expected a judge for task {task.task_id!r}, which has no validator; set judge.base_url and judge.model"
+        )
     if not turns:
         nothing_done = Validation(query="turns", expected="at least 1", actual="0", success=False)
         return replace(outcome, validation=nothing_done)

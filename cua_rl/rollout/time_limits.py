@@ -1,4 +1,4 @@
-"""The time that each stage of a rollout may take."""
+"""Time limits of the stages of a rollout."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,15 +12,15 @@ class TimeLimits:
 
     prepare_s: float = 300.0
     turn_s: float = 300.0
-    """For model server and device together, from the end of one turn to the end of the next; beyond it is a fault."""
+    """For model server and device together, from the end of one turn to that of the next; exceeding it is a fault."""
     agent_s: float = 1800.0
-    """The policy's own time, while neither model server nor device works for it. It ends the rollout as turns do."""
+    """Budget for the policy's own time in the whole rollout; exceeding it ends the rollout like the turn limit."""
     validate_s: float = 60.0
 
 
 @asynccontextmanager
 async def time_limit(stage: str, limit_s: float) -> AsyncGenerator[None]:
-    """End the block after `limit_s` seconds: raises `TimeoutError` with a message; one from inside passes unchanged."""
+    """Raise `TimeoutError` with a message after `limit_s` seconds; one that the block itself raises is not changed."""
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:

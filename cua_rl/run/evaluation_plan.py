@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from cua_rl.agent.history import History, make_history
+from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
@@ -31,8 +31,8 @@ from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, require_servable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
-from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.site import Site, find_site_name, make_site, name_gym, require_own_model
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
@@ -121,8 +121,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     # the same models give the same folder, so that the same command can resume
     names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
     log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
-    place = find_place(config.tasks, config.device)
-    check_agent(config, place)
+    site_name = find_site_name(config.tasks, config.device)
+    check_agent(config, site_name)
     others = [model.name for model in models if not isinstance(model, LocalModel)]
     if config.agent.name != "gbox" and others:
         raise ConfigError(
@@ -130,7 +130,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"{', '.join(others)}; evaluate them apart"
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
-        require_own_model(place, None)
+        require_own_model(site_name, None)
     site = make_site(config, log_path)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),
@@ -158,9 +158,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         max_images=max_images,
         reward=load_reward(config.reward),
         judge=judge,
-        history=make_history(
-            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
-        ),
+        history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
 

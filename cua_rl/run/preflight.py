@@ -1,6 +1,6 @@
-"""Checks before a run starts: packages, programs, servers, and room for all turns in the model's context.
+"""Checks before a run starts: packages, programs, servers, and whether all turns fit into the model's context.
 
-Nothing is loaded or downloaded, and every request to a server has a short timeout.
+They load and download nothing, and every request to a server has a short timeout.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from io import BytesIO
@@ -29,8 +28,8 @@ from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
-from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses, server_client
-from cua_rl.sampling.server import ServedModel, fetch_model
+from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
+from cua_rl.sampling.server import ask_model_server
 from cua_rl.sampling.vllm_command import require_vllm
 from cua_rl.settings import with_values
 from cua_rl.system_users import computing_environment
@@ -71,14 +70,14 @@ def require_adb(program: str = "adb") -> None:
 
 
 def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
-    """Most screenshots of one prompt of our agent; every turn shows one, and old ones may be dropped."""
+    """Maximum number of screenshots in a prompt of the built-in agent: one per turn, less those dropped."""
     return num_turns if config.agent.history in (None, "full") else min(num_turns, config.agent.history_images)
 
 
 def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
     """Images per prompt that the model server must accept; raises `ConfigError` if fewer are configured.
 
-    Agents that are not ours may show more than one a turn: they get what is configured, or plenty.
+    Other agents than the built-in one may send several per turn: the default for them is higher.
     """
     needed, configured = most_screenshots(config, num_turns), config.server.max_images
     if config.agent.name != "gbox":
@@ -96,8 +95,7 @@ def require_room(
 ) -> None:
     """Raise `ConfigError` if the last turn of a rollout cannot fit into the model's context.
 
-    What counts is the least that a rollout can take: instructions and tools, its screenshots, and the last answer.
-    Earlier answers come on top.
+    This is a lower bound: instructions and tools, screenshots, and the last answer, without earlier answers.
     """
     num_turns = min(num_turns, config.max_turns)
     num_images = most_screenshots(config, num_turns)
@@ -115,10 +113,10 @@ def require_room(
 def choose_history(
     config: AnyRollouts, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
 ) -> AnyRollouts:
-    """The configuration with a history: what is set, else full where every turn fits, else as many screens as fit.
+    """The configuration with a history: as configured, else full if all turns fit, else as many screenshots as fit.
 
-    `screen` is what the device usually shows, None for agents that take their own screenshots; `models` are renderers
-    and context lengths.
+    `screen` is the device's usual one, None for agents that take their own screenshots; `models` are renderers and
+    context lengths.
     """
     agent = config.agent
     if agent.history is not None:
@@ -153,8 +151,13 @@ def _say_dropped(num_turns: int, screen_tokens: int, max_model_len: int, num_ima
 async def plan_prompts(
     config: RolloutConfig, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
 ) -> int:
-    """Images of the longest prompt; raises `ConfigError` if a model (its renderer and context length) or its server
-    cannot hold that prompt, or if the agent's server does not answer.
+    """Number of images in the longest prompt, after checks of the models and servers that have to process it.
+
+    `models` are renderers and context lengths.
+
+    Raises:
+        ConfigError: the prompt does not fit into a model's context, a server does not accept it, or the server of the
+            agent does not answer.
     """
     await require_agent_server(config.agent)
     await require_vllm_args(config)
@@ -168,26 +171,12 @@ async def plan_prompts(
     return max_images
 
 
-@asynccontextmanager
-async def ask_model_server(
-    base_url: str, environ: Mapping[str, str] = os.environ
-) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
-    """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
-    async with server_client(base_url, environ.get(API_KEY_VARIABLE) or None, QUESTION_TIMEOUT_S) as client:
-        try:
-            yield client, await fetch_model(client)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"base_url: expected a vLLM server at {base_url!r}, got {type(error).__name__}: {error}; start one "
-                f"there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
-            ) from None
-
-
 async def require_model_server(base_url: str, renderer: Renderer, *, max_model_len: int, num_images: int) -> None:
     """Raise `ConfigError` unless the vLLM server there has this context length, accepts this many screenshots, and
     scales large ones as the renderer expects.
     """
-    async with ask_model_server(base_url) as (client, model):
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    async with ask_model_server(base_url, api_key, QUESTION_TIMEOUT_S) as (client, model):
         complaint = await _complaint_about(client, model.name, num_images)
         num_tokens = await _count_image_tokens(client, model.name, renderer.image_token_id)
     if model.max_model_len < max_model_len:

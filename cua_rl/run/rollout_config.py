@@ -50,14 +50,14 @@ class AgentSettings:
     name: Literal["gbox", "mini_agent", "external", "harness"] = setting(
         "gbox",
         "agent: gbox, the built-in agent; mini_agent, a gbox-mini-agent server on gym tasks; external, "
-        "your own program on our devices; harness, a program with its own world and score",
+        "your own program on our devices; harness, a program with its own environment and score",
         for_group=True,
     )
     command: str | None = setting(
         None, "agent=external: command started for each rollout, with its parameters in environment variables"
     )
     environment: tuple[str, ...] = setting(
-        (), "names of environment variables that such a command gets besides PATH, language and time zone"
+        (), "names of environment variables that such a command gets in addition to PATH, language and time zone"
     )
     url: str | None = setting(
         None, "agent=external: address of a server that receives each rollout and responds when it is done"

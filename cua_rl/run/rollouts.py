@@ -1,4 +1,4 @@
-"""Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
+"""The components of rollouts, made from the configuration: model servers, gateway, agent and runner."""
 
 import asyncio
 import gc
@@ -12,13 +12,13 @@ from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
-from cua_rl.agent.history import History
+from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
-from cua_rl.guest_room import claim_guest
+from cua_rl.guest_account import claim_guest_user
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -26,7 +26,7 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import RolloutConfig
-from cua_rl.run.site import OpenDevices, Place
+from cua_rl.run.site import OpenDevices, SiteName
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -44,7 +44,7 @@ _ONLY_WITH = {
 }
 
 
-def check_agent(config: RolloutConfig, place: Place) -> None:
+def check_agent(config: RolloutConfig, site_name: SiteName) -> None:
     """Raise `ConfigError` for agent settings that cannot work."""
     agent = config.agent
     given = {
@@ -67,17 +67,17 @@ def check_agent(config: RolloutConfig, place: Place) -> None:
         _check_program(agent.name, "command", agent.command, agent.url)
     if agent.name == "harness":
         _check_program(agent.name, "harness_command", agent.harness_command, agent.harness_url)
-    if (agent.name == "harness") != (place == "harness"):
+    if (agent.name == "harness") != (site_name == "harness"):
         raise ConfigError(
             f"agent: expected agent=harness with source_type 'harness', and with no other, got agent={agent.name} on "
-            f"{place}; change one of them"
+            f"{site_name}; change one of them"
         )
     if agent.name != "gbox" and config.devices.coordinate_mode != "direct":
         raise ConfigError(
             f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
             "leave it out, or set agent=gbox"
         )
-    if agent.name == "mini_agent" and place != "gym":
+    if agent.name == "mini_agent" and site_name != "gym":
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
         )
@@ -107,6 +107,12 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     if command is not None:
         return ExternalAgent(command)
     return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))
+
+
+def configured_history(config: RolloutConfig) -> History:
+    """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
+    agent = config.agent
+    return make_history(agent.history or "full", max_images=agent.history_images, block=agent.history_block)
 
 
 def make_runner(
@@ -152,8 +158,8 @@ def make_servers(
 ) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
-    Each is a vLLM of its own, so that all turns of a rollout reach the copy that has its earlier turns cached; vLLM's
-    own data parallelism distributes requests one by one.
+    Each copy is a vLLM server of its own, so that all turns of a rollout reach the copy that has its earlier turns
+    cached; vLLM's data parallelism would distribute requests one by one.
     """
     if config.base_url is not None:
         return tuple(map(ExternalServer, server_addresses(config.base_url)))
@@ -183,7 +189,7 @@ def make_servers(
 
 
 async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContextManager[object]) -> None:
-    """Enter all at once; what one of them raises ends the others."""
+    """Enter all concurrently; an error of one cancels the others."""
     async with asyncio.TaskGroup() as starting:
         for process in processes:
             starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
@@ -234,7 +240,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        claim_guest(tuple(words)).release()  # refuses a program that the user could not read
+        claim_guest_user(tuple(words)).release()  # raises if a guest cannot read the program
 
 
 def _require_address(name: str, value: str | None) -> None:

@@ -27,7 +27,7 @@ from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.site import find_place, make_experts, require_own_model
+from cua_rl.run.site import find_site_name, make_experts, require_own_model
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
@@ -90,7 +90,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     """
     require_wandb(config.wandb_project)
     if config.data == "experts":
-        require_own_model(find_place(config.tasks), config.model_name)
+        require_own_model(find_site_name(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)

@@ -29,10 +29,9 @@ from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
 from cua_rl.tasks.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
 from cua_rl.tasks.page_tasks import UserPages
-from cua_rl.tasks.source_config import Site as TaskSite
-from cua_rl.tasks.source_config import Split, find_site, parse_sources
+from cua_rl.tasks.source_config import Split, TaskSite, find_site, parse_sources
 
-Place = TaskSite | Literal["simulator", "gbox", "adb"]
+SiteName = TaskSite | Literal["simulator", "gbox", "adb"]
 """The kind of device: determined by the tasks, otherwise the configured device."""
 
 _SMALLEST_SCREENS = {
@@ -50,38 +49,38 @@ _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits
 class Site:
     """The devices of a run, before they are opened."""
 
-    place: Place
+    name: SiteName
     backend: DeviceBackend
     """Not yet entered."""
     smallest_screen: Screen | None
     """Lower bound on the size of screenshots; None if an external agent takes its own."""
     usual_screen: Screen | None
-    """What to expect of a device whose size is not known before it is leased."""
+    """The expected size, for planning, of a device whose size is known only when it is leased."""
 
 
-def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> Place:
+def find_site_name(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> SiteName:
     """The kind of device that these tasks run on; raises `ConfigError` for a mixture."""
     return find_site(tasks) or device
 
 
 def make_site(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> Site:
     """Resolve the configured site; raises `ConfigError` if it cannot work."""
-    place = find_place(config.tasks, config.device)
-    screen = _smallest_screen(place, config) if config.agent.name == "gbox" else None
+    name = find_site_name(config.tasks, config.device)
+    screen = _smallest_screen(name, config) if config.agent.name == "gbox" else None
     is_phone = screen == _SMALLEST_SCREENS["android"]
     return Site(
-        place=place,
-        backend=_make_backend(place, config, log_path, environ),
+        name=name,
+        backend=_make_backend(name, config, log_path, environ),
         smallest_screen=screen,
         usual_screen=_USUAL_PHONE if is_phone else screen,
     )
 
 
-def _make_backend(place: Place, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]) -> DeviceBackend:
-    if place == "gym":
+def _make_backend(name: SiteName, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]) -> DeviceBackend:
+    if name == "gym":
         return make_gym_executions(config, environ)
     _check_devices(config, environ)
-    match place:
+    match name:
         case "gbox":
             from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
             from cua_rl.devices.gbox.device import Capture
@@ -113,7 +112,7 @@ def _make_backend(place: Place, config: RolloutConfig, log_path: Path, environ: 
 
 def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float | None) -> DeviceBackend:
     """Simulated phones, or the browser or Linux desktop that tasks bring with them; raises `ConfigError`."""
-    match find_place(tasks):
+    match find_site_name(tasks):
         case "desktop":
             if find_spec("Xlib") is None or find_spec("mss") is None:
                 raise ConfigError(
@@ -141,7 +140,7 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
 
 def make_experts(tasks: Tasks) -> Experts:
     """The scripted experts for these tasks."""
-    match find_place(tasks):
+    match find_site_name(tasks):
         case "miniwob":
             return MiniWobExperts()
         case "django_admin":
@@ -150,17 +149,17 @@ def make_experts(tasks: Tasks) -> Experts:
             return DemoExperts()
 
 
-def require_own_model(place: Place, model_name: str | None) -> None:
+def require_own_model(name: SiteName, model_name: str | None) -> None:
     """Raise `ConfigError` if the included tiny model would run on a device other than the simulated phone."""
-    if model_name is None and place != "simulator":
+    if model_name is None and name != "simulator":
         raise ConfigError(
-            f"model_name: expected the name of a model for {place}, got none: the tiny model of this package knows the "
+            f"model_name: expected the name of a model for {name}, got none: the tiny model of this package knows the "
             "simulated phone alone; set it, such as model_name=Qwen/Qwen3-VL-4B-Instruct"
         )
 
 
-def _smallest_screen(place: Place, config: RolloutConfig) -> Screen:
-    match place:
+def _smallest_screen(name: SiteName, config: RolloutConfig) -> Screen:
+    match name:
         case "miniwob":
             return _SMALLEST_SCREENS["miniwob"].scaled(config.devices.browser_scale or MINIWOB_SCALE)
         case "django_admin" | "page":
@@ -180,15 +179,7 @@ def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
             "out, or set device=gbox"
         )
     if "gbox" in (config.device, config.devices.coordinate_mode):
-        if find_spec("gbox_sdk") is None:
-            raise ConfigError(
-                "device: expected the package gbox-sdk for GBox, got none; install it: pip install 'cua_rl[gbox]'"
-            )
-        if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
-            raise ConfigError(
-                "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in "
-                ".env (a self-hosted server takes any text)"
-            )
+        _require_gbox("device", config, environ)
     for name, value, device in (
         ("adb_serials", list(config.devices.adb_serials), "adb"),
         ("record_devices", config.devices.record_devices, "gbox"),
@@ -197,13 +188,27 @@ def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
             raise ConfigError(f"{name}: expected it only with device={device}, got {value!r}; leave it out")
 
 
+def _require_gbox(setting: str, config: RolloutConfig, environ: Mapping[str, str], *, otherwise: str = "") -> None:
+    """Raise `ConfigError` if GBox boxes, which `setting` asks for, cannot be operated."""
+    if find_spec("gbox_sdk") is None:
+        raise ConfigError(
+            f"{setting}: expected the package gbox-sdk to operate boxes, got none; install it: pip install "
+            f"'cua_rl[gbox]'{otherwise}"
+        )
+    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
+        raise ConfigError(
+            "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the "
+            f"environment or in .env (a self-hosted server takes any text){otherwise}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevices:
     """The devices of a run, ready to be leased."""
 
     pool: DevicePool
     grounder: Grounder | None
-    """Finds described elements; None where the model gives coordinates itself."""
+    """Finds described elements on screenshots; None if the model outputs coordinates itself."""
     time_limits: TimeLimits
 
 
@@ -218,7 +223,7 @@ async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -
         validate_s=devices.validate_timeout_s,
     )
     lease_timeout_s = devices.lease_timeout_s
-    if site.place == "gym":  # executions queue up for their turn, and are limited one by one
+    if site.name == "gym":  # creations are queued, and each has its own limit
         lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
     pool_limits = PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=devices.device_creations_per_s)
     async with AsyncExitStack() as stack:
@@ -242,16 +247,7 @@ def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.e
     )
     if config.agent.name == "mini_agent":
         return GymExecutions(limits=limits)
-    if find_spec("gbox_sdk") is None:
-        raise ConfigError(
-            "tasks: expected the package gbox-sdk to operate the boxes of a gym server, got none; install it "
-            "(pip install 'cua_rl[gbox]'), or set agent=mini_agent"
-        )
-    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
-        raise ConfigError(
-            "gbox_api_key: expected the key of the GBox account whose boxes the gym server uses, got none; set "
-            "GBOX_API_KEY in the environment or in .env, or set agent=mini_agent"
-        )
+    _require_gbox("tasks", config, environ, otherwise=", or set agent=mini_agent")
 
     def open_attach() -> AbstractAsyncContextManager[AttachDevice]:
         from cua_rl.devices.gbox.boxes import open_held_boxes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cua_rl.agent.history import History, make_history
+from cua_rl.agent.history import History
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.families import find_family
@@ -37,8 +37,8 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.ray_workers import require_ray
-from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
+from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.site import Site, SiteName, find_site_name, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
@@ -126,12 +126,12 @@ class RunPlan:
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     _warn_of_idle_keys(config)
-    place = find_place(config.tasks, config.device)
-    check_agent(config, place)
-    check_workers(config, place, environ)
+    site_name = find_site_name(config.tasks, config.device)
+    check_agent(config, site_name)
+    check_workers(config, site_name, environ)
     check_learning(config)
     require_wandb(config.wandb_project)
-    require_own_model(place, config.model_name)
+    require_own_model(site_name, config.model_name)
     site = make_site(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
@@ -174,9 +174,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
         judge=judge,
-        history=make_history(
-            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
-        ),
+        history=configured_history(config),
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
@@ -353,7 +351,7 @@ def check_learning(config: CLIConfig) -> None:
             )
 
 
-def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -> None:
+def check_workers(config: CLIConfig, site_name: SiteName, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for workers that cannot work."""
     host, num_workers = config.workers.host, config.rollout_workers
     num_characters = len(environ.get(TOKEN_VARIABLE, ""))
@@ -366,12 +364,12 @@ def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -
         )
     if num_workers and config.workers.launcher == "ray":
         require_ray(environ)
-    if num_workers > 1 and place == "adb":
+    if num_workers > 1 and site_name == "adb":
         raise ConfigError(
             f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
             f"{num_workers}; leave it out"
         )
-    if place == "gym" and num_workers > config.devices.gym_parallel_creates:
+    if site_name == "gym" and num_workers > config.devices.gym_parallel_creates:
         raise ConfigError(
             f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
             f"server, got {num_workers}; raise the one or lower the other"

@@ -1,7 +1,7 @@
 """Rollout workers of a run, seen by the controller: the processes that it starts, and the address for others.
 
-What a run hands to its workers is its configuration, the addresses and keys of model servers and database, and a token.
-The token, like keys of devices and judges, is in the environment of the worker; no secret is on a command line.
+A run gives its workers its configuration, the addresses and keys of model servers and database, and a token. The token
+and the keys of devices and judges are in the environment of the worker; no secret is on a command line.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from cua_rl.settings import walk_settings, with_values
 logger = logging.getLogger(__name__)
 
 Attempt = Callable[[], Awaitable[str]]
-"""Runs a worker to its end and says what ended it; raises `ConfigError` if it would always end like this."""
+"""Runs a worker to its end and returns the cause; raises `ConfigError` if a restart would end the same way."""
 
 GROUP_LINGER_S = 1.0
 """How long ended groups wait for others in the controller of workers, unless a step that begins waits for them."""

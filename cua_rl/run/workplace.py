@@ -1,4 +1,4 @@
-"""The process of a rollout worker: it opens what rollouts need, and works for a controller until the run is over."""
+"""The process of a rollout worker: it opens what rollouts need, and runs them for the controller of a run."""
 
 import asyncio
 import logging
@@ -11,7 +11,6 @@ from pathlib import Path
 from uuid import UUID
 from zlib import crc32
 
-from cua_rl.agent.history import make_history
 from cua_rl.command_line.parsing import GivenSettings, make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
@@ -25,7 +24,7 @@ from cua_rl.rollout.worker import ControllerLink, GivenUp, Workplace, open_link,
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.judge import open_judge, plan_judge
 from cua_rl.run.model_folder import find_model, make_image_renderer
-from cua_rl.run.rollouts import freeze_loaded_objects, make_runner, open_gateway
+from cua_rl.run.rollouts import configured_history, freeze_loaded_objects, make_runner, open_gateway
 from cua_rl.run.site import make_site, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import load_task_sets, sampling_params
@@ -38,15 +37,15 @@ from cua_rl.task_loader import TaskSet
 logger = logging.getLogger(__name__)
 
 LINGER_S = 0.1
-"""How long the turns of a worker wait for others: most of a transaction's cost does not depend on its size."""
+"""Delay before turns are written, so that several share a transaction, whose cost hardly depends on its size."""
 
-# three minutes: as long as a model server that died takes to load its weights again
+# three minutes: what a model server may take to load its weights again after a crash
 _MODEL_ATTEMPTS, _SERVERS_S = 40, 180.0
 _SERVER_RETRY_S = 2.0
 
 
 async def run_worker(config: WorkerConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Work for the controller until its run is over; raises `ConfigError` if there is none for a while."""
+    """Work for the controller until its run is over; raises `ConfigError` if it cannot be reached for `patience_s`."""
     token = environ.get(TOKEN_VARIABLE)
     if not token:
         raise ConfigError(f"expected {TOKEN_VARIABLE} in the environment, got none; set it as the run has it")
@@ -76,7 +75,7 @@ async def _work_for_run(
     except DatabaseError as error:
         if following == setup:
             raise
-        logger.warning("the run has begun anew, what was not written yet is not needed: %s", error)
+        logger.warning("the run was started again, unwritten turns of the earlier attempt are dropped: %s", error)
     return following
 
 
@@ -86,7 +85,7 @@ async def open_workplace(
 ) -> AsyncGenerator[Workplace]:
     """Everything a rollout needs in this process: devices, agent, gateway, judge and a recorder of turns."""
     run_config = _run_config(config, setup)
-    # what devices and agents leave behind, and how services know them, is apart from that of other workers
+    # a folder and name of its own keep its files, and its devices at services, apart from those of other workers
     folder = Path(setup.log_path) / "workers" / f"{Path(setup.log_path).name}-{name}"
     site = make_site(run_config, folder, environ)
     model_path = find_model(run_config.model_name)
@@ -124,11 +123,7 @@ async def open_workplace(
             run_config,
             devices,
             gateway,
-            history=make_history(
-                run_config.agent.history or "full",
-                max_images=run_config.agent.history_images,
-                block=run_config.agent.history_block,
-            ),
+            history=configured_history(run_config),
             reward=load_reward(run_config.reward),
             judge=judge,
             log_folder=folder / "agents",
@@ -150,17 +145,17 @@ async def open_workplace(
 
 
 async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
-    """The model servers of the run, as soon as one of them answers; the others may be away, like later in the run.
+    """The model servers of the run, as soon as one of them answers; the others may be down.
 
-    Each worker has another one first, because it does not know how many rollouts of others a server has.
+    The order differs between workers, to spread their rollouts: a worker does not know the load from others.
 
     Raises:
-        ConfigError: none answers.
+        ConfigError: none answers within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]
     while True:
-        ends = await asyncio.gather(*(probe.look_again() for probe in probes), return_exceptions=True)
+        ends = await asyncio.gather(*(probe.refresh() for probe in probes), return_exceptions=True)
         failures = [end for end in ends if end is not None]
         if len(failures) < len(ends):
             break
@@ -187,7 +182,7 @@ def _make_plan(planned: PlannedRollout, tasks: TaskSet) -> RolloutPlan:
     template = next((one for one in tasks.templates if one.task_id == planned.task_id), None)
     if template is None:
         raise ConfigError(
-            f"expected the task files of the run on this machine too, got none of task {planned.task_id!r}; copy them"
+            f"expected the task files of the run on this machine, got none with {planned.task_id!r}; copy them here"
         )
     return RolloutPlan(
         source=planned.source,

@@ -1,12 +1,12 @@
-"""Takes adapters over HTTP into a folder beside the vLLM server, loaded by vLLM itself (`--middleware`).
+"""ASGI middleware for vLLM (`--middleware`) that receives adapters over HTTP and stores them beside the server.
 
-vLLM loads an adapter from a path. Where trainer and server share no file system, the run sends the two files of an
-adapter to the server's own address first, with the server's key, and removes them after the adapter is unloaded:
+vLLM loads an adapter from a path. If trainer and server share no file system, the run first uploads the two files of an
+adapter to the server's address, with the server's key, and removes them after the adapter is unloaded:
 
-    PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files; {"path": PATH}, where vLLM finds the adapter
+    PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files; returns {"path": PATH} for vLLM to load from
     DELETE /cua_rl/adapters/NAME         removes the adapter
-    GET    /cua_rl/adapters/NAME         the same path if both files are there, else 404
-    GET    /cua_rl/adapters              200: this server takes adapters
+    GET    /cua_rl/adapters/NAME         returns the same path if both files are stored, else 404
+    GET    /cua_rl/adapters              status 200: the server accepts adapters
 """
 
 import asyncio
@@ -14,51 +14,49 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from secrets import compare_digest, token_hex
 from typing import Any
 
+from cua_rl.sampling.vllm_access import App, Receive, Scope, Send, authorization
+
 UPLOAD_PATH = "/cua_rl/adapters"
 UPLOAD_FOLDER_VARIABLE = "CUA_RL_ADAPTER_FOLDER"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 MAX_BYTES = 8 * 2**30
-"""Of one file; an adapter of rank 256 on a 32B model has 4 GiB in float32."""
+"""Limit for one file; an adapter of rank 256 on a 32B model has 4 GiB in float32."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_Scope = Mapping[str, Any]
-_Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-_Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class AdapterUpload:
-    """ASGI middleware that stores adapters in `CUA_RL_ADAPTER_FOLDER`, for those who have the key `VLLM_API_KEY`."""
+    """Stores adapters in `CUA_RL_ADAPTER_FOLDER`, for requests with the key in `VLLM_API_KEY`."""
 
-    def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._folder = Path(os.environ[UPLOAD_FOLDER_VARIABLE])
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer requests below `/cua_rl/adapters`, and pass the others on."""
         if scope["type"] != "http" or not scope["path"].startswith(UPLOAD_PATH):
             await self._app(scope, receive, send)
             return
-        key = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if compare_digest(key, self._expected):
+        if compare_digest(authorization(scope), self._expected):
             words = scope["path"].removeprefix(UPLOAD_PATH).strip("/").split("/")
             status, body = await self._answer(scope["method"], words, receive)
         else:
             status, body = HTTPStatus.UNAUTHORIZED, {"error": {"message": "Unauthorized"}}
         headers = [(b"content-type", b"application/json")]
-        if status != HTTPStatus.OK:  # what is left of the body is not read
+        if status != HTTPStatus.OK:  # the rest of the body is not read
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
-    async def _answer(self, method: str, words: list[str], receive: _Receive) -> tuple[int, Mapping[str, Any]]:
+    async def _answer(self, method: str, words: list[str], receive: Receive) -> tuple[int, Mapping[str, Any]]:
         match method, words:
             case "GET", [""]:
                 return HTTPStatus.OK, {}
@@ -80,10 +78,10 @@ class AdapterUpload:
     def _is_whole(self, name: str) -> bool:
         return all((self._folder / name / file).is_file() for file in ADAPTER_FILES)
 
-    async def _store(self, path: Path, receive: _Receive) -> bool:
-        """Write the body to `path`, which appears once it is whole; False if it is too long or ends early."""
+    async def _store(self, path: Path, receive: Receive) -> bool:
+        """Write the body to `path`, atomically; False if it is too long or ends early."""
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_name(f"{path.name}.{token_hex(4)}.part")  # the sender may have begun again meanwhile
+        part = path.with_name(f"{path.name}.{token_hex(4)}.part")  # the sender may retry concurrently
         num_bytes = 0
         try:
             with part.open("wb") as target:

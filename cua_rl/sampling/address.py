@@ -1,11 +1,11 @@
-"""Where a model server is reached: `http://HOST:PORT`, or `unix:PATH` for a Unix socket, and with which key."""
+"""Addresses and keys of model servers: `http://HOST:PORT`, or `unix:PATH` for a Unix socket."""
 
 import httpx
 
 from cua_rl.errors import ConfigError
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
-"""vLLM reads its own key from it; a run, that of its server."""
+"""Holds the key of the model server, in the environment of vLLM and of the run."""
 
 
 def server_addresses(base_url: str) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def server_client(base_url: str, api_key: str | None, timeout_s: float = 10.0) -> httpx.AsyncClient:
-    """A client for a few questions; rollouts use `HttpClient`."""
+    """A client for a few requests; rollouts use `HttpClient`."""
     root, socket_path = split_address(base_url)
     transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=httpx.create_ssl_context())
     return httpx.AsyncClient(

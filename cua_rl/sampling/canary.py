@@ -1,7 +1,7 @@
-"""The canary: a fixed prompt whose log-probabilities show whether the server applies an adapter.
+"""Canaries: fixed prompts whose log-probabilities show whether the server applies an adapter.
 
-One is a conversation, sent as tokens. The other is a question about an image, in whose log-probabilities adapters on
-the vision tower show; the server renders it, so that a prompt other than the renderer's shows as well.
+The text canary is a conversation, sent as tokens. The image canary is a question about an image, which adapters on the
+vision tower affect too; the server renders it, so it also detects a prompt that differs from the renderer's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.types import Datum
 
 _PART_OF_CHANGE = 0.1
-"""How much of the adapter's effect may be missing beside rounding: one module of many without its update is more."""
+"""Share of the adapter's effect that may be missing beyond rounding; one module without its update exceeds it."""
 CANARY = (
     Message(
         role="user",
@@ -35,14 +35,14 @@ class Canary:
     """Conditions on the server's log-probabilities of `tokens` under which an adapter counts as served."""
 
     tokens: tuple[int, ...]
-    """All of the text, or those after the image."""
+    """All tokens of the text canary; of the image canary, those after the image."""
     image: EncodedImage | None = None
     changes_model: bool
     """Whether the adapter's update is non-zero according to the trainer; a fresh adapter changes nothing."""
     training_logprobs: tuple[float, ...] | None = None
     """The trainer's log-probabilities with this adapter, one per token; the first is ignored."""
     training_base_logprobs: tuple[float, ...] | None = None
-    """The trainer's with the base model; given if `training_logprobs` are."""
+    """The trainer's log-probabilities with the base model; given if `training_logprobs` are."""
     limit: float = 0.05
     """Mean absolute difference from the trainer that rounding explains, nats."""
     min_change: float = 1e-7
@@ -61,7 +61,7 @@ def text_canary(renderer: Renderer) -> ModelInput:
 
 
 def image_canary(renderer: Renderer) -> ModelInput:
-    """The canary's question about an image as a prompt: coloured squares, in no order."""
+    """The canary's question about an image of irregularly coloured squares, as a prompt."""
     side = 256  # 64 tokens of 32 x 32 pixels; models scale smaller images up
     picture = Image.frombytes("RGB", (8, 8), bytes((index * 167 + index * index * 29) % 256 for index in range(192)))
     encoded = BytesIO()
@@ -71,7 +71,7 @@ def image_canary(renderer: Renderer) -> ModelInput:
 
 
 def scored_tokens(prompt: ModelInput) -> tuple[int, ...]:
-    """The tokens of a canary's prompt whose log-probabilities count, and the one before them."""
+    """The tokens of a canary's prompt whose log-probabilities are compared, and the one before them."""
     last = prompt.chunks[-1]
     assert isinstance(last, EncodedTextChunk), f"expected a prompt that ends with text, got {last!r}"
     return last.tokens
@@ -92,7 +92,7 @@ def canary_datum(prompt: ModelInput) -> Datum:
 
 
 def canary_request(canary: Canary) -> tuple[str, dict[str, object]]:
-    """Path and body of a request for the prompt's log-probabilities, without the model."""
+    """Path and body of the request for the prompt's log-probabilities, without the name of the model."""
     body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "add_special_tokens": False}
     if canary.image is None:
         return "/v1/completions", {**body, "prompt": list(canary.tokens)}
@@ -124,8 +124,8 @@ def check_canary(
 ) -> tuple[float, float | None]:
     """Compare the server's log-probabilities under the adapter with the base model's and the trainer's.
 
-    What counts is the adapter's effect: its log-probabilities minus the base model's, here and in the trainer. In half
-    precision, the log-probabilities alone differ by more than a training step changes them.
+    The comparison with the trainer is of the adapter's effect: its log-probabilities minus the base model's. In half
+    precision, the log-probabilities themselves differ by more than a training step changes them.
 
     Returns the mean absolute change from the base model and, if the canary has the trainer's numbers, the mean absolute
     difference between the server's change and the trainer's.

@@ -1,4 +1,4 @@
-"""The client of the model servers: publishes, verifies and unloads adapters; sends each request to a replica."""
+"""The client of the model servers: publishes, verifies and unloads adapters, and routes requests to replicas."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from cua_rl.sampling.server import ModelServer, ServedModel
 logger = logging.getLogger(__name__)
 
 _MAX_MOVES = 2
-"""Replicas over which one request may be lost before it is taken for the cause."""
+"""Replicas that may be lost while they serve one request; with one more, the request is assumed to be the cause."""
 _MAX_UNHEALTHY = 3
-"""Failed checks of its health after which a replica is lost."""
+"""Consecutive failed health checks after which a replica counts as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class SamplingClient:
     """Requests to one or more replicas of the model server; an async context manager.
 
     All requests of a rollout go to one replica, which has its earlier turns cached; a new rollout goes to the replica
-    with the fewest. A replica that does not answer leaves at once, and its rollouts go on elsewhere. It rejoins when it
-    answers again, has the adapters in use, and passes the canary of the current one.
+    with the fewest rollouts. A replica that does not answer is taken out of service, and its rollouts continue on
+    others. It rejoins when it answers again, has loaded the adapters in use, and passes the canary of the current one.
 
-    A request that fails in transit is sent again, because sampling has no effect until the answer is recorded. On the
-    servers, the name of an adapter ends with the client's `namespace`, so that runs which use a server at the same time
-    or one after the other never share adapters or cached prompts.
+    A request that fails in transit is retried, because sampling has no effect until the answer is recorded. On the
+    servers, names of adapters end with the client's `namespace`, so that runs which use the same server, at the same
+    time or one after the other, never share adapters or cached prompts.
 
     Raises `ConfigError` if the servers are of different versions: their log-probabilities would differ.
     """
@@ -90,7 +90,7 @@ class SamplingClient:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Those in service."""
+        """The replicas in service."""
         return tuple(replica for replica in self._replicas if not replica.is_lost)
 
     async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
@@ -120,9 +120,10 @@ class SamplingClient:
         await self._while_none_rejoins(load_and_announce)
 
     async def probe(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float]:
-        """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
+        """Load an adapter without announcing it, verify it with the canary on every replica, and unload it.
 
-        Returns what `check_canary` does, of the replica that differs most from the trainer; 0 without its numbers.
+        Returns the values of `check_canary` for the replica that differs most from the trainer; the difference is 0 if
+        the canary has none of the trainer's numbers.
 
         Raises:
             AdapterError: a server cannot load it, or the canary fails.
@@ -217,7 +218,7 @@ class SamplingClient:
         return tuple((server.base_url, server.api_key, server.model) for server in servers)
 
     def follow(self, adapter: AdapterRef) -> None:
-        """Send new requests to an adapter that another process has published, and will unload."""
+        """Send new requests to an adapter that another process publishes and unloads."""
         self.current = adapter
         for replica in self._replicas:
             replica.forget_all_but({adapter, *self._uses})
@@ -245,9 +246,9 @@ class SamplingClient:
             await replica.close()
 
     async def _while_none_rejoins(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something on the replicas in service, whose number does not grow meanwhile; again if all of them are lost.
+        """Run `work` while no replica can rejoin; repeat it if all replicas are lost meanwhile.
 
-        It waits for service without the lock, which a replica needs to rejoin.
+        The lock is not held while it waits for a replica in service, because rejoining takes the lock.
         """
         num_lost = 0
         while True:
@@ -262,7 +263,7 @@ class SamplingClient:
                     logger.warning("all model servers are lost, starting over when one is back")
 
     async def _everywhere(self, work: Callable[[Replica], Awaitable[object]]) -> None:
-        """Do it on every replica in service; those that are lost over it do it when they rejoin.
+        """Run `work` on every replica in service. Those lost meanwhile catch up when they rejoin.
 
         Raises `ReplicaLost` if no replica is left.
         """
@@ -278,7 +279,7 @@ class SamplingClient:
             raise next((end for end in ends if isinstance(end, ReplicaLost)), ReplicaLost("no model server answers"))
 
     async def _wherever_possible(self, work: Callable[[Replica], Awaitable[object]]) -> None:
-        """Do it on every replica in service, if there is one: what it leaves undone is done when one rejoins."""
+        """Run `work` on the replicas in service, if any; the others catch up when they rejoin."""
         with suppress(ReplicaLost):
             await self._everywhere(work)
 
@@ -306,7 +307,7 @@ class SamplingClient:
             raise SamplingError(f"all {len(self._replicas)} model servers are given up: {self._replicas[0].failure}")
 
     async def _lose(self, replica: Replica) -> None:
-        """Take a replica out of service; its requests under way fail, and are sent elsewhere."""
+        """Take a replica out of service. Its open requests fail and are sent to others."""
         if replica.is_lost:
             return
         replica.is_lost = True
@@ -316,10 +317,10 @@ class SamplingClient:
         await replica.disconnect()
 
     async def _watch(self, replica: Replica) -> None:
-        """Lose a replica that is not healthy, unless it is the only one, and let one rejoin that answers again.
+        """Take an unhealthy replica out of service, unless it is the only one, and let it rejoin once it answers.
 
-        A server that is sent its adapters gets them again if it was started anew meanwhile: processes on other hosts,
-        which use them too, do not have the files.
+        After a restart, a server that adapters are uploaded to gets them again, because processes on other hosts that
+        use them do not have the files.
         """
         num_unhealthy = 0
         while True:
@@ -337,7 +338,7 @@ class SamplingClient:
             except SamplingError as given_up:
                 replica.failure = str(given_up)
                 if all(one.failure for one in self._replicas):
-                    self._in_service.set()  # those who wait learn that it is in vain
+                    self._in_service.set()  # wakes the waiting requests, which then fail
                 return
             try:
                 if await replica.is_healthy():
@@ -354,7 +355,7 @@ class SamplingClient:
 
     async def _rejoin(self, replica: Replica) -> None:
         async with self._publishing:  # so that it misses no adapter
-            await replica.server.look_again()
+            await replica.server.refresh()
             _require_one_version([replica.server, *(other.server for other in self.replicas)])
             await replica.rejoin({*self._uses, *([] if self.current is None else [self.current])})
             if self.current is not None and self._canary is not None:

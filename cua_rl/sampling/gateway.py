@@ -1,7 +1,7 @@
-"""The recording gateway: the only way for agents to reach the model, and the source of training data.
+"""The recording gateway: every agent reaches the model through it, and it records the training data.
 
-Every rollout has its own OpenAI-compatible address. The gateway requests every token with its log-probability from the
-model server, records the turn, and returns a plain OpenAI answer to the agent.
+Every rollout has its own OpenAI-compatible address. The gateway requests all tokens with their log-probabilities from
+the model server, records the turn, and returns a plain OpenAI answer to the agent.
 
     agent ── Responses or Chat JSON ──► items ──► earlier answers as sampled ──► model server
       ▲                                                                              │ prompt ids, tokens, log-probs
@@ -36,7 +36,7 @@ from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     ContextOverflow,
-    RolloutDoor,
+    RolloutAccess,
     UnknownRollout,
     in_process_client,
     make_gateway_app,
@@ -79,7 +79,7 @@ class _OpenRollout:
     num_under_way: int = 0
     watch: RolloutWatch | None = None
     device: OfferedDevice | None = None
-    door: RolloutDoor = field(default_factory=RolloutDoor)
+    access: RolloutAccess = field(default_factory=RolloutAccess)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Gateway:
         public_url: str | None = None,
         images: ImageFetcher | None = None,
     ) -> None:
-        # the import takes two seconds: too long for `--help`, and for the first rollout
+        # imported here because it takes two seconds, too long for `--help` and for the first rollout
         import_module("openai.resources.responses")
         self._client = client
         self._renderer = renderer
@@ -124,7 +124,7 @@ class Gateway:
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None:
-        """Open a rollout's address; it uses the given adapter, or else always the current policy."""
+        """Open the address of a rollout, which uses the given adapter or, without one, always the current policy."""
         if rollout_id in self._rollouts:
             raise ValueError(f"expected a new rollout, got {rollout_id!r}, which is open; give each its own id")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params, adapter)
@@ -132,7 +132,7 @@ class Gateway:
             self._client.pin(adapter)
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """Close a rollout's address and return its turns; a request in progress is no longer recorded."""
+        """Close the address of a rollout and return its turns; requests in progress are not recorded."""
         rollout = self._open(rollout_id)
         del self._rollouts[rollout_id]
         if rollout.adapter is not None:
@@ -150,12 +150,12 @@ class Gateway:
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process."""
-        return in_process_client(self.app, rollout_id, self._open(rollout_id).door.api_key)
+        return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
 
-    def door(self, rollout_id: str) -> RolloutDoor | None:
-        """What gives access to a rollout; None if no such rollout is open."""
+    def access(self, rollout_id: str) -> RolloutAccess | None:
+        """Key and body budget of a rollout; None if no such rollout is open."""
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else rollout.door
+        return None if rollout is None else rollout.access
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
@@ -172,28 +172,28 @@ class Gateway:
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> Generator[ModelAddress]:
-        """Let an agent in another process reach an open rollout, and `device` if given, while the block runs.
+        """Give an agent in another process access to an open rollout, and to `device`, while the block runs.
 
-        `watch` admits requests and hears of their answers. Raises `ConfigError` unless the gateway is served.
+        `watch` admits requests and is notified of their answers. Raises `ConfigError` unless the gateway is served.
         """
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
         rollout = self._open(rollout_id)
         rollout.watch, rollout.device = watch, device
         try:
-            yield ModelAddress(url=f"{self._url.rstrip('/')}/rollouts/{rollout_id}", api_key=rollout.door.api_key)
+            yield ModelAddress(url=f"{self._url.rstrip('/')}/rollouts/{rollout_id}", api_key=rollout.access.api_key)
         finally:
             rollout.device = None
-            watch.close()  # it stays: an agent that goes on meanwhile is refused
+            watch.close()  # it stays set, so that further requests of the agent are refused
 
     def find_device(self, rollout_id: str, token: str) -> OfferedDevice | None:
-        """The device offered in a rollout, if the token is the device's."""
+        """The device offered in a rollout, if the token is valid for it."""
         rollout = self._rollouts.get(rollout_id)
         device = rollout.device if rollout else None
         return device if device is not None and device.accepts(token) else None
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
-        """Answer a request of an agent and record the turn; an answer that is not trained is no turn.
+        """Answer a request of an agent. The answer is recorded as a turn if `is_trained`.
 
         Raises:
             UnknownRollout: no such rollout is open.
@@ -236,7 +236,7 @@ class Gateway:
         self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
     ) -> tuple[Answer, tuple[Item, ...] | None]:
         rollout.num_requests += 1
-        # every request gets its own seed; rollouts already have different ones
+        # rollouts have different seeds already; their requests need different ones too
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
@@ -281,7 +281,7 @@ class Gateway:
         return self._rollouts[rollout_id]
 
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
-        """The part of the work that grows with the request; runs in a thread."""
+        """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
         if is_responses:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
@@ -290,7 +290,7 @@ class Gateway:
         if not conversation.items:
             field = "input" if is_responses else "messages"
             raise RequestError(expected=f"a conversation in {field}", got="none", do=f"send {field}")
-        # each takes a token at least, and the search for earlier answers takes minutes for hundreds of thousands
+        # an item has at least one token; the search below would take minutes for hundreds of thousands of items
         if len(conversation.items) > self._client.max_model_len:
             raise ContextOverflow(
                 f"expected at most {self._client.max_model_len} tokens, got {len(conversation.items)} items; shorten "
@@ -326,13 +326,14 @@ class Gateway:
                 ) from rejected
             raise
         finally:
-            if rollout_id not in self._rollouts:  # closed meanwhile: the request may have got another replica since
+            if rollout_id not in self._rollouts:  # closed meanwhile: a retry may have assigned it a replica again
                 self._client.forget(rollout_id)
 
     def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end of turn, and its parts, with a unique id per tool call.
+        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
 
-        An agent that sends no tools, but describes them in words, parses the text itself: it stays as sampled.
+        Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
+        parses calls itself.
         """
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
@@ -345,7 +346,7 @@ class Gateway:
         return text, replace(parsed, tool_calls=calls)
 
     def _compare(self, rollout_id: str, rendered: ModelInput, sampled: Sampled) -> tuple[bool, ModelInput]:
-        """Whether the server's prompt equals the rendered one, and the prompt to train on: the server's."""
+        """Whether the server's prompt equals the rendered one, and the prompt to train on, which is the server's."""
         image_token_id = self._renderer.image_token_id
         expected = rendered.token_ids(image_token_id)
         position = first_difference(expected, sampled.prompt_ids)
@@ -366,9 +367,10 @@ class Gateway:
 
 
 def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """Advice for a refusal that every other rollout would meet, too; None if only this request is at fault.
+    """What to change after a rejection that depends on the configuration; None if only this request is at fault.
 
-    Such a refusal ends the run. If it only ended rollouts, those that never reach it would be the training data.
+    Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
+    never trigger it.
     """
     if "may be provided in one prompt" in rejected.message:
         return (

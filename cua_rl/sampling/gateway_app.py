@@ -1,8 +1,8 @@
 """The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; for agents in
 other processes also `/rollouts/<rollout_id>/device` (`gateway_devices.py`).
 
-Every request carries its rollout's key: as `Authorization: Bearer`, or, for agents that cannot be given one, in the
-path, `/rollouts/<rollout_id>/keys/<key>/v1/`. It is checked before anything of the body is read.
+Every request carries the key of its rollout, either as `Authorization: Bearer` or, for agents without a setting for a
+key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked before the body is read.
 """
 
 import hmac
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 IN_PROCESS_HOST = "gateway"
 MAX_BODY_BYTES = 256 * 2**20
-"""Of a rollout's unanswered requests together: each holds all screenshots of its conversation."""
+"""For all open requests of a rollout together; each contains all screenshots of its conversation."""
 
 
 class UnknownRollout(LookupError):
@@ -57,14 +57,14 @@ class ContextOverflow(Exception):
 
 
 @dataclass(slots=True)
-class RolloutDoor:
-    """What gives access to an open rollout, and how much its requests may hold."""
+class RolloutAccess:
+    """The key of an open rollout, and the budget for the bodies of its requests."""
 
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES))
 
 
-_NO_ROLLOUT = RolloutDoor()  # its key is compared where no rollout is open, so that both refusals take as long
+_NO_ACCESS = RolloutAccess()  # compared with if no rollout is open, so that both refusals take equally long
 
 
 class Answerer(Protocol):
@@ -74,7 +74,7 @@ class Answerer(Protocol):
         self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"], *, is_trained: bool = True
     ) -> Answer: ...
 
-    def door(self, rollout_id: str) -> RolloutDoor | None: ...
+    def access(self, rollout_id: str) -> RolloutAccess | None: ...
 
 
 def make_gateway_app(
@@ -84,7 +84,7 @@ def make_gateway_app(
     *,
     hosts: Container[str] = (IN_PROCESS_HOST,),
 ) -> Starlette:
-    """The ASGI app of a gateway, which is asked under one of the names in `hosts`, or by its address."""
+    """The ASGI app of a gateway; requests must name one of `hosts`, or the address it listens on, as their host."""
 
     async def responses(request: Request, body: Mapping[str, Any]) -> Response:
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
@@ -133,19 +133,19 @@ _Endpoint = Callable[[Request, Mapping[str, Any]], Awaitable[Response]]
 
 
 async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Response:
-    """Ask for the key, and only then read the body."""
+    """Check the key before the body is read, then call the endpoint."""
     require_host(request, hosts)
     key = request.path_params.get("api_key") or bearer_key(request)
-    door = gateway.door(request.path_params["rollout_id"])
-    is_right = hmac.compare_digest(key.encode(), (door or _NO_ROLLOUT).api_key.encode())
-    if door is None or not is_right:
+    access = gateway.access(request.path_params["rollout_id"])
+    is_right = hmac.compare_digest(key.encode(), (access or _NO_ACCESS).api_key.encode())
+    if access is None or not is_right:
         raise RequestRefused(
             401, "expected the key of an open rollout, got none or another one; send the rollout's OPENAI_API_KEY"
         )
     if request.method != "POST":
         return await endpoint(request, {})
     require_json(request)
-    with door.bodies.hold() as held:
+    with access.bodies.hold() as held:
         body = await read_json(request, held)
         if not isinstance(body, dict):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
@@ -155,7 +155,7 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
 
 
 def _is_trained(request: Request) -> bool:
-    """Whether the answer is a turn: a program may say otherwise of a probe or of a request that it repeats."""
+    """Whether the answer is a turn; a program can exclude a probe or a repeated request by `CUA-Train: no`."""
     said = request.headers.get("CUA-Train", "yes").strip().lower()
     if said not in ("yes", "no"):
         raise RequestError(expected="'yes' or 'no' in the header CUA-Train", got=repr(said), do="correct the header")
@@ -163,7 +163,7 @@ def _is_trained(request: Request) -> bool:
 
 
 def _require_echo(body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for what an answer could not repeat: it was read as JSON, but cannot be written as such."""
+    """Raise `RequestError` for fields that a Response repeats but that cannot be written as JSON, such as NaN."""
     echoed = {name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools")}
     try:
         json.dumps(echoed, ensure_ascii=False, allow_nan=False).encode()
@@ -174,7 +174,7 @@ def _require_echo(body: Mapping[str, Any]) -> None:
 
 
 def _guarded(gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Callable[[Request], Awaitable[Response]]:
-    """Answer errors in OpenAI's format."""
+    """The endpoint with errors answered in OpenAI's format."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -202,7 +202,7 @@ def _guarded(gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> C
 
 
 def require_host(request: Request, hosts: Container[str]) -> None:
-    """Raise `RequestRefused` for a foreign Host header, as a page has that reached us through a rebound name."""
+    """Raise `RequestRefused` for a foreign Host header, as in DNS rebinding by a web page."""
     name, server = host_name(request.headers.get("host", "")), request.scope.get("server")
     if name not in hosts and name != "localhost" and not (server and name == server[0]):
         raise RequestRefused(
@@ -216,7 +216,7 @@ def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
 
 
 def in_process_client(app: Starlette, rollout_id: str, api_key: str) -> "AsyncOpenAI":
-    """An OpenAI client for a rollout in this process: no socket, and no retries in addition to the gateway's."""
+    """An OpenAI client for a rollout in this process, without a socket; only the gateway retries."""
     from openai import AsyncOpenAI
 
     http_client = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False, timeout=None)

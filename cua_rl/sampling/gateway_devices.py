@@ -33,7 +33,7 @@ FindDevice = Callable[[str, str], OfferedDevice | None]
 
 
 def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls], hosts: Container[str]) -> list[Route]:
-    """The routes to the devices of open rollouts, whose screenshots are written with their `image_urls`."""
+    """The routes to the devices of open rollouts; `image_urls` makes the URLs of their screenshots."""
 
     def fields(request: Request, screen: EncodedImage) -> dict[str, object]:
         """The screen as a `data:` URL, ready for `image_url` in the next request to the model."""
@@ -72,14 +72,14 @@ _Endpoint = Callable[[OfferedDevice, Request], Awaitable[Response]]
 
 
 def _guarded(find: FindDevice, endpoint: _Endpoint, hosts: Container[str]) -> Callable[[Request], Awaitable[Response]]:
-    """Find the device of the token, and answer errors with a status code."""
+    """The endpoint with the device of the token; errors become status codes."""
 
     async def guarded(request: Request) -> Response:
         try:
             require_host(request, hosts)
             device = find(request.path_params["rollout_id"], bearer_key(request))
             if device is None:
-                raise RequestRefused(401, "expected the bearer token of a rollout that goes on; send CUA_DEVICE_TOKEN")
+                raise RequestRefused(401, "expected the bearer token of an open rollout; send CUA_DEVICE_TOKEN")
             return await endpoint(device, request)
         except RequestRefused as error:
             return _refusal(error.status, error.message)

@@ -1,4 +1,4 @@
-"""Images that agents send as links: fetched once from allowed hosts, and inlined into the request."""
+"""Fetches images that agents send as links, once each and from allowed hosts only, and inlines them."""
 
 import asyncio
 from base64 import b64encode
@@ -13,16 +13,16 @@ from cua_rl.renderers.request_error import RequestError
 
 MAX_IMAGE_BYTES = 20 * 2**20
 _MAX_REQUEST_BYTES = 256 * 2**20
-"""Of all images of a request as `data:` URLs: what a request may hold that has them inside."""
+"""For all images of a request as `data:` URLs, like the limit for the body of a request."""
 _MAX_CACHED_BYTES = 512 * 2**20
 _MAX_FETCHES = 8  # at a time
 _IMAGE_TYPES = ("image_url", "input_image")
 
 
 class ImageFetcher:
-    """Replaces links by `data:` URLs, because training needs the bytes and links expire.
+    """Replaces links by `data:` URLs: training needs the bytes, and links expire.
 
-    If no hosts are allowed, requests are not changed, and links are refused when the request is parsed.
+    Without allowed hosts it changes nothing, and links are refused when the request is parsed.
     """
 
     def __init__(self, allowed_hosts: Sequence[str] = (), *, timeout_s: float = 60.0) -> None:
@@ -81,9 +81,9 @@ class ImageFetcher:
         data = bytearray()
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
-                # redirects are not followed: they could lead to a host that is not allowed
+                # no redirects, which could lead to a host that is not allowed
                 async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
-                    # what is compressed once more could be a thousand times as large
+                    # refuse compression: a body can expand a thousandfold
                     is_plain = response.headers.get("content-encoding", "identity") == "identity"
                     if not (response.is_success and is_plain):
                         raise refused

@@ -1,4 +1,4 @@
-"""Restores earlier answers in a conversation as they were sampled, so that each prompt extends the previous one."""
+"""Restores earlier answers in a conversation to the sampled text, so that each prompt extends the previous one."""
 
 import json
 from ast import literal_eval
@@ -20,21 +20,21 @@ class EarlierAnswer:
 def replay_answers(
     items: Sequence[Item], answers: Sequence[EarlierAnswer], stops: Collection[str] = ()
 ) -> tuple[Item, ...]:
-    """Replace the items of each earlier answer that the agent sent back by the raw text.
+    """Replace the items of each earlier answer in the history by its sampled text.
 
-    An answer is recognised by its message text and its tool calls. Client libraries rewrite answers without a change of
-    meaning, so these differences do not count: whitespace around texts; order of fields and whitespace in arguments;
-    missing or new call ids; text behind the calls, parallel calls in another order, results between them; a text in
-    several messages, or several answers in one message; calls written into the text, as smolagents does; one of the
-    request's `stops` at the end. The reasoning may be missing, because many agents drop it, but must not differ. Items
-    that match no answer stay: agents may edit their history.
+    An answer is recognised by its message text and its tool calls. Client libraries rewrite answers without changing
+    their meaning, so these differences are ignored: whitespace around texts; order of fields and whitespace in
+    arguments; missing or new call ids; text after the calls, parallel calls in another order, results between them; a
+    text split into several messages, or several answers joined into one; calls written into the text, as smolagents
+    does; one of the request's `stops` at the end. The reasoning may be missing, because many agents drop it, but must
+    not differ. Items that match no answer are kept: agents may edit their history.
     """
     replayed: list[Item] = []
     sampled_ids = {call.call_id for answer in answers for call in answer.parsed.tool_calls}
     left, rest = list(answers), _as_sampled(items, answers, sampled_ids, stops)
     while rest:
         if (found := _find_answer(left, rest, sampled_ids)) is None:
-            # what follows an edited thought was edited with it, though it may look the same
+            # an edited thought makes the item after it an edit too, even if that looks the same
             num_edited = 2 if isinstance(rest[0], Reasoning) else 1
             replayed += rest[:num_edited]
             rest = rest[num_edited:]
@@ -52,7 +52,7 @@ def replay_answers(
 
 
 def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
-    """The part of an answer that an agent must send back: its text, unless there are only calls, and its tool calls."""
+    """The items of an answer that an agent must send back: its tool calls, and its text unless that is empty."""
     message = Message(role="assistant", content=(TextPart(text=parsed.text),))
     return (message, *parsed.tool_calls) if parsed.text or not parsed.tool_calls else parsed.tool_calls
 
@@ -60,17 +60,17 @@ def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
 def _find_answer(
     answers: Sequence[EarlierAnswer], items: Sequence[Item], sampled_ids: Collection[str]
 ) -> tuple[EarlierAnswer, list[Item]] | None:
-    """The answer that `items` begin with, and what follows it; of several the longest, then the first.
+    """The answer that `items` begin with, and the items after it; the longest match, then the first.
 
-    An agent that repeats a request whose answer had a malformed call may leave out that answer: its text alone must not
-    be taken for it if the calls that follow make it another one.
+    The longest, because an agent may leave out an answer with a malformed call and repeat the request: the text of that
+    answer must not match the beginning of a later answer with the same text and calls.
     """
     found = [(answer, after) for answer in answers if (after := _rest_after(answer, items, sampled_ids)) is not None]
     return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
 def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Collection[str]) -> list[Item] | None:
-    """What follows the answer if `items` begin with it, else None."""
+    """The items after the answer if `items` begin with it, else None."""
     thought, missing = (answer.parsed.reasoning or "").strip(), answer.parsed.text.strip()
     calls, results = list(answer.parsed.tool_calls), list[Item]()
     num_taken, has_message = 0, False
@@ -96,7 +96,7 @@ def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Colle
 
 
 def _in_order_of_calls(results: Sequence[ToolResult], answer: EarlierAnswer) -> Sequence[ToolResult]:
-    """Results as their calls stand in the answer: the model sees no ids, only the order."""
+    """Results in the order of their calls, because the model sees no ids."""
     ids = [call.call_id for call in answer.parsed.tool_calls]
     is_known = all(result.call_id in ids for result in results)
     return sorted(results, key=lambda result: ids.index(result.call_id)) if is_known else results
@@ -110,7 +110,7 @@ def _said(item: Item) -> str | None:
 
 
 def _without_thought(text: str, thought: str) -> str:
-    """A text without the think block in front of it, where some clients put the reasoning."""
+    """A text without the think block with the reasoning that some clients put before it."""
     opening, _, rest = text.partition("<think>")
     inside, closed, said = rest.partition("</think>")
     return said.strip() if closed and not opening and inside.strip() == thought else text
@@ -131,7 +131,7 @@ def _find_call(given: ToolCall, calls: Sequence[ToolCall], sampled_ids: Collecti
 
 
 def _same_json(left: str, right: str) -> bool:
-    """Whether two texts are the same JSON: order of fields, whitespace and `5.0` for `5` do not count."""
+    """Whether two texts are equal as JSON, ignoring order of fields, whitespace, and `5.0` for `5`."""
     if left == right:
         return True
     try:
@@ -141,7 +141,7 @@ def _same_json(left: str, right: str) -> bool:
 
 
 def _typed(value: object) -> object:
-    """JSON in which true and 1 differ, unlike in Python."""
+    """A JSON value in which true and 1 compare as different, unlike in Python."""
     match value:
         case bool():
             return ("bool", value)
@@ -156,9 +156,9 @@ def _typed(value: object) -> object:
 def _as_sampled(
     items: Sequence[Item], answers: Sequence[EarlierAnswer], sampled_ids: Collection[str], stops: Collection[str]
 ) -> list[Item]:
-    """The items, with each message that a client made of an answer or several taken apart into their text and calls."""
+    """The items, with messages into which a client joined answers, or texts and calls, split up again."""
     texts = [text for answer in answers if (text := answer.parsed.text.strip())]
-    # Python's parser keeps the interpreter locked, for minutes with some MB
+    # Python's parser holds the GIL, for minutes if the text has megabytes
     max_written = 8 * max((len(answer.text) for answer in answers), default=0) + 1000
     separate: list[Item] = []
     for item in items:
@@ -181,9 +181,9 @@ def _message(text: str) -> Message:
 
 
 def _written_calls(said: str) -> list[Item]:
-    """The text and the calls of a message in which smolagents wrote the calls below the text, in Python.
+    """The text and the calls of a message in which smolagents wrote the calls below the text, as a Python literal.
 
-    Its agent that writes code adds a call of `python_interpreter` with the code, although the model called no tool.
+    Its CodeAgent adds a call of `python_interpreter` with the code of the text; the model made no such call.
     """
     text, found, written = said.rpartition("Calling tools:\n")
     calls = list[Item]()
@@ -202,7 +202,7 @@ def _written_calls(said: str) -> list[Item]:
 
 
 def _joined_texts(said: str, texts: Sequence[str]) -> list[Item]:
-    """Messages of the consecutive texts that `said` joins; none if it is anything else."""
+    """One message for each of the consecutive texts that `said` joins; none if it is not such a join."""
     for start in range(len(texts)):
         left, parts = said, list[Item]()
         for text in texts[start:]:

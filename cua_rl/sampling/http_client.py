@@ -76,7 +76,7 @@ class HttpClient:
             return await self._request("PUT", path, self._timeout_s, data=body)
 
     async def delete(self, path: str) -> HttpReply:
-        """Remove what is there; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
+        """Send a DELETE request; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
         return await self._request("DELETE", path, _GET_TIMEOUT_S)
 
     async def get(self, path: str) -> HttpReply:
@@ -84,7 +84,7 @@ class HttpClient:
         return await self._request("GET", path, _GET_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Drop all connections; requests under way fail. The next request opens others."""
+        """Close all connections; open requests fail. The next request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -1,7 +1,7 @@
-"""Screenshots that a model server has processed already: requests name them instead of sending them again.
+"""Screenshots that a model server has processed already, which later requests name instead of sending again.
 
-vLLM keeps processed images under the name (`uuid`) that a request gave them; a later request may leave out their data.
-Otherwise its API process decodes and hashes every screenshot of the history for every turn (docs/performance.md).
+vLLM caches a processed image under the name (`uuid`) given in the request, and later requests may leave out its data.
+Otherwise vLLM decodes and hashes every screenshot of the history in every turn (docs/performance.md).
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import cast
 from cua_rl.renderers.image_urls import ImageUrls
 
 _FIRST_VERSION = (0, 32)
-"""Tested with this version; servers that ignore names would leave the images out of the prompt."""
+"""The oldest version tested; a server that ignores names would leave the images out of the prompt."""
 _MOST_NAMES = 65536
 MISSING_DATA = "data is not provided"
-"""What vLLM says of an image that it has dropped."""
+"""Part of vLLM's error message for an image that it has evicted."""
 
 _Part = dict[str, object]
 
@@ -32,13 +32,13 @@ def name_images(conversation: Sequence[Mapping[str, object]], urls: ImageUrls) -
 
 
 class KnownImages:
-    """Names of the images that one server has, the most recently used last."""
+    """Names of the images in one server's cache, most recently used last."""
 
     def __init__(self) -> None:
         self._names: dict[object, None] = {}
 
     def leave_out(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """The request without the data of known images; the same object if it shows none."""
+        """The request without the data of known images; the same object if it contains none."""
         if not any(part.get("uuid") in self._names for part in _image_parts(request.get("input"))):
             return request
         conversation = cast("Sequence[Mapping[str, object]]", request["input"])
@@ -61,7 +61,7 @@ class KnownImages:
             del self._names[next(iter(self._names))]
 
     def forget(self, request: Mapping[str, object]) -> None:
-        """Note that the server has dropped at least one image of this request."""
+        """Note that the server has evicted at least one image of this request."""
         for part in _image_parts(request.get("input")):
             self._names.pop(part.get("uuid"), None)
 

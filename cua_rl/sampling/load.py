@@ -1,4 +1,4 @@
-"""The load of a vLLM server, from its Prometheus metrics."""
+"""The load of vLLM servers, from their Prometheus metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _PREEMPTIONS = "vllm:num_preemptions_total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """The load at one moment."""
+    """The load of one or more servers at one moment."""
 
     kv_cache_frac: float
     """Share of the KV cache in use, 0 to 1."""
@@ -45,7 +45,7 @@ def parse_load(page: str) -> ServerLoad:
 
 
 def fullest(loads: Iterable[ServerLoad]) -> ServerLoad:
-    """The load of several replicas: the fullest KV cache, and all their requests."""
+    """The combined load of several replicas: the fullest KV cache, and the sum of their requests."""
     every = list(loads)
     return ServerLoad(
         kv_cache_frac=max(load.kv_cache_frac for load in every),

@@ -1,4 +1,4 @@
-"""One model server with its adapters, as the sampling client operates it."""
+"""A replica: one model server, the adapters loaded on it, and the images in its cache."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class RequestRejected(SamplingError):
-    """The model server refuses this request; sending it again does not help."""
+    """The model server rejects this request; a retry would not help."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the model server answered {status}: {message}")
@@ -33,14 +33,14 @@ class RequestRejected(SamplingError):
 
 
 class ReplicaLost(SamplingError):
-    """The model server does not answer, and another one can do its work."""
+    """The model server does not answer, and another replica can take its requests."""
 
 
 class Replica:
     """One server and its adapters.
 
-    A request to a replica without siblings waits for a restart of the server, and is sent up to `max_attempts` times.
-    With siblings, it fails with `ReplicaLost` at the second connection failure, because another replica can answer it.
+    Without siblings, a request waits while the server restarts, and is sent up to `max_attempts` times. With siblings,
+    it fails with `ReplicaLost` at the second connection failure, because another replica can answer it.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Replica:
 
         self.server = server
         self.is_lost = False
-        """Whether it does not answer, so that nothing is sent to it."""
+        """Whether it is out of service and gets no requests."""
         self.failure: str | None = None
         """Why its server was given up."""
         self.num_requests = 0
-        """Requests under way."""
+        """Open requests."""
         self._namespace = namespace
         self._http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
         self._max_attempts = max_attempts
@@ -74,7 +74,7 @@ class Replica:
         return f"{adapter.name}-{self._namespace}"
 
     async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
-        """The request to load an adapter, whose files a server without our file system gets first."""
+        """The body of the request to load an adapter, after its files are uploaded if the server cannot read them."""
         name = self.name_of(adapter)
         if not self.server.model.takes_adapters:
             return {"lora_name": name, "lora_path": str(adapter.path)}
@@ -86,13 +86,13 @@ class Replica:
                 raise AdapterError(
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
                 )
-        return {"lora_name": name, "lora_path": reply.json["path"]}  # another one after the server was started anew
+        return {"lora_name": name, "lora_path": reply.json["path"]}  # changes when the server restarts
 
     async def _find_upload(self, adapter: AdapterRef) -> "HttpReply":
-        """Ask the server for the files of an adapter.
+        """Ask the server whether it has the files of an adapter.
 
-        If neither the server nor this host has them, wait for the process that published the adapter: it sends them
-        again to a server that was started anew.
+        If neither the server nor this host has them, wait for the process that published the adapter, which uploads
+        them again after a restart of the server.
         """
         delays_s = iter(_delays_s(self._max_attempts))
         while True:
@@ -118,7 +118,7 @@ class Replica:
         )
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Load an adapter once, however many callers ask for it."""
+        """Load an adapter; concurrent calls share one request."""
         load = self._loads.get(adapter)
         if load is None:
             load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
@@ -145,7 +145,7 @@ class Replica:
             ) from rejected
 
     async def unload(self, adapter: AdapterRef) -> None:
-        """Unload an adapter; it is no error if a restarted server does not know it."""
+        """Unload an adapter; a failure is only logged, because a restarted server may not know the adapter."""
         if self._loads.pop(adapter, None) is None:
             return
         try:
@@ -161,14 +161,14 @@ class Replica:
             await self.unload(unused)
 
     def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
-        """Leave the other adapters to the process that has published them."""
+        """Stop tracking the other adapters, which the process that published them unloads."""
         for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
             del self._loads[adapter]
 
     async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
         """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.
 
-        Those that it still has beside them are unloaded with the next publication.
+        Others that it still has are unloaded at the next publication.
         """
         needed = set(adapters)
         for adapter in needed:
@@ -176,11 +176,11 @@ class Replica:
         await asyncio.gather(*map(self.load, needed))
 
     async def disconnect(self) -> None:
-        """End the requests under way: their connections may be dead without a sign."""
+        """Abort open requests, whose connections may be dead without an error."""
         await self._http.close()
 
     async def is_healthy(self) -> bool:
-        """Whether the server says so."""
+        """Whether the server answers its health check."""
         try:
             return (await self._http.get("/health")).is_success
         except (ConnectionError, TimeoutError):
@@ -200,7 +200,7 @@ class Replica:
         await self._http.close()
 
     async def prove(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float | None]:
-        """Verify the adapter with the canary and return what `check_canary` does; raises `AdapterError` as it does."""
+        """Verify the adapter with `check_canary`; returns its values and raises its `AdapterError`."""
         path, request = canary_request(canary)
         base, served = await asyncio.gather(
             self.post_to(self.server.model.name, path, request),
@@ -213,7 +213,7 @@ class Replica:
         return change, difference
 
     async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request without the images that the server has; all of them if it has dropped one."""
+        """Post a request without the images in the server's cache; with all of them if one has been evicted."""
         if not self.server.model.takes_image_names:
             return await self.post_to(model, path, payload)
         shortened = self._images.leave_out(payload)
@@ -229,7 +229,7 @@ class Replica:
         return body
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request to a model by name; an adapter that the server has lost is loaded again once."""
+        """Post a request to a model by name; an adapter missing on the server is loaded again, once."""
         try:
             return await self._post(path, {**payload, "model": model})
         except RequestRejected as rejected:
@@ -241,7 +241,7 @@ class Replica:
         return await self._post(path, {**payload, "model": model})
 
     async def restore_lost(self) -> None:
-        """Load what a server that was started anew lacks, if the files are here; raises `SamplingError`."""
+        """Load adapters that a restarted server lacks, if their files are here; raises `SamplingError`."""
         known = self.loaded
         with boundary(SamplingError, f"read the models of {self.server.base_url}"):
             reply = await self._http.get("/v1/models")
@@ -251,15 +251,15 @@ class Replica:
                 await self._restore(adapter)
 
     async def _restore_all(self) -> None:
-        """Load all adapters again on our own server, which was started again.
+        """Load all adapters again after a restart of our own server.
 
-        One that was lost over it gets the adapters in use when it rejoins; the files of others may be gone by then.
+        A replica that is out of service loads the adapters in use when it rejoins; files of others may be gone by then.
         """
         for adapter in () if self.is_lost else self.loaded:
             await self._restore(adapter)
 
     async def _restore(self, adapter: AdapterRef) -> None:
-        """Load an adapter again on a server that has lost it."""
+        """Load an adapter again on a server that no longer has it."""
         with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
             reply = await self._http.post(_LOAD_PATH, await self._load_body(adapter))
         if not reply.is_success and not _is_loaded_already(reply.message):
@@ -268,7 +268,7 @@ class Replica:
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
     ) -> Mapping[str, object]:
-        """Post until the server answers or refuses, through restarts; `max_server_errors` 5xx count as a refusal."""
+        """Post until the server accepts or rejects, across restarts; `max_server_errors` 5xx count as a rejection."""
         failure, num_server_errors = "", 0
         for delay_s in (0.0, *_delays_s(self._max_attempts - 1)):
             if delay_s:

@@ -7,8 +7,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -45,16 +45,16 @@ class ServedModel:
     version: str | None = None
     """Of vLLM, if the server says."""
     takes_adapters: bool = False
-    """Whether the server is sent adapters (`adapter_upload.py`); otherwise it loads them from our paths."""
+    """Whether adapters are uploaded to it (`adapter_upload.py`); otherwise it reads them from our paths."""
     takes_image_names: bool = False
-    """Whether requests may name images that the server has, instead of sending them again."""
+    """Whether requests may name cached images instead of sending them again."""
 
 
 class VllmServer:
     """A vLLM server process owned by the run; an async context manager, ready when entered.
 
-    It listens on a Unix socket in a folder that other users cannot enter, or on a loopback port where one is set, and
-    answers nobody without the key. A process that dies is restarted there, at most `max_restarts` times in a run.
+    It listens on a Unix socket in a folder that other users cannot enter, or on a loopback port if one is configured,
+    and requires the key. If it dies, it is restarted at the same address, at most `max_restarts` times in a run.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class VllmServer:
         self._watch: asyncio.Task[None] | None = None
         self.num_restarts = 0
         self.api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(32)
-        """The user's, so that other programs of theirs can use the server, or one that nobody else learns."""
+        """From the environment, so that the user's other programs can use the server, else a random one."""
 
     @property
     def base_url(self) -> str:
@@ -103,8 +103,8 @@ class VllmServer:
         if self._failure is not None:
             raise SamplingError(self._failure)
 
-    async def look_again(self) -> None:
-        """What it serves does not change when it is restarted."""
+    async def refresh(self) -> None:
+        """Does nothing: a restarted server serves the same model."""
 
     async def __aenter__(self) -> Self:
         if self._config.port is not None:
@@ -141,7 +141,7 @@ class VllmServer:
         command = self._make_command(self._config, self._base_url)
         _, socket_path = split_address(self._base_url)
         if socket_path is not None:
-            await asyncio.to_thread(Path(socket_path).unlink, missing_ok=True)  # of a server that was killed
+            await asyncio.to_thread(Path(socket_path).unlink, missing_ok=True)  # left by a server that was killed
         environment = vllm_environment(self._config, self.api_key, self._folder)
         self._process = OwnedProcess(command, name="vllm", log_path=self._log_path, environment=environment)
         await self._process.start()
@@ -161,7 +161,7 @@ class VllmServer:
                 if not process.is_running:
                     status = await process.wait()
                     log = process.log_tail(200)
-                    # the first exception: the next ones are mostly of processes that miss the one that died
+                    # the first exception is the cause; later ones mostly come from processes that lost their peer
                     found = re.search(r"\b\w+(?:Error|Exception): \S.*", log)
                     cause = found.group() if found else "no exception in its log"
                     raise SamplingError(
@@ -217,9 +217,9 @@ class VllmServer:
 
 
 class ExternalServer:
-    """An external server at `base_url` (with or without `/v1`); it is never started or stopped.
+    """An external server at `base_url` (with or without `/v1`), which the run never starts or stops.
 
-    Its key is `api_key`, or that of the environment. With `model`, it may be away when entered.
+    Its key is `api_key`, or that of the environment. If `model` is given, the server may be down when entered.
     """
 
     def __init__(
@@ -245,26 +245,20 @@ class ExternalServer:
         return self._model
 
     def on_restart(self, hook: RestartHook) -> None:
-        """Restarts of an external server are not reported; the client notices that its adapters are missing."""
+        """Does nothing: restarts of an external server show only in missing adapters, which are loaded again."""
 
     async def wait_until_ready(self) -> None:
         """An external server is assumed to be ready."""
 
-    async def look_again(self) -> None:
-        """See what it serves now; raises `ConfigError` if there is no vLLM server at the address."""
-        async with server_client(self._base_url, self.api_key) as client:
-            try:
-                self._model = await fetch_model(client)
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-                raise ConfigError(
-                    f"expected a vLLM server at base_url {self._base_url!r}, got {type(error).__name__}: {error}; "
-                    f"start one there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
-                ) from error
+    async def refresh(self) -> None:
+        """Fetch what it serves now; raises `ConfigError` if there is no vLLM server at the address."""
+        async with ask_model_server(self._base_url, self.api_key) as (_, model):
+            self._model = model
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` if there is no vLLM server at the address, unless what it serves is known."""
+        """Raises `ConfigError` if there is no vLLM server at the address, unless `model` was given."""
         if self._model is None:
-            await self.look_again()
+            await self.refresh()
         return self
 
     async def __aexit__(
@@ -277,12 +271,27 @@ ModelServer = VllmServer | ExternalServer
 """A vLLM server, as the sampling client sees it."""
 
 
+@asynccontextmanager
+async def ask_model_server(
+    base_url: str, api_key: str | None, timeout_s: float = 10.0
+) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
+    """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
+    async with server_client(base_url, api_key, timeout_s) as client:
+        try:
+            yield client, await fetch_model(client)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"base_url: expected a vLLM server at {base_url!r}, got {type(error).__name__}: {error}; start one "
+                f"there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
+            ) from error
+
+
 async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     """Fetch a server's base model: the one that is not an adapter of another."""
     response = await client.get("/v1/models")
     response.raise_for_status()
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
-    # servers of other makers have neither
+    # other model servers have neither of these
     said, takes = await client.get("/version"), await client.get(UPLOAD_PATH)
     version = str(said.json().get("version")) if said.is_success else None
     for card in cards:

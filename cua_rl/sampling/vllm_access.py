@@ -1,6 +1,6 @@
-"""A lock for every address of the vLLM server, loaded by vLLM itself (`--middleware`).
+"""ASGI middleware for vLLM (`--middleware`) that requires the key for every path.
 
-vLLM asks for its key below `/v1` and a few other beginnings only: `/tokenize`, `/metrics` and others stay open.
+vLLM itself requires its key below `/v1` and a few other prefixes only; `/tokenize`, `/metrics` and others stay open.
 """
 
 import os
@@ -11,18 +11,19 @@ from typing import Any
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RequireKey:
-    """ASGI middleware that refuses what comes without the key in `VLLM_API_KEY`."""
+    """Refuses requests without the key in `VLLM_API_KEY`."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401 before its body is read."""
-        if scope["type"] == "lifespan" or compare_digest(_authorization(scope), self._expected):
+        if scope["type"] == "lifespan" or compare_digest(authorization(scope), self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -32,5 +33,6 @@ class RequireKey:
             await send({"type": "http.response.body", "body": b'{"error": {"message": "Unauthorized"}}'})
 
 
-def _authorization(scope: Scope) -> bytes:
+def authorization(scope: Scope) -> bytes:
+    """The Authorization header of a request; empty without one."""
     return next((value for name, value in scope["headers"] if name == b"authorization"), b"")

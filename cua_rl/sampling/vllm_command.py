@@ -1,7 +1,7 @@
 """Command line and environment of the vLLM server, with and without a GPU.
 
-Nobody but the run reaches it: it listens on a Unix socket in a folder of the run, or on a loopback port where one is
-set, asks for a key at every address (`vllm_access.py`), fetches no image, and knows no other secret.
+Only the run can use the server: it listens on a Unix socket in a folder of the run, or on a loopback port if one is
+configured, requires a key for every path (`vllm_access.py`), fetches no images, and knows no other secret.
 """
 
 import json
@@ -27,7 +27,7 @@ BASE_MODEL_NAME = "base"
 
 
 Platform = Literal["cpu", "cuda"]
-"""Where an installation of vLLM computes."""
+"""The device that an installation of vLLM is built for."""
 
 
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
@@ -103,16 +103,17 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
 def vllm_environment(
     config: ServerConfig, api_key: str, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of the server: with its key, adapter updates at run time, and offline for a model on disk.
+    """The environment of the server: its key, adapter updates at run time, and offline mode for a model on disk.
 
-    Its processes reach each other through sockets in `folder`, which is the run's alone, and on the loopback interface.
+    Its processes communicate through sockets in `folder`, which only the run can access, and over the loopback
+    interface.
     """
     environment = computing_environment(environ) | {
         API_KEY_VARIABLE: api_key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
-        "TMPDIR": str(folder),  # every start leaves a file in it
+        "TMPDIR": str(folder),  # every start leaves a temporary file
         "VLLM_HOST_IP": "127.0.0.1",
     }
     if config.model_path.is_dir():
@@ -124,11 +125,11 @@ def vllm_environment(
     if config.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
     if require_vllm() == "cpu":
-        # One process computes: the engine and a worker process would wait for each other, spinning. vLLM allows that
-        # only with its multiprocessing switched off (its engine is a process of its own all the same).
+        # A single process computes, because an engine and a worker process would busy-wait for each other. vLLM allows
+        # this only with its multiprocessing disabled (the engine still is a process of its own).
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        # For one small function, vLLM would have the first request on a fresh machine wait 20 s for a C++ compiler, and
-        # PyTorch generates wrong code for it on processors without AVX2.
+        # vLLM compiles one small function: 20 s in the first request on a fresh machine, and wrong code from PyTorch on
+        # processors without AVX2.
         environment["TORCH_COMPILE_DISABLE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
         environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override kv_cache_gib
@@ -136,7 +137,7 @@ def vllm_environment(
 
 
 def installed_platform() -> Platform | None:
-    """Where the installed vLLM computes; None if there is none."""
+    """The platform of the installed vLLM; None if it is not installed."""
     if find_spec("vllm") is None:
         return None
     try:
@@ -147,7 +148,7 @@ def installed_platform() -> Platform | None:
 
 
 def require_vllm() -> Platform:
-    """Where the installed vLLM computes.
+    """The platform of the installed vLLM.
 
     Raises:
         ConfigError: vLLM is not installed.

@@ -16,7 +16,7 @@ from typing import cast
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.model_input import ImageChunk
-from cua_rl.renderers.openai_fields import Place
+from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
@@ -103,13 +103,13 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
         raise RequestError(expected="a JSON object", got=f"a line that is no JSON ({error})", do="correct it") from None
     if not isinstance(line, Mapping) or ("messages" in line) == ("input" in line):
         keys = sorted(map(str, cast("Mapping[object, object]", line))) if isinstance(line, Mapping) else line
-        raise Place("line").error("an object with either messages or input", keys, "write one of the two")
+        raise FieldPath("line").error("an object with either messages or input", keys, "write one of the two")
     fields = cast("Mapping[str, object]", _with_images(cast("object", line), folder))
     messages = fields.get("messages")
     for index, message in enumerate(cast("Sequence[object]", messages) if isinstance(messages, list) else ()):
         weight = cast("Mapping[str, object]", message).get("weight", 1) if isinstance(message, Mapping) else 1
         if weight != 1:
-            raise (Place(f"messages[{index}]") / "weight").error(
+            raise (FieldPath(f"messages[{index}]") / "weight").error(
                 "1, because all answers of a conversation are trained on", weight, "end the conversation earlier"
             )
     return conversation_from_chat(fields) if "messages" in fields else conversation_from_responses(fields)

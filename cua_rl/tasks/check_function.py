@@ -1,6 +1,7 @@
-"""A check in a process of its own: `python check_function.py FILE FUNCTION` prints what the function returns, as JSON.
+"""Runs a check in a process of its own: `python check_function.py FILE FUNCTION` prints the returned value as JSON.
 
-The function gets the site's address and, if it takes two arguments, the agent's answer. Standard library only.
+The function is called with the address of the site and, if it takes two arguments, the agent's answer. This module
+uses only the standard library.
 """
 
 import inspect
@@ -12,7 +13,7 @@ from pathlib import Path
 
 
 def main(file: str, function: str) -> None:
-    """Call the function and print its value on the last line; modules beside the file can be imported."""
+    """Call the function and print its value on the last line; it can import modules beside its file."""
     sys.path.insert(0, str(Path(file).parent))
     verify = runpy.run_path(file)[function]
     given = [os.environ["CUA_SITE_URL"], os.environ["CUA_ANSWER"]]

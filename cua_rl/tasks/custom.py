@@ -31,7 +31,7 @@ from cua_rl.tasks.task import Category, Difficulty, Task, Template
 DEFAULT_MAX_TURNS = 10
 _EXAMPLE = '{"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}'
 HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags")
-"""What every description may have."""
+"""Keys that every description may have."""
 _NUM_PHONES_TRIED = 24
 
 
@@ -41,9 +41,9 @@ class DescribedTask(Template):
 
     instruction: str
     goal: Goal | None
-    """None lets a judge decide from screenshots."""
+    """None: a judge decides from screenshots."""
     start: Start | None = None
-    """None on devices that cannot be told how to begin."""
+    """None on devices whose initial state cannot be set."""
 
     def make_task(self, seed: int) -> Task:
         """The task on the device of this seed."""
@@ -73,7 +73,7 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
             raise ConfigError(
                 f"expected a check in {what}, got only the description {instruction!r}: a description alone cannot be "
                 "validated, so every attempt would get the same reward and there is nothing to learn from; let a judge "
-                "decide (judge_base_url=... judge_model=..., docs/judge.md), add a check, such as "
+                "decide (judge.base_url=... judge.model=..., docs/judge.md), add a check, such as "
                 f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
             )
         return describe(given, task_id, instruction, goal=None, start=_parse_judged_start(given, device))
@@ -125,7 +125,7 @@ def _slug(instruction: str) -> str:
 
 
 def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
-    """Read a check that such a device can make; `what` names it in messages."""
+    """Read a check that a device with these abilities can make; `what` names it in messages."""
     given = read_mapping(value, what, '{"query": "wifi_enabled", "expected": "true"}')
     given.require_keys(("query", "expected", "how"))
     query, how = given.text("query"), cast(How, given.choice("how", get_args(How)) or "equals")

@@ -10,7 +10,7 @@ from cua_rl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """A dictionary and what to call it in messages, such as "a task source"; a missing key reads as None or ()."""
+    """A dictionary with its name for messages, such as "a task source"; a missing key reads as None or ()."""
 
     raw: Mapping[str, object]
     what: str
@@ -37,7 +37,7 @@ class Fields:
         return texts
 
     def items(self, key: str) -> tuple[object, ...]:
-        """A list of anything; text is split at commas, whatever else stands alone is a list of one."""
+        """A list of any values; text is split at commas, and any other single value becomes a list of one."""
         value = self.raw.get(key)
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())

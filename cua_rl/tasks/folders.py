@@ -46,7 +46,7 @@ class ApkConfig:
 
     app_name: str = ""
     cua_guide: str = ""
-    """Told to the agent after the task's description."""
+    """Added to the instruction after the task's description."""
     requires_apk: bool = False
     apk_url: str = ""
     package_name: str = ""
@@ -56,7 +56,7 @@ class ApkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderParts:
-    """What a folder contributes beside its description."""
+    """The functions and the app of a folder's task."""
 
     task_id: str
     validate: Hook
@@ -156,7 +156,7 @@ class FolderTask(Template):
         return frozenset({self.category, self.set_name})
 
     def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
-        """Where it is."""
+        """The path of its folder."""
         return frozenset({str(self.folder)})
 
     def make_task(self, seed: int) -> Task:
@@ -279,9 +279,9 @@ def _choice(definition: Any, name: str, default: str, choices: Sequence[str]) ->
 
 
 def _nothing() -> None:
-    """What a task has that does not say otherwise."""
+    """Defaults of a task."""
 
 
 def _optional(thing: Any, name: str, default: Any) -> Any:
-    """An attribute of an object that was written elsewhere, to whatever class."""
+    """An attribute of an object of an unknown, user-defined class."""
     return getattr(thing, name, default)

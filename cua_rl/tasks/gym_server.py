@@ -45,17 +45,17 @@ class GymTask(Template):
     """All names that the server has for it."""
 
     def is_called(self, name: str) -> bool:
-        """Whether a name that a user wrote means this task: a name, the beginning of one, or its number."""
+        """Whether a user-written name selects this task: one of its names, a prefix of one, or its number."""
         if name.isdigit():
             return self.number == int(name) or name in self.aliases
         return any(alias.startswith(name) for alias in self.aliases)
 
     def has_tags(self, tags: Sequence[str]) -> bool:
-        """Whether it has one of the tags, in whatever case."""
+        """Whether it has one of the tags, ignoring case."""
         return not tags or any(tag.lower() in self.tags for tag in tags)
 
     def make_task(self, seed: int) -> Task:
-        """The task; the seed changes nothing on the server."""
+        """The task; the seed has no effect on the server."""
         return self.build_task(seed, self.instruction, validate=_evaluate, gym=self.ref)
 
 
@@ -184,7 +184,7 @@ def _identifier(fields: Json) -> str | None:
 
 
 def _number(fields: Json, identifier: str, name: str) -> int | None:
-    """A number that is given, else the first in the id or the name; the digits of a UUID are none."""
+    """The given number, else the first one in the id or the name, except in a UUID."""
     given = first_text(fields, ("task_number",), ("meta", "number"))
     for text in filter(None, (given, identifier, name)):
         found = re.search(r"\d+", _UUID.sub("", text))

@@ -2,7 +2,7 @@
 
     {"task_id": "wordle/crane", "seed": 7, "instruction": "Guess it.", "max_turns": 6, "payload": {"word": "crane"}}
 
-Only `task_id` is required. The program gets the payload as it stands; the score that it reports is the validation.
+Only `task_id` is required. The program gets the payload unchanged; the score that it reports is the validation.
 """
 
 import json
@@ -38,10 +38,10 @@ class HarnessTask(Template):
     payload: str
     """JSON."""
     seed: int | None = None
-    """None takes the seed that the run draws."""
+    """None: the seed that the run draws."""
 
     def make_task(self, seed: int) -> Task:
-        """The row's task; its own seed wins."""
+        """The task of this row; a seed in the row takes precedence."""
         return self.build_task(
             seed if self.seed is None else self.seed,
             self.instruction,
@@ -55,7 +55,7 @@ async def _hand_over(payload: str, device: Device) -> None:
 
 
 async def _read_score(device: Device, answer: str | None) -> Validation:
-    """What the program reported; where it leaves success open, a reward of at least 1 is one."""
+    """The result that the program reported; if it leaves success open, a reward of at least 1 counts as success."""
     verdict = _as_world(device).verdict
     if verdict is None or verdict.reward is None:
         raise TaskError("expected a harness that reported a reward, got none")
@@ -121,11 +121,11 @@ def _fits_into_variable(text: str) -> bool:
 
 
 def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
-    """Rows, each with its place for messages. Of a command's output only lines that begin with a brace count."""
+    """Rows, each with its place for messages; of a command's output, only lines that begin with a brace."""
     if (config.file_path is None) == (config.list_command is None):
         raise ConfigError("expected either file_path or list_command with source_type 'harness'; set one of them")
     if config.list_command is not None:
-        # not `splitlines`: text in JSON may hold other ends of lines
+        # not `splitlines`, which also splits at line separators inside JSON strings
         printed = _run(config.list_command).split("\n")
         lines = [(f"line {i} of {config.list_command!r}", line) for i, line in enumerate(printed, start=1)]
         lines = [(where, line) for where, line in lines if line.startswith("{")]
@@ -152,7 +152,7 @@ def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
 
 
 def _run(command: str) -> str:
-    """What the command prints; its standard error is shown as it comes."""
+    """The standard output of the command; its standard error is passed through."""
     try:
         argv = shlex.split(command)
         return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=LIST_TIMEOUT_S).stdout

@@ -1,4 +1,4 @@
-"""Demo and custom tasks on real devices: no seed makes their state, and it persists between rollouts.
+"""Demo and custom tasks on real devices, whose state does not depend on a seed and persists between rollouts.
 
 A goal that already holds is undone before the rollout; if it cannot be undone, the rollout ends with a task error.
 """
@@ -18,18 +18,18 @@ from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Task, Template
 
 _NUM_INSTANCES = 64
-"""Instances looked at to meet every parameter that a template draws from its pools."""
+"""Number of instances to examine, enough to include every parameter that a template draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingDeviceTask(Template):
-    """A demo template whose tasks undo their goal first."""
+    """A demo template whose tasks first undo their goal."""
 
     template: TaskTemplate
 
     @classmethod
     def of(cls, template: TaskTemplate) -> Self:
-        """The template for such a device."""
+        """The demo template for a real device."""
         return cls(
             task_id=template.task_id,
             category=template.category,
@@ -40,7 +40,7 @@ class LastingDeviceTask(Template):
         )
 
     def make_task(self, seed: int) -> Task:
-        """The task; the seed decides what is asked for, where that differs."""
+        """The task; the seed determines its parameters."""
         goal = self.template.instance(seed).goal
         return replace(self.template.make_task(seed), prepare=partial(make_undone, goal))
 
@@ -50,7 +50,7 @@ class LastingDeviceTask(Template):
         return frozenset() if is_seeded else frozenset({self.task_id, *instructions})
 
     def is_readable(self, device: DeviceAbilities) -> bool:
-        """Whether such a device can answer what the goal asks."""
+        """Whether a device with these abilities can answer the query of the goal."""
         query = self.template.instance(0).goal.query
         return device.queries is None or query.partition(":")[0] in device.queries
 

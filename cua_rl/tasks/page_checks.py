@@ -4,9 +4,9 @@
     "verifiers/buy_tea.py"               its function verify(url) or verify(url, answer); "file.py:name" another one
     {"command": "node verify.js {url}"}  with CUA_SITE_URL and CUA_ANSWER in its environment
 
-Functions and commands run as guests do, in processes of their own that know nothing of our environment. Both give true,
-false, a score from 0 to 1, [success, message] or {"success": ..., "score": ..., "message": ...}: a function returns it,
-a command prints it as JSON on its last line. A failure of the check itself is a fault, never a reward.
+Functions and commands run in processes and guest accounts of their own, without our environment. A function returns,
+and a command prints as JSON on its last line: true, false, a score from 0 to 1, [success, message] or {"success": ...,
+"score": ..., "message": ...}. A failure of the check itself is a fault, never a reward.
 """
 
 import ast
@@ -36,10 +36,10 @@ _EXPECTED = 'true, false, a number from 0 to 1, [true, "message"] or {"success":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCheck:
-    """A program that is told where the site is and says whether the task is done."""
+    """A program that gets the address of the site and reports whether the task is done."""
 
     name: str
-    """As the task has it."""
+    """The check as written in the task."""
     command: str
     folder: Path
     """Where it runs."""
@@ -47,7 +47,7 @@ class ProgramCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a program says of the task."""
+    """The result that a program reports."""
 
     success: bool
     score: float | None = None
@@ -108,9 +108,11 @@ def _parse_function(value: str, what: str, folder: Path) -> ProgramCheck:
 
 
 async def run_check(check: PageCheck, address: str | None, device: Device, answer: str | None) -> Validation:
-    """Validate a task on a page; raises `TaskError` if the check fails itself, `DeviceError` if the site has ended.
+    """Validate a task on a page; `address` is that of a site that the run does not serve.
 
-    `address` is that of a site that we do not serve.
+    Raises:
+        TaskError: the check itself fails.
+        DeviceError: the site has ended.
     """
     site = as_page(device).site
     if isinstance(site, ServedSite):
@@ -119,13 +121,13 @@ async def run_check(check: PageCheck, address: str | None, device: Device, answe
         return await check_goal(check, device, answer)
     started = time.monotonic()
     url = site.address if isinstance(site, ServedSite) else address or ""
-    # neither NUL nor half of a surrogate pair fits into the environment
+    # environment variables cannot hold NUL or lone surrogates
     said = (answer or "").replace("\0", "").encode("utf-8", "replace").decode()[:_MAX_ANSWER_CHARACTERS]
     port = site.port if isinstance(site, ServedSite) else 0
     argv = split_command(check.command, port=port, url=url)
     status, printed = await run_guest(argv, check.folder, {"CUA_SITE_URL": url, "CUA_ANSWER": said})
     if isinstance(site, ServedSite):
-        site.require_running()  # what a check makes of a site that is gone says nothing about the agent
+        site.require_running()  # otherwise a verdict on a dead site would count
     if status != 0:
         raise TaskError(
             f"expected the check {check.name!r} to end well, it ended with status {status}: {printed[-800:]}"
@@ -146,7 +148,7 @@ def parse_verdict(printed: str, name: str) -> Verdict:
     last = (printed.strip().splitlines() or [""])[-1]
     try:
         value = cast("object", json.loads(last))
-    except (ValueError, RecursionError):  # also of a number that is too long, and of lists in lists without end
+    except (ValueError, RecursionError):  # also numbers with too many digits, and lists nested too deep
         value = None
     match value:
         case bool():

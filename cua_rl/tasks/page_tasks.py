@@ -42,21 +42,21 @@ _EXAMPLE = (
     '"tea"}}'
 )
 _SUITE_KEYS = {"id": "task_id", "verify": "check"}
-"""What suites of sites call our keys."""
+"""Names in published suites of sites, and our keys for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTask(Template):
-    """A task on a page; every seed begins alike."""
+    """A task on a page; it is the same for every seed."""
 
     instruction: str
     url: str
-    """An address or, on a site that we serve, a path."""
+    """An address or, on a site that the run serves, a path."""
     check: PageCheck
     site: SiteProgram | None = None
 
     def make_task(self, seed: int) -> Task:
-        """The task; the seed changes nothing."""
+        """The task; the seed has no effect."""
         address = None if self.site else _origin(self.url).removesuffix("/")
         return self.build_task(
             seed,
@@ -140,7 +140,7 @@ def _read_entries(config: TaskSourceConfig) -> Iterator[tuple[str, object, Path,
 
 
 def _read_file(path: Path) -> list[object]:
-    """A list of tasks, an object with such a list under "tasks", or one task; a .jsonl file has a task per line."""
+    """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":

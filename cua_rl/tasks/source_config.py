@@ -17,8 +17,8 @@ SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
     "page", "desktop", "harness",
 ]  # fmt: skip
-Site = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
-"""Sources whose tasks bring their own world: web pages, Linux desktops, the devices of a gym server, a harness."""
+TaskSite = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
+"""Sources whose tasks bring their own environment: web pages, desktops, devices of a gym server, harnesses."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -28,7 +28,7 @@ TRAIN_RATIO = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSourceConfig:
-    """Where tasks come from, and which of them are kept. A folder's split is made before anything is filtered."""
+    """Where tasks come from, and which are selected. Tasks are split before they are filtered."""
 
     source_type: SourceType
     task_ids: tuple[str, ...] = ()
@@ -44,18 +44,18 @@ class TaskSourceConfig:
     pages: tuple[object, ...] = ()
     """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
     allowed_urls: tuple[str, ...] = ()
-    """For "page": beginnings of addresses that pages may request; () allows the tasks' own hosts."""
+    """For "page": prefixes of addresses that pages may request; () allows the tasks' own hosts."""
     site_command: str | None = None
-    """For "page": starts the server of each page, in the tasks' folder; `{port}` stands for its port."""
+    """For "page": command that starts the server of each page, in the tasks' folder; `{port}` is its port."""
     reset: str | None = None
     """For "page" with `site_command`: a request such as "POST /api/reset", or a command, before a server is used again;
     None starts a new one for every rollout."""
     tasks_dir: str | None = None
     """For "task_adapter": folders <set>/<nn_name> with task.py and validator.py, or one such set."""
     train_ratio: float = TRAIN_RATIO
-    """For folders, gyms, harnesses and pages: share of the tasks that are for training."""
+    """For folders, gyms, harnesses and pages: share of the tasks used for training."""
     split_type: Split | None = None
-    """For folders, gyms, harnesses and pages: which side of the split; None is both."""
+    """For folders, gyms, harnesses and pages: the side of the split; None is both."""
     category: str | None = None
     """A category; for "task_adapter" it may also be the name of a set."""
     difficulty: Difficulty | None = None
@@ -64,7 +64,7 @@ class TaskSourceConfig:
     task_names: tuple[str, ...] = ()
     """Tasks must have one of these names: "train_02_enable_wifi", "02_enable_wifi", "enable_wifi" or "2"."""
     limit: int | None = None
-    """Keep a random choice of so many tasks, in their order."""
+    """Keep a random choice of this many tasks, in their order."""
     seed: int | None = None
     """Seed of that choice and of a folder's split; None takes the run's."""
     gym_base_url: str | None = None
@@ -102,11 +102,11 @@ _REQUIRED = {
 def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> frozenset[str]:
     """Ids of the training split, by a hash of id and seed: adding a task never moves another one.
 
-    Neither side is empty if there are two tasks, unless a ratio of 0 or 1 says so: the task that is nearest to the
-    empty side stands in there, and it alone may move when others come.
+    With two tasks or more and a ratio other than 0 or 1, neither side is empty: the task nearest to an empty side fills
+    it, and only this task may move when others are added.
     """
     digests = {task_id: sha256(f"{seed}/{task_id}".encode()).digest() for task_id in task_ids}
-    # between 0 and 1, as if drawn at random
+    # pseudo-random, from 0 to 1
     places = {task_id: int.from_bytes(digest[:8], "big") / 2**64 for task_id, digest in digests.items()}
     chosen = frozenset(task_id for task_id, place in places.items() if place < train_ratio)
     if len(places) < 2 or not 0 < train_ratio < 1 or 0 < len(chosen) < len(places):
@@ -141,18 +141,18 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     return [_parse_source(item) for item in items]
 
 
-def find_site(sources: TaskSources) -> Site | None:
+def find_site(sources: TaskSources) -> TaskSite | None:
     """The site on which all these tasks run; None if they run on the configured device."""
-    used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
+    used: list[TaskSite | None] = list({site_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
         names = ", ".join(site or "the configured device" for site in used)
         raise ConfigError(f"expected tasks that run on one kind of device, got {names}; train on one of them at a time")
     return used[0]
 
 
-def site_of(config: TaskSourceConfig) -> Site | None:
+def site_of(config: TaskSourceConfig) -> TaskSite | None:
     """The site on which this source's tasks run; None if they run on the configured device."""
-    return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
+    return cast(TaskSite, config.source_type) if config.source_type in get_args(TaskSite) else None
 
 
 def _parse_source(item: object) -> TaskSourceConfig:
@@ -174,7 +174,7 @@ def _parse_source(item: object) -> TaskSourceConfig:
                 f"set source_type to {owners[0]!r} or leave {key} out"
             )
     share = given.share("train_ratio")
-    described = given.raw.get("custom_tasks")  # a comma in a description separates nothing
+    described = given.raw.get("custom_tasks")  # a description is not split at commas
     return TaskSourceConfig(
         source_type=source_type,
         task_ids=given.texts("task_ids"),
@@ -188,7 +188,7 @@ def _parse_source(item: object) -> TaskSourceConfig:
         tasks_dir=given.text("tasks_dir"),
         train_ratio=TRAIN_RATIO if share is None else share,
         split_type=cast(Split | None, given.choice("split_type", get_args(Split))),
-        # which sets of folders there are is known only when they are read
+        # names of sets are known only once the folders are read
         category=given.text("category")
         if source_type == "task_adapter"
         else given.choice("category", get_args(Category)),

@@ -41,13 +41,13 @@ class Task:
     prepare: Prepare | None = None
     """Runs on the leased device before the agent sees it."""
     read_instruction: Read | None = None
-    """Reads off the prepared device what the agent is told, where nothing else knows; None tells `instruction`."""
+    """Reads the instruction from the prepared device, if only the device has it; None: `instruction` is used."""
     start: Start | None = None
-    """How the simulated phone begins; None leaves it to the task's template."""
+    """Initial state of the simulated phone; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
-    """Where a gym server has it."""
+    """Its address on a gym server."""
     site: SiteProgram | None = None
-    """The server of the user's own that its pages need."""
+    """The server of the user's site that its pages need."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
         """The request with which a device is leased for this task."""
@@ -63,7 +63,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template(ABC):
-    """A task for every seed; where a seed changes nothing, the tasks differ in their seed alone."""
+    """Makes a task for every seed; if the seed has no effect, the tasks differ only in their seed."""
 
     task_id: str
     category: Category
@@ -87,7 +87,7 @@ class Template(ABC):
         return f"{number}_{rest}" if number else rest
 
     def is_called(self, name: str) -> bool:
-        """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
+        """Whether a name matches: "2", "enable_wifi" and "02_enable_wifi" all match "train_02_enable_wifi"."""
         _, number, rest = self._name_parts()
         is_number = name.isdigit() and number.isdigit() and int(name) == int(number)
         return is_number or name in (self.task_id, self.short_name, rest)
@@ -112,7 +112,7 @@ class Template(ABC):
         gym: GymTaskRef | None = None,
         site: SiteProgram | None = None,
     ) -> Task:
-        """The task with what is the same for every seed filled in."""
+        """A task with the fields filled in that are the same for every seed."""
         return Task(
             task_id=self.task_id,
             seed=seed,

@@ -1,1 +1,1 @@
-"""Recorded rollouts as files, and trajectories of others as rollouts."""
+"""Export of recorded rollouts as files, and import of trajectories recorded by other systems."""

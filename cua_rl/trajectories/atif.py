@@ -1,11 +1,11 @@
-"""Rollouts as ATIF files, the Agent Trajectory Interchange Format of Harbor (RFC 0001, version 1.7), and back.
+"""Writes and reads rollouts as ATIF files, the Agent Trajectory Interchange Format of Harbor (RFC 0001, version 1.7).
 
     run.json                    the run, its steps and evaluations
     trajectories/000000.json    one rollout
     trajectories/images/<sha256>.png
 
-Steps, tool calls, observations, tokens and log-probabilities are where the format has them; the rest is in
-`extra.cua_rl`, so that importing gives back what was recorded.
+Steps, tool calls, observations, tokens and log-probabilities are in the fields of the format; everything else is in
+`extra.cua_rl`, so that an import restores the rollouts without loss.
 """
 
 import json
@@ -30,9 +30,9 @@ _METRICS = {
     "completion_token_ids": "sampled_tokens",
     "logprobs": "sampling_logprobs",
 }
-"""What the format calls our tokens and log-probabilities."""
+"""Names of our tokens and log-probabilities in the format."""
 _IMAGE_NAME = re.compile(r"images/[0-9a-f]{64}\.(png|jpeg)")
-"""A file that was changed by others must not name one of ours."""
+"""Names of images in a file are untrusted: they must not lead to other files."""
 
 
 class AtifWriter:

@@ -1,9 +1,9 @@
-"""Actions of other systems as calls of our tools.
+"""Translates actions of other systems to calls of our tools.
 
-Names and arguments vary from data set to data set; read are those of AndroidControl (arXiv:2406.03679), BrowserGym's
+Names and arguments differ between data sets. Supported are those of AndroidControl (arXiv:2406.03679), BrowserGym's
 coordinate actions (arXiv:2412.05467), the computer tools of model providers, and pyautogui's functions as AgentTrek
 (arXiv:2412.09605) and AGUVIS (arXiv:2412.04454) write them. Coordinates are pixels of the screenshot or, if neither is
-above 1 and one has a fraction, shares of it. An action on an element that only an identifier names cannot be read.
+above 1 and one has a fraction, shares of it. Actions on an element given only by an identifier are not supported.
 """
 
 import ast
@@ -37,11 +37,11 @@ _KINDS: Mapping[str, frozenset[str]] = {
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 OPENS_APP = frozenset({"open_app", "open", "launch", "launch_app"})
-"""Our tools open no app by name."""
-_NOTCH_PX = 100  # what one click of a wheel scrolls
+"""Actions without a counterpart: our tools cannot open an app by name."""
+_NOTCH_PX = 100  # scrolled by one click of a mouse wheel
 _LARGEST = 1e6
-"""Of pixels, seconds and notches; JSON may also hold NaN, and integers that no float holds."""
-_PAGE_SHARE = 0.6  # of the screen, where a direction alone is given
+"""Limit for pixels, seconds and notches, because JSON may contain NaN and integers too large for a float."""
+_PAGE_SHARE = 0.6  # share of the screen to scroll if only a direction is given
 _POSITIONAL: Mapping[str, Sequence[str]] = {
     "write": ("text",), "typewrite": ("text",), "scroll": ("clicks",), "sleep": ("time",), "wait": ("time",),
     "terminate": ("status",), "answer": ("text",), "drag": ("from_x", "from_y", "x", "y"),
@@ -51,7 +51,7 @@ _POSITIONAL: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignAction:
-    """An action as its data set has it."""
+    """An action as written in its data set."""
 
     name: str
     given: Mapping[str, object]
@@ -194,7 +194,7 @@ class _Reading:
         raise self.error(f"coordinates on the screenshot of {width} x {height} pixels")
 
     def _distance_px(self) -> tuple[float, float]:
-        """To the right and down, by a direction, in pixels, pages or notches of the wheel."""
+        """Distance to the right and down, from a direction, pixels, pages or notches of the wheel."""
         width, height = self.screen.width_px, self.screen.height_px
         given = self.action.given
         direction = given.get("direction", given.get("scroll_direction"))
@@ -244,7 +244,7 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
 
 
 def _points(given: Mapping[str, object], prefixes: Sequence[str]) -> Iterator[tuple[float, float]]:
-    """Every point that is given under one of the prefixes: as x and y, or as a pair."""
+    """Every point in the arguments with one of the prefixes, given as x and y or as a pair."""
     for prefix in prefixes:
         x_names = (f"{prefix}_x", f"{prefix}x", f"x_{prefix}", f"{prefix}X") if prefix else ("x",)
         y_names = (f"{prefix}_y", f"{prefix}y", f"y_{prefix}", f"{prefix}Y") if prefix else ("y",)

@@ -1,4 +1,4 @@
-"""Open formats of GUI trajectories, as JSON files with images beside or inside them.
+"""Readers for open formats of GUI trajectories, as JSON files with images beside or inside them.
 
 - ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
   github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
@@ -8,7 +8,7 @@
   of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON.
 
 A file holds one trajectory, a list of them, or one on each line (.jsonl). Images are paths relative to their file,
-base64, or `data:` URLs. A path leads to a file below the imported folder: data of others must not read ours.
+base64, or `data:` URLs. A path must lead to a file below the imported folder, because the files are untrusted.
 """
 
 import json
@@ -34,14 +34,14 @@ _MAX_IMAGE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """A screenshot that is read when it is needed."""
+    """A screenshot, read on demand."""
 
     source: str
     """A path, base64, or a `data:` URL."""
     folder: Path
-    """What a path is relative to."""
+    """The folder that a path is relative to."""
     root: Path
-    """Above all images."""
+    """The imported folder, which contains all images."""
 
     def load(self) -> EncodedImage:
         """The image; raises `ConfigError`."""
@@ -60,11 +60,11 @@ class Screen:
         head, comma, tail = self.source.partition(",")
         if head.startswith("data:") and comma:
             return b64decode(tail, validate=True)
-        # PNG and JPEG begin with these in base64
+        # the beginnings of PNG and JPEG in base64
         if self.source.startswith(("iVBOR", "/9j/")) and len(self.source) > 200:
             return b64decode(self.source, validate=True)
         path = Path(os.path.normpath(self.folder / self.source))
-        # by the name alone: caches of data sets hold links to files that lie elsewhere
+        # without resolving links: caches of data sets link to files elsewhere
         if not path.is_relative_to(self.root):
             raise ValueError(f"a path that leaves {str(self.root)!r}")
         if not path.is_file() or path.stat().st_size > _MAX_IMAGE_BYTES:
@@ -74,7 +74,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:
-    """Makes screens of what one file names."""
+    """Makes the screens of one file."""
 
     folder: Path
     root: Path
@@ -87,7 +87,7 @@ class _Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignStep:
-    """What the agent saw, thought and did."""
+    """One step: what the agent saw, its reasoning, and its action."""
 
     screen: Screen
     action: ForeignAction
@@ -96,22 +96,22 @@ class ForeignStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignTrajectory:
-    """A trajectory of another system."""
+    """A trajectory recorded by another system."""
 
     where: str
-    """File and place, for messages."""
+    """Path and position, for messages."""
     trajectory_id: str
     instruction: str
     steps: tuple[ForeignStep, ...]
     last_screen: Screen | None
-    """After the last step, where it was recorded."""
+    """The screen after the last step, if recorded."""
     kind: DeviceKind
     success: bool = True
-    """Data sets of demonstrations hold successes, unless they say otherwise."""
+    """Assumed true unless the file says otherwise, as in data sets of demonstrations."""
 
 
 def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
-    """The trajectories of a file or folder, each parsed when it is called for; raises `ConfigError`."""
+    """The trajectories of a file or folder, each as a function that parses it; raises `ConfigError`."""
     files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
     if not files:
         raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")

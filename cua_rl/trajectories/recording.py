@@ -1,4 +1,4 @@
-"""Writing records into a database, as if the run had just happened: at the times at which it did."""
+"""Writes records into a database as a run would have, with the recorded times."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -90,7 +90,7 @@ class RunWriter:
 
 
 def write_run(url: str, run: RunRecord, log_path: Path, records: Iterable[RolloutRecord]) -> RunWriter:
-    """Write a run whose rollouts come in the order of its sources; raises `ConfigError` for another order."""
+    """Write a run; raises `ConfigError` unless the rollouts come in the order of its sources."""
     stream = groupby(records, key=lambda record: (record.phase, record.step))
     current = next(stream, None)
     with RunWriter(url, run, log_path) as writer:
@@ -190,7 +190,7 @@ def _rollout_started(source: SourceRecord, member: RolloutRecord, task: Task) ->
 
 
 def make_task(record: TaskRecord) -> Task:
-    """The task instance, which cannot be run here."""
+    """The task instance, without set-up and validation."""
     return Task(
         task_id=record.task_id,
         seed=record.seed,

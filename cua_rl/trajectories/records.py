@@ -1,4 +1,4 @@
-"""A recorded run as data that no database is needed for: its steps and evaluations, and a record per rollout."""
+"""A recorded run as plain data, read from the database: steps and evaluations, and a record per rollout."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence

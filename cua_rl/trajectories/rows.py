@@ -1,7 +1,7 @@
-"""Records as JSON and back, without loss: what Parquet files and ATIF files hold beside tokens and images.
+"""Encodes records as JSON without loss, for Parquet and ATIF files, which hold tokens and images separately.
 
-A row names images by their place in the rollout's own list. Text that is no valid Unicode and numbers that JSON lacks
-are escaped as in the database (`cua_rl.database.columns`), by `write_json`.
+A row refers to images by their index in the rollout's list. `write_json` escapes text that is not valid Unicode and
+numbers that JSON lacks, as the database does (`cua_rl.database.columns`).
 """
 
 import json
@@ -150,7 +150,7 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
 def decode_images(row: Row, files: Sequence[bytes]) -> tuple[EncodedImage, ...]:
     """The images of a row, whose bytes are in files of their own; raises `ValueError` for another kind of image."""
     if unknown := {kind for kind, _, _ in row["images"]} - {"png", "jpeg"}:
-        # the monitor sends each as what it is called: a browser would run the scripts of an SVG
+        # the monitor sends images with this type, and a browser would run the scripts of an SVG
         raise ValueError(f"expected images that are png or jpeg, got {sorted(map(str, unknown))}")
     return tuple(
         EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px)

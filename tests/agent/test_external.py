@@ -26,7 +26,7 @@ from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
-from cua_rl.guest_room import claim_guest
+from cua_rl.guest_account import claim_guest_user
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -422,7 +422,7 @@ def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
     (tmp_path / "agent.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    with claim_guest((PYTHON, "agent.py")) as user:
+    with claim_guest_user((PYTHON, "agent.py")) as user:
         assert user.shown == (tmp_path / "agent.py",)
 
 
@@ -432,6 +432,6 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
     script.touch(mode=0o600)
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
-        claim_guest((PYTHON, str(script)))
+        claim_guest_user((PYTHON, str(script)))
     with pytest.raises(ConfigError, match="got /no/such/program;"):
-        claim_guest(("/no/such/program",))
+        claim_guest_user(("/no/such/program",))

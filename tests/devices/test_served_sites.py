@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from cua_rl.devices.browser.served_site import SiteServers, run_guest
 from cua_rl.devices.browser.settings import SiteProgram
 from cua_rl.errors import DeviceError
+from tests.live_processes import site_servers
 
 SERVER = """
 import http.server, json, os, sys
@@ -55,15 +55,6 @@ def site(folder: Path, **given: str | None) -> SiteProgram:
     )
 
 
-def running_in(folder: Path) -> list[psutil.Process]:
-    """Servers that were started in the folder; it is their working directory."""
-    return [
-        process
-        for process in psutil.process_iter(["cwd", "cmdline"])
-        if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
-    ]
-
-
 async def ask(url: str) -> dict[str, object]:
     async with httpx.AsyncClient(trust_env=False) as client:
         return (await client.get(url)).json()
@@ -80,16 +71,16 @@ async def test_a_server_is_reset_before_it_is_used_again_and_ends_with_the_run(f
 
     other = await servers.take(site(folder))
     assert other.port != first.port
-    assert len(running_in(folder)) >= 2
+    assert len(site_servers(folder)) >= 2
     await servers.close()
-    assert running_in(folder) == []
+    assert site_servers(folder) == []
 
 
 async def test_without_a_reset_every_rollout_gets_a_new_server(folder: Path) -> None:
     servers = SiteServers()
     first = await servers.take(site(folder, reset=None))
     await first.release()
-    assert running_in(folder) == []
+    assert site_servers(folder) == []
     second = await servers.take(site(folder, reset=None))
     assert (await ask(second.url))["count"] == 2
     await servers.close()
@@ -129,7 +120,7 @@ async def test_what_cannot_start_or_be_reset_says_what_it_printed(folder: Path) 
         await (await servers.take(site(folder, reset=reset))).release()
         with pytest.raises(DeviceError, match=complaint):
             await servers.take(site(folder, reset=reset))
-    assert running_in(folder) == []
+    assert site_servers(folder) == []
 
 
 async def test_a_reset_may_be_a_command_that_is_told_the_address(folder: Path) -> None:
@@ -149,7 +140,7 @@ async def test_a_reset_may_be_a_command_that_is_told_the_address(folder: Path) -
 async def test_a_server_that_died_is_not_lent_again(folder: Path) -> None:
     servers = SiteServers()
     first = await servers.take(site(folder))
-    for process in running_in(folder):
+    for process in site_servers(folder):
         process.kill()
     await first.process.wait()
     with pytest.raises(DeviceError, match="expected the site to run until the rollout ends"):
@@ -163,7 +154,7 @@ async def test_a_server_that_died_while_nobody_used_it_is_replaced(folder: Path)
     servers = SiteServers()
     first = await servers.take(site(folder))
     await first.release()
-    for process in running_in(folder):
+    for process in site_servers(folder):
         process.kill()
     await first.process.wait()
     second = await servers.take(site(folder))
@@ -177,7 +168,7 @@ async def test_a_server_that_a_page_may_still_change_is_not_lent_again(folder: P
     first = await servers.take(site(folder))
     await first.release(is_clean=False)
     assert not first.process.is_running
-    assert running_in(folder) == []
+    assert site_servers(folder) == []
     assert (await servers.take(site(folder))) is not first
     await servers.close()
 
@@ -187,7 +178,7 @@ async def test_a_program_that_hangs_ends_when_it_is_cancelled(folder: Path) -> N
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
             await run_guest((sys.executable, "server.py"), folder, {})
-    assert running_in(folder) == []
+    assert site_servers(folder) == []
 
 
 def test_servers_end_when_the_controller_is_killed(folder: Path) -> None:
@@ -206,12 +197,12 @@ def test_servers_end_when_the_controller_is_killed(folder: Path) -> None:
     controller = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
     assert controller.stdout.readline() == "up\n"
-    assert running_in(folder)
+    assert site_servers(folder)
     controller.send_signal(signal.SIGKILL)
     controller.wait()
     controller.stdout.close()
 
     deadline = time.monotonic() + 20.0
-    while running_in(folder):
+    while site_servers(folder):
         assert time.monotonic() < deadline
         time.sleep(0.05)

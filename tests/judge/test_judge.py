@@ -172,7 +172,7 @@ async def test_a_dead_judge_gives_no_verdict_and_is_found_before_a_run() -> None
     config = JudgeConfig(base_url="http://127.0.0.1:9/v1", model=MODEL, prompt="p", max_retries=0)
     async with Judge(config, KEY) as judge:
         judgement = await judge.judge(CASE, decides=True)
-        with pytest.raises(ConfigError, match="judge_base_url: expected an endpoint that can be reached"):
+        with pytest.raises(ConfigError, match=r"judge\.base_url: expected an endpoint that can be reached"):
             await judge.check()
 
     assert judgement.success is None
@@ -182,7 +182,7 @@ async def test_a_dead_judge_gives_no_verdict_and_is_found_before_a_run() -> None
 async def test_a_request_that_is_refused_stops_the_run_with_the_reason() -> None:
     endpoint = JudgeEndpoint(lambda asked: verdict(True))
     async with judging(endpoint, model="no-such-model") as judge:
-        with pytest.raises(ConfigError, match=r"got 404 .*no model no-such-model.*correct judge_model"):
+        with pytest.raises(ConfigError, match=r"got 404 .*no model no-such-model.*correct judge\.model"):
             await judge.judge(CASE, decides=True)
 
 

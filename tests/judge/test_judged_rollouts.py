@@ -100,7 +100,7 @@ async def test_without_a_judge_such_a_task_is_a_fault_that_says_so() -> None:
 
     assert rollout.reward is None
     assert rollout.error is not None
-    assert "set judge_model" in rollout.error
+    assert "set judge.base_url and judge.model" in rollout.error
 
 
 async def test_a_validated_task_is_not_judged_unless_asked_for() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from cua_rl.conversation import Item, Message
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_fields import Place
+from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses, responses_input
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.renderers.request_error import RequestError
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
 
-AT = Place("url")
+AT = FieldPath("url")
 
 
 def url_of(data: bytes, kind: str = "png") -> str:

@@ -166,7 +166,7 @@ def test_a_prompt_of_ones_own_must_ask_for_a_verdict(tmp_path: Path) -> None:
         ([f"tasks={json.dumps(JUDGED)}"], "let a judge decide"),
         (
             ["judge_base_url=http://127.0.0.1:9/v1", "judge_model=m", "judge=compare"],
-            "judge_base_url: expected an endpoint that can be reached",
+            "judge.base_url: expected an endpoint that can be reached",
         ),
     ],
 )

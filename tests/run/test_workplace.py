@@ -41,7 +41,7 @@ async def test_a_worker_starts_while_one_of_the_model_servers_is_away(fake: Fake
 
 
 async def test_a_worker_that_reaches_no_model_server_says_so() -> None:
-    with pytest.raises(ConfigError, match="expected a vLLM server at base_url"):
+    with pytest.raises(ConfigError, match="base_url: expected a vLLM server at"):
         await find_servers(setup_with(f"http://127.0.0.1:{free_port()}"), "a", patience_s=0.0)
 
 

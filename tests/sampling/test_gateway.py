@@ -357,7 +357,7 @@ async def test_a_wrong_key_and_an_unknown_rollout_look_the_same(agent: AsyncOpen
     refused: list[Any] = []
     for client in (gateway.openai_client("other").with_options(base_url=agent.base_url), agent):
         for ask in (client.responses.create(model="policy", input="hi"), client.models.retrieve("policy")):
-            if client is agent and gateway.door("r1") is not None:
+            if client is agent and gateway.access("r1") is not None:
                 gateway.close_rollout("r1")
             with pytest.raises(openai.AuthenticationError) as caught:
                 await ask

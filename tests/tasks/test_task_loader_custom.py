@@ -121,7 +121,7 @@ def test_the_same_description_twice_is_one_task_and_loads_equal() -> None:
     ("described", "says"),
     [
         ("Enable WiFi", "description alone cannot be validated"),
-        ("Enable WiFi", "let a judge decide .judge_base_url=... judge_model=..."),
+        ("Enable WiFi", "let a judge decide .judge.base_url=... judge.model=..."),
         ({"instruction": "Enable WiFi"}, "expected a check in custom task 1"),
         ({"check": WIFI}, "expected an instruction in custom task 1"),
         (3, "as a dictionary such as"),

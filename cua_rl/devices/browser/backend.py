@@ -41,8 +41,8 @@ class _Host:
 class BrowserPages:
     """Lends pages; an async context manager that owns Playwright and all browsers.
 
-    Up to `max_idle` pages keep their state for the next user with the same key, or for any user once that many exist;
-    this suits only sites whose tasks reset the page. At 0 every user gets a fresh context.
+    Up to `max_idle` pages keep their state for the next user with the same key, or for any user once that many exist,
+    which requires tasks that reset the page. At 0, every user gets a fresh context.
     """
 
     def __init__(self, settings: PageSettings, *, max_idle: int = 0, program: Path | None = None) -> None:
@@ -73,9 +73,9 @@ class BrowserPages:
         await self._stack.aclose()
 
     async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
-        """A page for one user, who gives it back with `close`; raises `DeviceError`.
+        """A page for one user, returned with `close`; raises `DeviceError`.
 
-        One with a site is fresh, may go there and where all pages may, and releases the site when it is given back.
+        With a site, the page is fresh, may request the site besides `allowed_urls`, and releases it when returned.
         """
         page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
         self._keys[page] = key
@@ -84,7 +84,7 @@ class BrowserPages:
         return page
 
     def _take_idle(self, key: str) -> BrowserPage | None:
-        """An idle page with this key; one with another key has to load anew and is taken only when pages are many."""
+        """An idle page with this key, or, once `max_idle` pages exist, one with another key, which has to reload."""
         self._idle = [(name, page) for name, page in self._idle if self._host_of(page) is not None]
         place = next((place for place, (name, _) in enumerate(self._idle) if name == key), None)
         if place is None and self._idle and sum(len(host.pages) for host in self._hosts) >= self._max_idle:
@@ -104,7 +104,7 @@ class BrowserPages:
                     locale="en-US",
                     timezone_id="UTC",
                     service_workers="block",
-                    # routes see neither redirects nor sockets: these are sent to a proxy that does not exist
+                    # routes see neither redirects nor sockets, so a proxy that does not exist blocks other hosts
                     proxy={"server": _NO_PROXY, "bypass": ",".join(("<-loopback>", *settings.reached_hosts))},
                 )
                 context.set_default_timeout(settings.operation_timeout_s * 1000)
@@ -124,7 +124,7 @@ class BrowserPages:
         return page
 
     async def _find_host(self) -> _Host:
-        """The first browser with room; one that has died is forgotten, with all its pages."""
+        """The first browser below its limit of pages, else a new one; dead browsers are removed with their pages."""
         async with self._starting:
             for host in [host for host in self._hosts if not host.browser.is_running]:
                 logger.warning("a browser with %d pages has ended; a new one takes its place", len(host.pages))
@@ -157,17 +157,18 @@ class BrowserPages:
         await page.end()
         host.pages.discard(page)
         if page.is_broken and host.browser.is_running and not host.pages:
-            await host.browser.close()  # a page that cannot even be closed may have stuck its browser
+            await host.browser.close()  # a page that cannot be closed may have blocked its browser
 
     def _host_of(self, page: BrowserPage) -> _Host | None:
         return next((host for host in self._hosts if page in host.pages and host.browser.is_running), None)
 
 
 async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") -> None:
-    """Lay pages out for the viewport in a window that shows but the clip.
+    """Lay out the page for the viewport, in a window of the size of the clip.
 
-    A screenshot then is the window as it stands; one with a clip would resize the page twice. The session is no other's
-    and stays open: what it has set ends with it, and screenshots of a session that emulates resize the page as well.
+    Screenshots then need no clip, which would resize the page twice. The session must be used for nothing else, because
+    screenshots through a session with emulation resize the page too, and must stay open, because closing it ends the
+    emulation.
     """
     send = cast(Send, session.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
     size = {"width": settings.viewport_width, "height": settings.viewport_height}

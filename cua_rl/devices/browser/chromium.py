@@ -1,11 +1,11 @@
 """Finding, starting and cleaning up Chromium.
 
-Whoever speaks DevTools to a browser has the rights of its user, so it listens nowhere: Playwright starts it and talks
-to it through pipes. Started by root, a browser runs as a user of its own, in Chromium's sandbox where the kernel lets
-it have namespaces, and it never gets our environment.
+DevTools gives full control of a browser with the rights of its user, so the browser listens on no port: Playwright
+starts it and controls it through pipes. If root starts the run, a browser runs as a user of its own. It runs in
+Chromium's sandbox if the kernel allows the namespaces for it, and never gets our environment.
 
-The search, first hit wins: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it
-starts faster, takes less memory and draws more screenshots per second); browsers that Playwright downloaded.
+Search order: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it starts faster,
+takes less memory and draws more screenshots per second); browsers that Playwright downloaded.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ _STOP_TIMEOUT_S = 3.0
 
 
 def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
-    """The program to run; raises `ConfigError` that says what to install."""
+    """The program to run; raises `ConfigError` with what to install if there is none."""
     named = environ.get(VARIABLE)
     if named:
         program = shutil.which(named, path=environ.get("PATH"))
@@ -111,12 +111,11 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], scale: float) -> list[str]:
-    """The command that runs a browser without a window, which reads DevTools requests from pipe 3 and answers in 4.
+    """The command of a headless browser that reads DevTools requests from file descriptor 3 and responds on 4.
 
-    `scale` is how many pixels of its screen a CSS pixel has: what is drawn once at the size of the screenshot need not
-    be drawn again for every screenshot.
+    `scale` is the number of screen pixels per CSS pixel. At the scale of the screenshots, pages are drawn only once.
     """
-    # no other host is resolved, so that prefetches and sockets, which are not page requests, fail too
+    # no other host resolves, so prefetches and sockets, which are not page requests, fail too
     hosts = dict.fromkeys(host for url in allowed_urls if (host := urlsplit(url).hostname) is not None)
     excluded = ", ".join(f"EXCLUDE {host}" for host in ("127.0.0.1", *hosts))
     own = (
@@ -128,7 +127,7 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
 
 
 def remove_profile(profile: Path) -> None:
-    """Delete the folder; a browser that is still ending may write into it meanwhile."""
+    """Delete the folder, repeatedly, because a browser that is shutting down may still write to it."""
     for _ in range(3):
         remove_tree(profile)
         if not profile.exists():
@@ -136,7 +135,7 @@ def remove_profile(profile: Path) -> None:
 
 
 def require_readable_pages(allowed_urls: Sequence[str]) -> None:
-    """Raise `ConfigError` for pages on disk that a browser with a user of its own cannot read."""
+    """Raise `ConfigError` for pages on disk that the user of the browser cannot read."""
     for path in (Path(unquote(urlsplit(url).path)) for url in allowed_urls if url.startswith("file:")):
         if not can_change_user() or not path.exists():
             continue
@@ -193,7 +192,7 @@ class OwnedBrowser:
         from playwright.async_api import Error
 
         if self._lifeline is not None:
-            os.close(self._lifeline)  # its guard ends it, even one that answers no more
+            os.close(self._lifeline)  # the guard then ends the browser, even one that hangs
             self._lifeline = None
         if self._browser is not None:
             with suppress(Error, TimeoutError):
@@ -205,7 +204,7 @@ class OwnedBrowser:
             await asyncio.to_thread(remove_profile, self._profile)
 
     async def _launch_in_sandbox(self) -> "Browser":
-        """In Chromium's sandbox, with the namespaces of the kernel or a helper that gains privileges; else without."""
+        """Launch in Chromium's sandbox, by kernel namespaces or its setuid helper; without a sandbox if both fail."""
         ways = [(self._user, ())] if self._user.uid is not None else [(self._user, ()), (None, ())]
         for user, flags in ways:
             try:
@@ -217,11 +216,11 @@ class OwnedBrowser:
         return await self._launch(self._user, ("--no-sandbox",))
 
     async def _launch(self, user: SystemUser | None, flags: Sequence[str]) -> "Browser":
-        """Let Playwright start the guard, which starts the browser and hands it Playwright's pipes."""
+        """Let Playwright start the guard, which starts the browser and passes Playwright's pipes on to it."""
         if self._profile is None:
             self._profile = await asyncio.to_thread(make_scratch_folder, "browser")
             await asyncio.to_thread(os.mkfifo, self._profile / "lifeline", 0o600)
-            reader = os.open(self._profile / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # opening it to write needs one
+            reader = os.open(self._profile / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # a writer needs a reader
             self._lifeline = os.open(self._profile / "lifeline", os.O_WRONLY)
             os.close(reader)
             await asyncio.to_thread(self._user.give, self._profile)
@@ -236,7 +235,7 @@ class OwnedBrowser:
                 args=guard,
                 ignore_default_args=True,
                 env={**bare_environment(self._profile, {MARK: str(scratch_folder())})},
-                handle_sigint=False,  # the controller ends what it owns in order
+                handle_sigint=False,  # the controller stops its components in order
                 handle_sigterm=False,
                 handle_sighup=False,
                 timeout=_START_TIMEOUT_S * 1000,

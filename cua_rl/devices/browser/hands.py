@@ -50,7 +50,7 @@ _DRAG_STEPS = 8
 
 
 def key_chord(keys: tuple[str, ...]) -> str:
-    """Keys pressed together, such as "Control+s"; raises `ActionRejected` for a key that no keyboard has."""
+    """Keys pressed together, such as "Control+s"; raises `ActionRejected` for an unknown key."""
     names: list[str] = []
     for key in keys:
         name = key if len(key) == 1 else _NAMES.get(key.strip().lower())

@@ -1,4 +1,4 @@
-"""Web sites of the user's own, with state: one server per browser page, started, reset between rollouts, and ended."""
+"""Servers of the user's own web sites: one per browser page, started, reset between rollouts and stopped by us."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import httpx
 
 from cua_rl.devices.browser.settings import RESET_METHODS, SiteProgram
 from cua_rl.errors import DeviceError, TaskError, boundary
-from cua_rl.guest_room import GuestRoom, enter_room, open_room
+from cua_rl.guest_account import GuestAccount, claim_guest_account, open_guest_account
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import bare_environment, remove_tree
@@ -21,18 +21,18 @@ _RESET_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 _PYTHON = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-"""Its folder may belong to others, and of a killed program the log should have everything."""
-_NUM_PORTS_TRIED = 3  # between our choice of a port and the server's use of it, another program may take it
+"""Its folder may belong to other users, and the log of a killed program should be complete."""
+_NUM_PORTS_TRIED = 3  # another program may take a port before the server binds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServedSite:
-    """A running server, which belongs to a page while that is in use; a `PageSite`."""
+    """A running server, used by one page at a time; a `PageSite`."""
 
     program: SiteProgram
     port: int
     process: OwnedProcess
-    room: GuestRoom
+    account: GuestAccount
     give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
     end: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
 
@@ -43,7 +43,7 @@ class ServedSite:
 
     @property
     def url(self) -> str:
-        """Beginning of all its addresses."""
+        """The prefix of all its addresses."""
         return f"{self.address}/"
 
     async def answer(self, name: str) -> str:
@@ -51,16 +51,16 @@ class ServedSite:
         raise TaskError(f"expected a query that a page answers, such as 'title', got {name!r}; correct the task")
 
     def require_running(self) -> None:
-        """Raise `DeviceError` if the server has ended: what the page shows then is not the agent's doing."""
+        """Raise `DeviceError` if the server has ended, because the page then does not show the agent's work."""
         if not self.process.is_running:
             raise DeviceError(f"expected the site to run until the rollout ends, it ended: {self.process.log_tail(5)}")
 
     async def reset(self) -> None:
-        """Make the state that the next rollout begins with; raises `DeviceError`."""
+        """Restore the initial state for the next rollout; raises `DeviceError`."""
         reset = self.program.reset
         if reset is None:
             return
-        await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # it holds what belongs to one rollout
+        await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
         method, _, path = reset.partition(" ")
         try:
             async with asyncio.timeout(_RESET_TIMEOUT_S):
@@ -72,7 +72,7 @@ class ServedSite:
             raise DeviceError(f"expected {reset!r} to end within {_RESET_TIMEOUT_S:g} s, it did not") from None
 
     async def release(self, *, is_clean: bool = True) -> None:
-        """Give it back, or end it if a script of the last page might still change it."""
+        """Give it back, or stop it if a script of the last page might still change its state."""
         await (self.give_back if is_clean else self.end)(self)
 
     async def _request(self, method: str, path: str) -> None:
@@ -100,13 +100,13 @@ def split_command(command: str, *, port: int, url: str) -> tuple[str, ...]:
 
 
 class SiteServers:
-    """The servers of a run: as many as there are pages in use at a time, used again where they can be reset."""
+    """The servers of a run: one per page in use, reused if they can be reset."""
 
     def __init__(self) -> None:
         self._idle: list[ServedSite] = []
         self._running: set[ServedSite] = set()
         self._ports: set[int] = set()
-        """Also of servers that are starting: two that were given one port might both seem to answer on it."""
+        """Includes ports of servers that are starting: two on the same port could not be told apart."""
 
     async def take(self, program: SiteProgram) -> ServedSite:
         """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
@@ -122,12 +122,12 @@ class SiteServers:
                 await self._stop(found)
                 raise
             return found
-        if self._idle:  # no more servers than pages: one of another site makes room
+        if self._idle:  # stop one of another site, so that there are no more servers than pages
             await self._stop(self._idle.pop(0))
         return await self.start(program)
 
     async def start(self, program: SiteProgram) -> ServedSite:
-        """A new server that answers; raises `DeviceError`."""
+        """A new server, once it answers; raises `DeviceError`."""
         said = ""
         for _ in range(_NUM_PORTS_TRIED):
             site = await self._launch(program)
@@ -145,7 +145,7 @@ class SiteServers:
         )
 
     async def give_back(self, site: ServedSite) -> None:
-        """Keep it for the next page, if it still runs and can be reset."""
+        """Keep it for the next page if it is running and can be reset, else stop it."""
         if site.process.is_running and site.program.reset is not None:
             self._idle.append(site)
         else:
@@ -160,10 +160,10 @@ class SiteServers:
         while (port := free_port()) in self._ports:
             pass
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
-        room = await enter_room(_named_files(argv, program.folder), "site")
-        process = _make_process(argv, room, program.folder, {})
+        account = await claim_guest_account(_named_files(argv, program.folder), "site")
+        process = _make_process(argv, account, program.folder, {})
         site = ServedSite(
-            program=program, port=port, process=process, room=room, give_back=self.give_back, end=self._stop
+            program=program, port=port, process=process, account=account, give_back=self.give_back, end=self._stop
         )
         self._ports.add(port)
         self._running.add(site)
@@ -175,18 +175,18 @@ class SiteServers:
         return site
 
     async def _stop(self, site: ServedSite) -> None:
-        """End it with everything that it started, and remove its home; safe to call twice."""
+        """Stop it and all processes that it started, and remove its home; safe to call twice."""
         await site.process.stop()
-        await asyncio.to_thread(site.room.leave)
+        await asyncio.to_thread(site.account.release)
         await asyncio.to_thread(remove_tree, site.process.log_path.parent)
         self._running.discard(site)
         self._ports.discard(site.port)
 
 
 async def run_guest(argv: tuple[str, ...], folder: Path, told: Mapping[str, str]) -> tuple[int, str]:
-    """Run a program as guests run; its exit status and the end of what it printed. If cancelled, it is ended."""
-    async with open_room(_named_files(argv, folder), "check") as room:
-        process = _make_process(argv, room, folder, told)
+    """Run a program in a guest account; returns exit status and end of its output. If cancelled, end the program."""
+    async with open_guest_account(_named_files(argv, folder), "check") as account:
+        process = _make_process(argv, account, folder, told)
         try:
             async with process:
                 status = await process.wait()
@@ -195,26 +195,26 @@ async def run_guest(argv: tuple[str, ...], folder: Path, told: Mapping[str, str]
             await asyncio.to_thread(remove_tree, process.log_path.parent)
 
 
-def _make_process(argv: tuple[str, ...], room: GuestRoom, folder: Path, told: Mapping[str, str]) -> OwnedProcess:
-    """The process, which gets nothing of our environment and logs where it cannot write itself."""
+def _make_process(argv: tuple[str, ...], account: GuestAccount, folder: Path, told: Mapping[str, str]) -> OwnedProcess:
+    """The process, without our environment; its log is in a folder that it cannot access."""
     return OwnedProcess(
         argv,
         name=Path(argv[0]).name,
         log_path=make_scratch_folder("log") / "output.log",
-        environment=bare_environment(room.home, {**_PYTHON, **told}),
+        environment=bare_environment(account.home, {**_PYTHON, **told}),
         folder=folder,
         stop_timeout_s=_STOP_TIMEOUT_S,
-        user=room.user,
+        user=account.user,
     )
 
 
 def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    """The command with its folder, and the files that it names by their absolute paths: what its user has to read."""
+    """The command, its folder, and its arguments with files as absolute paths: what its user must be able to read."""
     return (argv[0], str(folder), *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
 
 
 async def _answers(process: OwnedProcess, port: int) -> bool:
-    """Wait for the first answer of whatever status; False if the server ends before. Raises `DeviceError`."""
+    """Wait for the first response, of any status; False if the server ends first. Raises `DeviceError` on timeout."""
     try:
         async with (
             asyncio.timeout(_START_TIMEOUT_S),

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cua_rl.actions import Click, TypeText
@@ -22,6 +21,7 @@ from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
+from tests.live_processes import site_servers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
 CALLS = "\n    with open(__file__ + '.calls', 'a') as calls:\n        print(url, file=calls)\n"
@@ -56,14 +56,6 @@ def source(folder: Path, **given: object) -> dict[str, object]:
 def calls(folder: Path) -> list[str]:
     """The address that each call of `compare` was told."""
     return (folder / "verifiers" / "site_state.py.calls").read_text().splitlines()
-
-
-def servers(folder: Path) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cwd", "cmdline"])
-        if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
-    ]
 
 
 async def buy(page: BrowserPage, name: str) -> None:
@@ -107,8 +99,8 @@ async def test_eight_at_a_time_see_their_own_state_alone_and_are_checked_once_ea
         assert len(ports) == 8  # those of the first round were used again
         assert len(calls(site)) == 16
         assert len(set(calls(site))) == 8
-        assert len(servers(site)) >= 8
-    assert servers(site) == []
+        assert len(site_servers(site)) >= 8
+    assert site_servers(site) == []
 
 
 async def test_every_task_of_the_example_can_be_done_by_pixel(site: Path) -> None:
@@ -153,7 +145,7 @@ async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site
 
         assert isinstance(page.site, ServedSite)
         port = page.site.port
-        for process in servers(site):
+        for process in site_servers(site):
             if str(port) in process.cmdline() and "process_guard.py" not in " ".join(process.cmdline()):
                 process.kill()
         await page.site.process.wait()

@@ -17,6 +17,7 @@ from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
+from tests.live_processes import is_alive, wait_until_dead
 from tests.real.database.conftest import run_sql
 
 OWNER = """
@@ -29,20 +30,6 @@ async def main():
         await asyncio.Event().wait()
 asyncio.run(main())
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_dead(pids: list[int], timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
 
 
 def server_pids(data_dir: Path) -> list[int]:
@@ -89,7 +76,7 @@ async def test_killing_the_owner_shuts_the_server_down_cleanly(tmp_path: Path) -
 
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:  # at once: it waits for the old one
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
-    assert wait_until_dead(pids)
+    assert wait_until_dead(*pids)
     assert "was interrupted" not in (tmp_path / "log").read_text()
 
 
@@ -102,7 +89,7 @@ async def test_a_crashed_server_recovers_what_was_committed(tmp_path: Path) -> N
         with contextlib.suppress(ProcessLookupError):  # the server's processes follow one another at once
             os.kill(pid, signal.SIGKILL)
     owner.communicate()
-    assert wait_until_dead(pids)
+    assert wait_until_dead(*pids)
     pid_file = tmp_path / "data" / "postmaster.pid"
     lines = pid_file.read_text().split("\n")
     pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]))  # another process has the number by now

@@ -155,6 +155,12 @@ class Window:
         await self.page.goto(self.site.base_url + path)
         await self.page.wait_for_selector("h1")
 
+    async def json(self, path: str) -> Any:
+        """The answer of the API at this path."""
+        answer = await self.page.request.get(self.site.base_url + path)
+        assert answer.ok, await answer.text()
+        return await answer.json()
+
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:

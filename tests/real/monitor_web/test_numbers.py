@@ -12,12 +12,6 @@ from tests.real.monitor_web.conftest import NUM_STEPS, Window
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def _json(window: Window, path: str) -> Any:
-    answer = await window.page.request.get(window.site.base_url + path)
-    assert answer.ok, await answer.text()
-    return await answer.json()
-
-
 async def _stat(window: Window, label: str) -> str:
     """What stands under a label at the top of a page."""
     stat = window.page.locator(".stats .stat").filter(has=window.page.get_by_text(label, exact=True))
@@ -42,7 +36,7 @@ async def test_a_step_has_one_number_on_every_page(window: Window) -> None:
 async def test_the_headline_counts_finished_steps_and_a_ring_marks_the_one_under_way(window: Window) -> None:
     run, page = window.site.running, window.page
     number = run.num_steps + 1
-    before = (await _json(window, f"/api/runs/{run.run_id}"))["success_rate"]
+    before = (await window.json(f"/api/runs/{run.run_id}"))["success_rate"]
     groups = await run.run_rollouts(turns=1)
     try:
         await window.open(f"/runs/{run.run_id}")
@@ -51,7 +45,7 @@ async def test_the_headline_counts_finished_steps_and_a_ring_marks_the_one_under
         headline = await _stat(window, f"Success, step {number - 1}")
         assert f"{100 * before:.1f}" in headline
         assert f"step {number} under way" in headline
-        points = (await _json(window, f"/api/runs/{run.run_id}/metrics"))["success"]
+        points = (await window.json(f"/api/runs/{run.run_id}/metrics"))["success"]
         assert [point["step"] for point in points] == list(range(1, number))
         await window.open(f"/runs/{run.run_id}/step/{number}")
         assert await _stat(window, "Success so far")
@@ -64,7 +58,7 @@ async def test_the_headline_counts_finished_steps_and_a_ring_marks_the_one_under
 
 async def test_group_page_cell_and_rollout_agree_about_a_verdict_that_is_saved_by_signing_in(window: Window) -> None:
     run, page = window.site.ended.run_id, window.page
-    step = await _json(window, f"/api/runs/{run}/step/2")
+    step = await window.json(f"/api/runs/{run}/step/2")
     group = step["groups"][1]
     rollout = next(one for one in group["rollouts"] if not one["success"])
     await window.open(f"/runs/{run}/rollouts/{rollout['rollout_id']}")
@@ -106,7 +100,7 @@ def _smoothed(points: list[dict[str, Any]], weight: float) -> list[tuple[float, 
 
 async def test_the_band_under_smoothing_is_the_interval_of_the_line_and_bounds_have_no_rings(window: Window) -> None:
     run, page = window.site.ended.run_id, window.page
-    points = (await _json(window, f"/api/runs/{run}/metrics"))["success"]
+    points = (await window.json(f"/api/runs/{run}/metrics"))["success"]
     for smoothing in (0.0, 0.9):
         await window.open(f"/runs/{run}?smooth={smoothing}")
         plot = page.locator('.chart-plot[aria-label^="Success:"] .u-over')
@@ -138,7 +132,7 @@ async def test_evaluations_speak_of_evaluation_and_step_on_from_the_baseline(win
     await page.get_by_role("button", name="Never solved").click()
     await page.keyboard.press("[")
     await page.wait_for_url(re.compile(r"/baseline/0"))
-    evaluation = await _json(window, f"/api/runs/{run}/eval/{NUM_STEPS}")
+    evaluation = await window.json(f"/api/runs/{run}/eval/{NUM_STEPS}")
     group = evaluation["groups"][0]
     await window.open(f"/runs/{run}/eval/{NUM_STEPS}/groups/{group['group_id']}")
     await page.get_by_text("On one clock").wait_for()
@@ -147,7 +141,7 @@ async def test_evaluations_speak_of_evaluation_and_step_on_from_the_baseline(win
     await window.open(f"/runs/{run}/tasks/{group['task_id']}")
     await page.get_by_text(f"Hardest instances, evaluation after {NUM_STEPS} steps").wait_for()
     assert await page.get_by_text("Success in training").count() == 0
-    task = await _json(window, f"/api/runs/{run}/tasks/{group['task_id']}")
+    task = await window.json(f"/api/runs/{run}/tasks/{group['task_id']}")
     for label, rate in (("Baseline", task["baseline"]), (f"Evaluation after {NUM_STEPS} steps", task["last_eval"])):
         assert f"{rate['num_successes']} of {rate['num_rollouts']}" in await _stat(window, label)
 
@@ -172,7 +166,7 @@ async def test_categories_and_difficulties_have_tables_of_their_own(window: Wind
     run, page = window.site.ended.run_id, window.page
     await window.open(f"/runs/{run}?tab=evals")
     await page.get_by_role("heading", name="By difficulty").wait_for()
-    (baseline, *_) = await _json(window, f"/api/runs/{run}/evaluations")
+    (baseline, *_) = await window.json(f"/api/runs/{run}/evaluations")
     for title, field in (("By category", "by_category"), ("By difficulty", "by_difficulty")):
         panel = page.locator(".panel").filter(has=page.get_by_role("heading", name=title))
         kinds = await panel.locator("tbody td:first-child").all_inner_texts()
@@ -183,7 +177,7 @@ async def test_categories_and_difficulties_have_tables_of_their_own(window: Wind
 
 async def test_failures_name_the_wrong_final_state_and_show_evaluations_on_request(window: Window) -> None:
     run, page = window.site.ended.run_id, window.page
-    failures = await _json(window, f"/api/runs/{run}/failures")
+    failures = await window.json(f"/api/runs/{run}/failures")
     await window.open(f"/runs/{run}?tab=failures")
     for part, button in (("training", "Training steps"), ("evaluations", "Evaluations")):
         await page.get_by_role("button", name=button).click()

@@ -11,16 +11,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 AXE = files("axe_playwright_python") / "axe.min.js"
 
 
-async def _json(window: Window, path: str) -> Any:
-    answer = await window.page.request.get(window.site.base_url + path)
-    assert answer.ok, await answer.text()
-    return await answer.json()
-
-
 async def _pages(window: Window) -> dict[str, str]:
     """An address of every kind of page, and text that is only there when its data are shown."""
     run = window.site.ended.run_id
-    step = await _json(window, f"/api/runs/{run}/step/1")
+    step = await window.json(f"/api/runs/{run}/step/1")
     group = step["groups"][0]
     rollout = group["rollouts"][0]["rollout_id"]
     return {

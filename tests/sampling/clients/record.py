@@ -137,10 +137,10 @@ async def record(name: str, client: Client, api: str) -> None:
             gateway = _ListeningGateway(sampling, renderer, SamplingParams(max_tokens=400, temperature=1.0))
             gateway.heard = []
             gateway.open_rollout("r1")
-            door = gateway.door("r1")
-            assert door is not None
+            access = gateway.access("r1")
+            assert access is not None
             async with gateway.serve() as root:
-                address = {"OPENAI_BASE_URL": f"{root}/rollouts/r1/v1", "OPENAI_API_KEY": door.api_key}
+                address = {"OPENAI_BASE_URL": f"{root}/rollouts/r1/v1", "OPENAI_API_KEY": access.api_key}
                 await _run(*_command(name, client), api, **address)
     if len(gateway.heard) != len(answers):
         raise RuntimeError(f"expected a request for each of {len(answers)} answers, got {len(gateway.heard)}")

@@ -1,4 +1,7 @@
-"""A user and an empty home for a program that has no need for our keys: agents, harnesses, sites and their checks."""
+"""Guest accounts: a system user and an empty home for programs that must not see our keys.
+
+Agents, harnesses, sites and their checks run in one each.
+"""
 
 import asyncio
 import os
@@ -16,41 +19,41 @@ from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_u
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuestRoom:
-    """What a command has to itself while it runs."""
+class GuestAccount:
+    """The user and the home folder that one command has to itself while it runs."""
 
     user: SystemUser
     home: Path
 
-    def leave(self) -> None:
-        """Kill what the user still runs and remove the home."""
+    def release(self) -> None:
+        """Kill the processes that the user still runs, and remove the home."""
         self.user.release()
         remove_tree(self.home)
 
 
 @asynccontextmanager
-async def open_room(argv: tuple[str, ...], name: str) -> AsyncGenerator[GuestRoom]:
-    """A room for this command, left at the end; `name` begins the name of its home."""
-    room = await enter_room(argv, name)
+async def open_guest_account(argv: tuple[str, ...], name: str) -> AsyncGenerator[GuestAccount]:
+    """An account for this command, released at the end of the block; `name` is the prefix of its home's name."""
+    account = await claim_guest_account(argv, name)
     try:
-        yield room
+        yield account
     finally:
-        await asyncio.to_thread(room.leave)
+        await asyncio.to_thread(account.release)
 
 
-async def enter_room(argv: tuple[str, ...], name: str) -> GuestRoom:
-    """A room that the caller leaves."""
-    user = await asyncio.to_thread(claim_guest, argv)
+async def claim_guest_account(argv: tuple[str, ...], name: str) -> GuestAccount:
+    """An account for this command, which the caller releases."""
+    user = await asyncio.to_thread(claim_guest_user, argv)
     home = await asyncio.to_thread(make_scratch_folder, name)
     user.give(home)
-    return GuestRoom(user=user, home=home)
+    return GuestAccount(user=user, home=home)
 
 
-def claim_guest(argv: tuple[str, ...]) -> SystemUser:
-    """A user of its own for the program, where root runs this process.
+def claim_guest_user(argv: tuple[str, ...]) -> SystemUser:
+    """A guest user for this command if root runs this process, else the current user.
 
     Raises:
-        ConfigError: that user cannot read the program, or a file named after it.
+        ConfigError: a guest cannot read the program, or a file among its arguments.
     """
     if not can_change_user():
         return SystemUser()
@@ -60,7 +63,7 @@ def claim_guest(argv: tuple[str, ...]) -> SystemUser:
 
 @cache
 def _readable_entries(files: tuple[str, ...]) -> tuple[Path, ...]:
-    """What the program's user has to see of folders that only root can look into; tried with a user like it."""
+    """The entries of root-only folders that a guest needs in order to read the files; checked as a guest."""
     entries = hidden_entries(files)
     with claim_user(GUEST_UIDS, shown=entries) as user:
         command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])

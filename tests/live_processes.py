@@ -1,0 +1,31 @@
+"""Running processes, as tests look for those that should have ended."""
+
+import time
+from pathlib import Path
+
+import psutil
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is running; a zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_dead(*pids: int, timeout_s: float = 60.0) -> bool:
+    """Wait until none of the processes is running; False if one still is at the time limit."""
+    deadline = time.monotonic() + timeout_s
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
+def site_servers(folder: Path) -> list[psutil.Process]:
+    """Processes of `server.py` with this working directory."""
+    return [
+        process
+        for process in psutil.process_iter(["cwd", "cmdline"])
+        if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
+    ]
