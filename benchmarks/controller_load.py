@@ -58,7 +58,7 @@ from cua_rl.rollout.worker import Workplace, open_link, work
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.rollouts import freeze_loaded_objects
-from cua_rl.run.workers import GROUP_LINGER_S, LINGER_S
+from cua_rl.run.workers import FLUSH_LINGER_S, LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
@@ -190,7 +190,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
-        linger_s = GROUP_LINGER_S if options.workers else 0.0
+        linger_s = LINGER_S if options.workers else 0.0
         async with DatabaseRecorder(
             postgres.url, image_token_id=renderer.image_token_id, linger_s=linger_s
         ) as database:
@@ -339,7 +339,7 @@ async def be_worker(options: argparse.Namespace) -> None:
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
-                flush_linger_s=LINGER_S,
+                flush_linger_s=FLUSH_LINGER_S,
             ) as database,
         ):
             sampler.slow = options.slow

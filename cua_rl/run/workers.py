@@ -59,10 +59,10 @@ logger = logging.getLogger(__name__)
 Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and says what ended it; raises `ConfigError` if it would always end like this."""
 
-LINGER_S = 0.1
-"""How long the turns of a worker wait for others: most of a transaction's cost does not depend on its size."""
-GROUP_LINGER_S = 1.0
-"""How long ended groups wait for others in the controller of workers, unless a step that begins waits for them."""
+LINGER_S = 1.0
+"""How long events wait for others, in workers and their controller, while nobody waits for them in the database."""
+FLUSH_LINGER_S = 0.1
+"""How long they do in a worker once a rollout has ended: others end at that time too."""
 
 _MAX_RESTARTS = 5
 # three minutes: as long as a model server that died takes to load its weights again
@@ -320,7 +320,7 @@ async def open_workplace(
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
-                flush_linger_s=LINGER_S,
+                flush_linger_s=FLUSH_LINGER_S,
             )
         )
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
