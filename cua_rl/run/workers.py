@@ -30,7 +30,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.database.writer import write_worker_events
-from cua_rl.errors import ConfigError, CuaError, DatabaseError
+from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary
 from cua_rl.events import Recorder
 from cua_rl.http_server import serve_app
 from cua_rl.masking import is_secret_name, remember_secrets
@@ -158,7 +158,7 @@ async def open_workers(
         for number in range(1, config.rollout_workers + 1):
             name = f"{'ray' if config.workers.launcher == 'ray' else 'local'}-{number}"
             attempt = _make_attempt(plan, address, token, name, environ)
-            tasks.append(asyncio.create_task(_keep_alive(runner, name, attempt), name=f"worker-{name}"))
+            tasks.append(asyncio.create_task(keep_alive(runner, name, attempt), name=f"worker-{name}"))
         stack.push_async_callback(_cancel, tasks)
         stack.callback(runner.end)
         yield runner
@@ -232,13 +232,17 @@ async def _attempt_process(process: OwnedProcess) -> str:
     return f"its process ended with status {status}"
 
 
-async def _keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
-    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run."""
+async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
+    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run.
+
+    An error of `attempt` stops the run.
+    """
     why = ""
     for _ in range(_MAX_RESTARTS + 1):
         try:
-            why = await attempt()
-        except ConfigError as error:
+            with boundary(CuaError, f"cannot start rollout worker {name}"):
+                why = await attempt()
+        except CuaError as error:
             runner.fail(error)
             return
         runner.give_up(name, why)
