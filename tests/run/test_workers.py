@@ -92,9 +92,7 @@ async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run
 
     await keep_alive(runner, "ray-2", attempt)
 
-    with pytest.raises(
-        CuaError, match="cannot start rollout worker ray-2: AssertionError: Perhaps you called ray.init"
-    ):
+    with pytest.raises(CuaError, match="cannot start rollout worker ray-2: AssertionError: Perhaps"):
         await runner.run(plan())
 
 
