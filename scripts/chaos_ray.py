@@ -3,7 +3,8 @@
     python -m scripts.chaos_ray folder=/tmp/chaos-ray    # needs cua_rl[ray]
 
 Starts a cluster of two nodes on this machine and a synchronous run with `launcher=ray`, one rollout worker per node.
-When most rollouts of step 2 act, the raylet of the second node gets SIGKILL, which ends the node and its actors.
+When most devices are in use after the first step, the raylet of the second node gets SIGKILL, which ends the node and
+its actors.
 
 At the end, what `chaos_kill` demands must hold, and every lost rollout must have run again exactly once. Prints a JSON
 line; its seconds count from the kill: until the worker was given up, and until the first turn of a rollout that runs
@@ -31,7 +32,7 @@ from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_st
 
 _ACTING = """
     SELECT count(*) FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
-    WHERE s.step = 2 AND r.status = 'running'
+    WHERE s.step >= 2 AND r.status = 'running'
 """
 _ATTEMPTS = """
     SELECT r.group_pk, r.member_index, r.error, extract(epoch FROM r.ended_at)::float AS ended_at,
@@ -48,7 +49,7 @@ class ChaosRayConfig:
     folder: Path = chz.field(doc="folder for the run, its database and the logs of the nodes")
     steps: int = chz.field(default=3, doc="training steps of the run")
     group_size: int = chz.field(default=8, doc="rollouts per group")
-    groups_per_batch: int = chz.field(default=8, doc="groups per step")
+    groups_per_batch: int = chz.field(default=32, doc="groups per step")
     slots: int = chz.field(default=16, doc="rollouts at a time on each node")
     options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
 
@@ -125,7 +126,9 @@ async def cli_main(config: ChaosRayConfig) -> None:
         run_folder = config.folder / "run"
         await wait_until(lambda: not run.is_running or len(read_steps(run_folder)) >= 1, "for step 1")
         enough = 2 * config.slots * 3 // 4
-        await wait_until(lambda: not run.is_running or query(url, _ACTING)[0].count >= enough, "for rollouts of step 2")
+        await wait_until(lambda: not run.is_running or query(url, _ACTING)[0].count >= enough, "for rollouts")
+        if not run.is_running:
+            raise SystemExit(f"the run ended before the node was killed; see {run.log_path}")
         raylet = next(one for one in processes_of(node.command_pid(), "raylet") if one.name() == "raylet")
         killed_at, load = time.time(), os.getloadavg()[0]
         raylet.kill()

@@ -67,7 +67,7 @@ class DatabaseRecorder:
         self._write = write
         self._linger_s = linger_s
         self._flush_linger_s = flush_linger_s
-        self._is_awaited = asyncio.Event()
+        self._is_due = asyncio.Event()
         self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -94,13 +94,15 @@ class DatabaseRecorder:
         """Queue an event; raises `DatabaseError` if an earlier one was refused."""
         self._raise_failure()
         await self._queue.put(TimedEvent(event=event, at=datetime.now(UTC)))
+        if self._queue.qsize() >= _BATCH_SIZE:
+            self._is_due.set()
 
     async def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
         self._raise_failure()
         flush = _Flush(asyncio.get_running_loop().create_future())
         await self._queue.put(flush)
-        self._is_awaited.set()
+        self._is_due.set()
         await flush.done
 
     async def __aenter__(self) -> Self:
@@ -162,9 +164,9 @@ class DatabaseRecorder:
         """Let more events join a transaction: most of its cost does not depend on its size."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
-                await self._is_awaited.wait()
+                await self._is_due.wait()
                 await asyncio.sleep(self._flush_linger_s)
-        self._is_awaited.clear()
+        self._is_due.clear()
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, retrying during an outage; a rejected event stops the recorder."""

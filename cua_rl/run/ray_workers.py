@@ -9,11 +9,14 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
+
+_connecting = Lock()
 
 
 def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) -> Callable[[], Awaitable[str]]:
@@ -44,15 +47,13 @@ async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) ->
     import ray  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 
     ray = cast("Any", ray)
-    if not ray.is_initialized():
-        try:
-            address = os.environ.get("RAY_ADDRESS", "auto")
-            await asyncio.to_thread(ray.init, address=address, log_to_driver=False, logging_level="warning")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"workers.launcher: expected a Ray cluster at RAY_ADDRESS or on this machine, got none ({error}); "
-                "start one: ray start --head"
-            ) from error
+    try:
+        await asyncio.to_thread(connect, ray)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"workers.launcher: expected a Ray cluster at RAY_ADDRESS or on this machine, got none ({error}); "
+            "start one: ray start --head"
+        ) from error
     settings["controller"] = reachable(str(settings["controller"]), ray.util.get_node_ip_address())
     host = ray.remote(RayHost).options(num_cpus=1, scheduling_strategy="SPREAD").remote()
     try:
@@ -62,6 +63,14 @@ async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) ->
     finally:
         ray.kill(host)
     return "its actor ended"
+
+
+def connect(ray: Any) -> None:
+    """Connect to the cluster, once for all workers: of two that connect at once, one fails."""
+    with _connecting:
+        if not ray.is_initialized():
+            address = os.environ.get("RAY_ADDRESS", "auto")
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
 
 
 def reachable(address: str, node: str) -> str:

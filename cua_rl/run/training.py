@@ -40,7 +40,8 @@ from cua_rl.run.resume import follow_move, load_memory, load_resumed
 from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
-from cua_rl.run.workers import GROUP_LINGER_S, Rollouts, open_local_devices, open_rollouts
+from cua_rl.run.worker_config import LINGER_S
+from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
 from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ModelServer
@@ -85,7 +86,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             DatabaseRecorder(
                 url,
                 image_token_id=plan.renderer.image_token_id,
-                linger_s=GROUP_LINGER_S if plan.config.has_workers else 0.0,
+                linger_s=LINGER_S if plan.config.has_workers else 0.0,
             )
         )
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)

@@ -12,6 +12,11 @@ TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 """Where other machines can try to guess it."""
 
+LINGER_S = 1.0
+"""How long events wait for others, in workers and their controller, while nobody waits for them in the database."""
+FLUSH_LINGER_S = 0.1
+"""How long they do in a worker once a rollout has ended: others end at that time too."""
+
 
 @chz.chz
 class WorkerSettings:

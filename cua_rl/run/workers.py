@@ -20,7 +20,7 @@ import chz
 from cua_rl.command_line.recipe import EXIT_CONFIG
 from cua_rl.command_line.values import as_argument
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import ConfigError, CuaError
+from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.events import Recorder
 from cua_rl.http_server import serve_app
 from cua_rl.masking import is_secret_name, remember_secrets
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and returns the cause; raises `ConfigError` if a restart would end the same way."""
 
-GROUP_LINGER_S = 1.0
-"""How long ended groups wait for others in the controller of workers, unless a step that begins waits for them."""
 
 _MAX_RESTARTS = 5
 
@@ -137,7 +135,7 @@ async def open_workers(
         for number in range(1, config.rollout_workers + 1):
             name = f"{'ray' if config.workers.launcher == 'ray' else 'local'}-{number}"
             attempt = _make_attempt(plan, address, token, name, environ)
-            tasks.append(asyncio.create_task(_keep_alive(runner, name, attempt), name=f"worker-{name}"))
+            tasks.append(asyncio.create_task(keep_alive(runner, name, attempt), name=f"worker-{name}"))
         stack.push_async_callback(_cancel, tasks)
         stack.callback(runner.end)
         yield runner
@@ -211,13 +209,17 @@ async def _attempt_process(process: OwnedProcess) -> str:
     return f"its process ended with status {status}"
 
 
-async def _keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
-    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run."""
+async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
+    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run.
+
+    An error of `attempt` stops the run.
+    """
     why = ""
     for _ in range(_MAX_RESTARTS + 1):
         try:
-            why = await attempt()
-        except ConfigError as error:
+            with boundary(CuaError, f"cannot start rollout worker {name}"):
+                why = await attempt()
+        except CuaError as error:
             runner.fail(error)
             return
         runner.give_up(name, why)

@@ -28,16 +28,13 @@ from cua_rl.run.rollouts import configured_history, freeze_loaded_objects, make_
 from cua_rl.run.site import make_site, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import load_task_sets, sampling_params
-from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerConfig
+from cua_rl.run.worker_config import FLUSH_LINGER_S, LINGER_S, TOKEN_VARIABLE, WorkerConfig
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
-
-LINGER_S = 0.1
-"""Delay before turns are written, so that several share a transaction, whose cost hardly depends on its size."""
 
 # three minutes: what a model server may take to load its weights again after a crash
 _MODEL_ATTEMPTS, _SERVERS_S = 40, 180.0
@@ -108,7 +105,7 @@ async def open_workplace(
                 scope=scope,
                 write=write_worker_events,
                 linger_s=LINGER_S,
-                flush_linger_s=LINGER_S,
+                flush_linger_s=FLUSH_LINGER_S,
             )
         )
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]

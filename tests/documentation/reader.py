@@ -52,6 +52,7 @@ from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.sampling.vllm_command import Platform, vllm_options
 from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
+from scripts.chaos_ray import ChaosRayConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
@@ -81,6 +82,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
     "scripts.chaos_hosts": ChaosHostsConfig,
     "scripts.chaos_kill": ChaosConfig,
+    "scripts.chaos_ray": ChaosRayConfig,
     "scripts.red_team": RedTeamConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)

@@ -1,14 +1,20 @@
 """What a run plans for its rollout workers."""
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from threading import Event
 
 import pytest
 
-from cua_rl.errors import ConfigError
-from cua_rl.run.ray_workers import reachable
+from cua_rl.errors import ConfigError, CuaError
+from cua_rl.rollout.remote import RemoteRunner
+from cua_rl.run.ray_workers import connect, reachable
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import check_workers
 from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerSettings
+from cua_rl.run.workers import keep_alive
+from tests.fakes import FakeRecorder
+from tests.rollout.test_workers import SETUP, FakeAdapters, plan
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,38 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
             check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {TOKEN_VARIABLE: token})
     check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
     check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
+
+
+async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run() -> None:
+    async def attempt() -> str:
+        raise AssertionError("Perhaps you called ray.init twice by accident?")
+
+    runner = RemoteRunner(FakeAdapters(), FakeRecorder(), lambda: SETUP)
+
+    await keep_alive(runner, "ray-2", attempt)
+
+    with pytest.raises(CuaError, match="cannot start rollout worker ray-2: AssertionError: Perhaps"):
+        await runner.run(plan())
+
+
+def test_two_workers_that_start_at_once_connect_to_the_cluster_once() -> None:
+    class FakeRay:
+        num_inits = 0
+        together = Event()
+
+        def is_initialized(self) -> bool:
+            return self.together.is_set()
+
+        def init(self, **_: object) -> None:
+            self.num_inits += 1
+            self.together.wait(0.2)  # the other thread has looked by then
+            self.together.set()
+
+    ray = FakeRay()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(connect, [ray, ray]))
+
+    assert ray.num_inits == 1
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
