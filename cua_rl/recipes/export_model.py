@@ -25,7 +25,7 @@ from cua_rl.run.model_folder import fetch_weights, find_model
 from cua_rl.settings import setting
 
 _MUCH_LOST = 0.1
-"""Share of an update that rounding may take before the recipe advises float32."""
+"""Share of an update lost by rounding above which the recipe recommends float32."""
 
 
 @chz.chz
@@ -48,7 +48,7 @@ class ExportModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What is exported."""
+    """The checkpoint to export."""
 
     settings: Mapping[str, Any]
     """The run's config.json."""

@@ -1,4 +1,4 @@
-"""Make a tiny model like the one that ships, from nothing: `python -m cua_rl.recipes.make_tiny_model`.
+"""Make a tiny model like the included one, from random weights: `python -m cua_rl.recipes.make_tiny_model`.
 
 Its lessons come from scripted experts on the phone simulator. The vision tower first learns to locate elements; then
 the model imitates a perfect expert, naming and pointing, until it is right; then, briefly, an expert that errs. The
@@ -28,7 +28,7 @@ from cua_rl.types import Datum
 
 @chz.chz
 class TinyModelConfig:
-    """How the model is made. The shipped one took several runs with other shares of lessons, each from the last."""
+    """How the model is made. The included one took several consecutive runs with other shares of lessons."""
 
     output_path: Path = setting(Path("tiny_qwen3_vl"), "folder for the trained model")
     model_path: Path | None = setting(None, "model folder to start from; None starts from random weights")

@@ -1,4 +1,4 @@
-"""Prove the record: rebuild what a step trained on from the database alone and compare it bit for bit.
+"""Verify the record: rebuild the training data of each step from the database alone and compare it bit for bit.
 
 `python -m cua_rl.recipes.rebuild_datums log_path=runs/... [step=3]`. With a KL penalty, what is compared are the datums
 before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them.
@@ -50,7 +50,7 @@ class Comparison:
         return self.trained == self.rebuilt
 
     def line(self) -> str:
-        """The comparison for people."""
+        """The comparison as a line of text."""
         verdict = "equal" if self.is_equal else f"DIFFERENT (trained {self.trained})"
         replayed = f" ({self.num_replayed} rollouts replayed)" if self.num_replayed else ""
         return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
@@ -58,10 +58,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Which groups produce datums, besides their advantages."""
+    """Settings that determine, with the advantages, which groups produce datums."""
 
     keeps_constant: bool = False
-    """A KL term was on."""
+    """Whether a KL term was used."""
     min_group_size: int = 1
 
 

@@ -101,7 +101,7 @@ def mean_reward(groups: Iterable[RolloutGroup]) -> float:
 
 @asynccontextmanager
 async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, SamplingClient, RolloutRunner]]:
-    """Start the trainer and the model server; whatever was started is gone when the block ends."""
+    """Start the trainer and the model server, which stop at the end of the block."""
     server = VllmServer(
         ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048), folder / "vllm.log"
     )

@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a page says of one recipe."""
+    """A recipe on the page."""
 
     module: str
     config_class: type[Any]
@@ -121,7 +121,7 @@ def _rows(settings: Sequence[Setting]) -> list[str]:
 
 
 def shown_default(value: object) -> str:
-    """A default as it is everywhere: files of the package by their place in it, not on this machine."""
+    """A default that is the same on every machine: files of the package are relative to it."""
     root = PAGE.parents[1]
     return as_argument(value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value)
 

@@ -14,7 +14,7 @@ __all__ = ["SftConfig", "cli_main"]
 
 
 async def cli_main(config: SftConfig) -> None:
-    """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
+    """Check configuration and data, then train; returns when the run is complete and all its processes have ended."""
     from cua_rl.run.sft import run_sft  # after the command line is parsed: see recipes/train.py
 
     await run_sft(config)

@@ -14,7 +14,7 @@ __all__ = ["CLIConfig", "cli_main"]
 
 
 async def cli_main(config: CLIConfig) -> None:
-    """Check the configuration, then run it; returns when the run is complete and everything it owned is gone."""
+    """Check the configuration, then train; returns when the run is complete and all its processes have ended."""
     # database, vLLM client and agents take a second to import: a command line that is refused does not wait for them
     from cua_rl.run.training import run_training
 

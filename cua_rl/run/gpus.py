@@ -23,12 +23,12 @@ class Gpu:
     name: str
     """As in CUDA_VISIBLE_DEVICES."""
     memory_gib: float | None = None
-    """None where the driver does not say: a slice of a GPU (MIG), or memory shared with the CPU."""
+    """None if the driver does not report it: for a slice of a GPU (MIG), or memory shared with the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """GPUs under the names that CUDA_VISIBLE_DEVICES has for them; empty tuples where there are none."""
+    """The GPUs of server and trainer, by their names in CUDA_VISIBLE_DEVICES; empty tuples without GPUs."""
 
     server_gpus: tuple[str, ...]
     trainer_gpus: tuple[str, ...]
@@ -202,5 +202,5 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
 
 
 def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
-    """The GPUs that are left, or the same if none is."""
+    """The GPUs that remain, or the same ones if none do."""
     return [index for index in everything if index not in taken] or taken

@@ -89,10 +89,10 @@ async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = o
 def require_precision(
     config: JudgeConfig, *, least: float | None, record: str | None, log_dir: str | None, is_forced: bool
 ) -> None:
-    """Refuse a judge whose precision is not known to be sufficient: the policy would learn its false positives.
+    """Refuse a judge whose precision may be insufficient, because the policy would learn its false positives.
 
-    The lower end of the 95 % interval of its precision must reach `least`. Without `least`, an uncalibrated judge is
-    warned of.
+    The lower end of the 95 % interval of its precision must reach `least`. Without `least`, an uncalibrated judge only
+    causes a warning.
 
     Raises:
         ConfigError: the precision is too low or unknown, and `is_forced` is false.

@@ -264,7 +264,7 @@ def _require_makeable(path: Path) -> None:
 
 
 def _has_results(path: Path) -> bool:
-    """Whether the earlier run has results; one that failed before its first metric is overwritten without asking."""
+    """Whether the earlier run has results; without any metric, it is overwritten without asking."""
     return any(file.is_file() and file.stat().st_size > 0 for file in (path / name for name in _RESULT_FILES))
 
 

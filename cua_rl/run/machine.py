@@ -13,18 +13,18 @@ _MOST_GPUS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What there is to plan with."""
+    """The GPUs and the memory of a machine."""
 
     gpus: tuple[str, ...]
     """Names, as in CUDA_VISIBLE_DEVICES."""
     gpu_gib: float | None
-    """Memory of the smallest one; None if the driver does not say."""
+    """Memory of the smallest one; None if the driver does not report it."""
     host_gib: float | None
     """Main memory; None if it is not known."""
 
 
 def find_machine(described: str | None, environ: Mapping[str, str], *, is_dry_run: bool) -> Machine:
-    """This machine, or in a dry run the one that `described` stands for: `4x80`, four GPUs of 80 GiB each."""
+    """This machine or, in a dry run, a described one: `4x80` stands for four GPUs of 80 GiB each."""
     if described is None:
         gpus = visible_gpus(environ)
         sizes = [gpu.memory_gib for gpu in gpus if gpu.memory_gib is not None]

@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it was trained from, on what and how long, and how well it does."""
+"""The model card of an exported model: base model, tasks, length of the training, and results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast

@@ -1,4 +1,4 @@
-"""The database of a run that was recorded: its own, or one that the environment names."""
+"""The database of a recorded run: its own, or the one that the environment names."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +17,7 @@ from cua_rl.monitor.run_folders import has_database
 
 @asynccontextmanager
 async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
-    """The run's database, and its name if the database may hold others."""
+    """The run's database, and the run's name if the database may hold others."""
     folder = Path(run)
     is_own = has_database(folder)
     url = running_postgres_url(folder / "postgres") if is_own else database_url(environ)

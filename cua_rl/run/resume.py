@@ -1,4 +1,4 @@
-"""Where a resumed run continues: what its checkpoint, its folder and its database say together."""
+"""The state that a resumed run continues from, according to its checkpoint, folder and database."""
 
 from dataclasses import dataclass, field, replace
 
@@ -39,7 +39,7 @@ class Resumed:
 
 
 async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:
-    """Load what a run that resumes after `num_done` steps can reuse, and delete the rest."""
+    """Load the groups and evaluations that a run resumed after `num_done` steps can reuse, and delete the others."""
     if num_done == 0:
         folder.remove_strays(0)
         return Resumed()
@@ -86,7 +86,7 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
 
 
 def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Rollout, ...], last_step: int) -> bool:
-    """Whether even the last step that may train them finds no turn too old: a run may go on with a smaller bound."""
+    """Whether all turns are fresh enough for the last step that may train them; the bound may have been lowered."""
     steps = [progress.newest_steps[turn.model.policy_version] for rollout in rollouts for turn in rollout.turns]
     return last_step - 1 - min(steps, default=last_step) <= (config.max_steps_off_policy or 0)
 
@@ -94,7 +94,7 @@ def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Roll
 def _owed_evaluations(
     config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int
 ) -> tuple[WantedEvaluation, ...]:
-    """Evaluations that were due and are not recorded, of adapters that are still there."""
+    """Evaluations that were due and are not recorded, if their adapters still exist."""
     due = [step for step in range(1, num_done) if config.eval_every and step % config.eval_every == 0]
     if num_done == config.max_steps or (config.eval_every and num_done % config.eval_every == 0):
         due.append(num_done)

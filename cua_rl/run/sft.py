@@ -26,7 +26,7 @@ from cua_rl.types import Datum
 
 
 async def run_sft(config: SftConfig) -> None:
-    """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
+    """Check configuration and data, then train; returns when the run is complete and all its processes have ended."""
     backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with backend as devices:
         plan = await plan_sft(config, devices)
@@ -104,7 +104,7 @@ async def _start_trainer(
 
 
 def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
-    """Write summary.json and say what came out and what it is good for."""
+    """Write summary.json, and print the results and the command that continues with reinforcement learning."""
     records = read_records(folder.metrics_path)
     losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
     last = folder.checkpoints()[-1]

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run_training(config: CLIConfig) -> None:
-    """Check the configuration, then run it; returns when the run is complete and everything it owned is gone."""
+    """Check the configuration, then train; returns when the run is complete and all its processes have ended."""
     started = time.monotonic()
     plan = await plan_run(config)
     print(plan.memory.table(), file=sys.stderr)
@@ -152,7 +152,7 @@ async def _start_engine(
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from.
 
-    They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
+    They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     """
     servers = make_planned_servers(plan, folder.path / "logs")
     trainer = TrainingClient(trainer_config(plan), folder.path / "logs" / "trainer.log")
@@ -184,7 +184,7 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
 
 
 def trainer_config(plan: RunPlan) -> TrainerConfig:
-    """What the trainer of the plan loads, and how."""
+    """The configuration of the plan's trainer."""
     config = plan.config
     return TrainerConfig(
         model_path=plan.model_path,
@@ -214,10 +214,10 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
 async def prove_adapters(
     trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
 ) -> dict[AdapterPart, tuple[float, float]]:
-    """See that the server applies adapters as the trainer does, before anything is learned from its samples.
+    """Verify that the server applies adapters as the trainer does, before the first step.
 
-    One probe for each part of the model that gets an adapter, tried with an image. Returns for each part how much the
-    probe changes the log-probabilities, and by how much that differs from the trainer, nats.
+    Each part of the model with an adapter gets a probe, verified on a prompt with an image. Returns for each part the
+    change of the log-probabilities and its difference from the trainer's, nats.
 
     Raises:
         AdapterError: it does not.
@@ -330,7 +330,7 @@ def _parts(
 
 
 def canary_prompt(plan: RunPlan) -> ModelInput:
-    """What proves each policy of the run: the image where the adapter reaches its features."""
+    """The prompt of the canary: with an image if the adapter affects the vision tower."""
     return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
 
 

@@ -89,7 +89,7 @@ class RunPlan:
     def rounding_limit(self) -> float:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
-        # nobody here knows whether hosts at an address have GPUs
+        # whether the hosts at an address have GPUs is not known here
         trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
         trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
         family = find_family(self.model_path)
@@ -101,7 +101,7 @@ class RunPlan:
 
     @property
     def parity_limit(self) -> float:
-        """The largest such difference at which the run goes on."""
+        """The largest such difference at which the run continues."""
         configured = self.config.trainer.parity_limit
         return self.rounding_limit if configured is None else configured
 
@@ -208,7 +208,7 @@ def run_name(config: CLIConfig) -> str:
 
 
 def log_path(config: CLIConfig) -> Path:
-    """Where the run writes."""
+    """The run's folder."""
     return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
@@ -234,7 +234,7 @@ def plan_training_memory(
     )
     recomputes = config.trainer.gradient_checkpointing
     if recomputes is None and config.trainer.address is not None:
-        recomputes = True  # nobody here knows the memory of other hosts
+        recomputes = True  # the memory of other hosts is not known here
     wishes = MemoryWishes(
         gradient_checkpointing=recomputes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
@@ -352,7 +352,7 @@ def check_learning(config: CLIConfig) -> None:
 
 
 def check_workers(config: CLIConfig, site_name: SiteName, environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for workers that cannot work."""
+    """Raise `ConfigError` for settings of workers that cannot work."""
     host, num_workers = config.workers.host, config.rollout_workers
     num_characters = len(environ.get(TOKEN_VARIABLE, ""))
     # a short one is refused on loopback too: a proxy may stand before it

@@ -8,9 +8,9 @@ from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.settings import check_numbers, setting
 
 TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
-"""What workers prove themselves with; without it in its environment, a run makes one for its own workers."""
+"""Holds the token with which workers authenticate; a run without it generates one for its own workers."""
 MIN_TOKEN_CHARACTERS = 16
-"""Where other machines can try to guess it."""
+"""Minimum length of the token if other machines can connect."""
 
 LINGER_S = 1.0
 """How long events wait for others, in workers and their controller, while nobody waits for them in the database."""

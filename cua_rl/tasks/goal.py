@@ -24,7 +24,7 @@ class Goal:
     how: How = "equals"
 
     def is_met(self, actual: str, answer: str | None) -> bool:
-        """Compare what the query answered, and for questions what the agent said."""
+        """Whether the query's answer meets the goal and, for questions, the agent's message contains it."""
         match self.how:
             case "equals":
                 return actual == self.expected
@@ -50,6 +50,6 @@ async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validati
 
 
 def _contains_words(text: str, wanted: str) -> bool:
-    """Whether the words of `wanted` stand in `text`, in order and whole; punctuation at their ends does not matter."""
+    """Whether `text` contains the words of `wanted`, whole and in order, ignoring punctuation at their ends."""
     said, words = ([word.strip(".,;:!?\"'()") for word in part.split()] for part in (text, wanted))
     return bool(words) and any(said[i : i + len(words)] == words for i in range(len(said)))
