@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -219,19 +220,20 @@ def ask_all_ports(address: str, trap: str) -> dict[int, dict[str, int]]:
             with suppress(OSError), socket.create_connection((address, port), timeout=2) as connection:
                 connection.sendall(start + frame)
                 connection.recv(1024)
-        for method, path in QUESTIONS:
-            for headers in ({}, {"Authorization": "Bearer wrong"}):
-                try:
-                    answer = httpx.request(
-                        method, f"http://{address}:{port}{path}", json={}, headers=headers, timeout=5
-                    )
-                except httpx.HTTPError:
-                    continue
-                if OPEN_TO_ALL not in answer.headers.get("content-type", ""):
-                    answers[port][f"{method} {path} {'with a wrong key' if headers else 'without a key'}"] = (
-                        answer.status_code
-                    )
+        with suppress(httpx.HTTPError):  # another protocol: nothing there answers a question of HTTP
+            answers[port] = _ask(f"http://{address}:{port}")
     return answers
+
+
+def _ask(url: str) -> dict[str, int]:
+    """Statuses of the answers to all questions; pages are no answers."""
+    statuses: dict[str, int] = {}
+    for (method, path), key in product(QUESTIONS, (None, "wrong")):
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        answer = httpx.request(method, url + path, json={}, headers=headers, timeout=5)
+        if OPEN_TO_ALL not in answer.headers.get("content-type", ""):
+            statuses[f"{method} {path} with {key or 'no'} key"] = answer.status_code
+    return statuses
 
 
 def _open_ports(address: str) -> list[int]:
