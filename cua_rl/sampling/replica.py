@@ -67,6 +67,7 @@ class Replica:
         self._has_siblings = has_siblings
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         self._images = KnownImages()
+        self._keeps_images = True
         server.on_restart(self._restore_all)
 
     def name_of(self, adapter: AdapterRef) -> str:
@@ -213,18 +214,25 @@ class Replica:
         return change, difference
 
     async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request without the images in the server's cache; with all of them if one has been evicted."""
-        if not self.server.model.takes_image_names:
+        """Post a request without the images in the server's cache; with all of them if one has been evicted.
+
+        A server without a cache of images fails on the first one that is only named, and gets all from then on.
+        """
+        if not (self.server.model.takes_image_names and self._keeps_images):
             return await self.post_to(model, path, payload)
         shortened = self._images.leave_out(payload)
         try:
             body = await self.post_to(model, path, shortened)
         except RequestRejected as rejected:
-            if shortened is payload or MISSING_DATA not in rejected.message:
+            if shortened is payload or rejected.status != HTTPStatus.BAD_REQUEST:
                 raise
-            logger.info("the model server at %s dropped a screenshot, sending all of a prompt", self.server.base_url)
             self._images.forget(payload)
-            body = await self.post_to(model, path, payload)
+            body = await self.post_to(model, path, payload)  # raises if the images were not the reason
+            if MISSING_DATA in rejected.message:
+                logger.info("the model server at %s dropped a screenshot, sent all of a prompt", self.server.base_url)
+            else:
+                logger.warning("the model server at %s keeps no screenshots, sending all", self.server.base_url)
+                self._keeps_images = False
         self._images.add(payload)
         return body
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from resource import RLIMIT_AS, setrlimit
+from resource import RLIMIT_AS, getpagesize, setrlimit
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -181,16 +181,20 @@ def read_parquet(folder: Path, *, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> 
 
 def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
     """Send the rows of a file and None, or a complaint."""
+    arrow, _ = _arrow(), _arrow("pyarrow.parquet")
+    arrow.set_cpu_count(1)  # every thread takes memory of its own
+    arrow.set_memory_pool(arrow.system_memory_pool())  # others reserve gigabytes at once
     if sys.platform == "linux":  # macOS refuses such limits
-        setrlimit(RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
-    _arrow().set_cpu_count(1)  # every thread takes memory of its own
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])  # by now, mostly of libraries
+        limit = num_pages * getpagesize() + max_memory_bytes
+        setrlimit(RLIMIT_AS, (limit, limit))
     try:
         for columns in _read_rows(path):
             rows.send(columns)
         rows.send(None)
     except ConfigError as error:
         rows.send(str(error))
-    except (MemoryError, OSError, _arrow().ArrowException) as error:
+    except (MemoryError, OSError, arrow.ArrowException) as error:
         rows.send(_unreadable(path, max_memory_bytes, f"{type(error).__name__}: {error}"))
 
 

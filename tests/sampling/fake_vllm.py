@@ -54,6 +54,8 @@ class FakeVllm:
     num_canaries: int = 0
     images: dict[str, str] = field(default_factory=dict)
     """URLs of the images that it has processed, by the names that requests gave them."""
+    keeps_images: bool = True
+    """False as with `--mm-processor-cache-gb 0`."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -119,10 +121,15 @@ class FakeVllm:
             return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
+        if not self.keeps_images:
+            self.images.clear()
         try:
             body = body | {"input": self._with_images(body["input"])}
         except KeyError:
-            return _refusal(400, "Cache miss for image at index 0 but data is not provided.")
+            lost = "Cache miss for image at index 0 but data is not provided."
+            return _refusal(
+                400, lost if self.keeps_images else "Failed to apply Qwen3VLProcessor on data={'images': [None]}"
+            )
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
 
     def _with_images(self, content: Any) -> Any:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
@@ -53,6 +53,35 @@ async def test_all_screenshots_are_sent_to_a_server_that_has_dropped_one(gateway
     await agent.responses.create(model="policy", input=[question(0), question(1)])
 
     expected = [[True], [False, True], [True, True], [False, False]]
+    assert [sent_data(request) for request in fake.requests] == expected
+
+
+async def test_a_server_that_keeps_no_images_is_sent_all_of_them_after_one_refusal(
+    gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.keeps_images = False
+    gateway.open_rollout("r1")
+
+    await ask_three_times(gateway.openai_client("r1"))
+
+    expected = [[True], [False, True], [True, True], [True, True, True]]
+    assert [sent_data(request) for request in fake.requests] == expected
+    assert [len(turn.prompt.images) for turn in gateway.turns("r1")] == [1, 2, 3]
+
+
+async def test_a_refusal_for_another_reason_says_nothing_of_images(gateway: Gateway, fake: FakeVllm) -> None:
+    gateway.open_rollout("r1")
+    agent = gateway.openai_client("r1")
+    await agent.responses.create(model="policy", input=[question(0)])
+    fake.refusal = (400, "no")
+    with pytest.raises(BadRequestError, match="no"):
+        await agent.responses.create(model="policy", input=[question(0), question(1)])
+    fake.refusal = None
+
+    for _ in range(2):
+        await agent.responses.create(model="policy", input=[question(0), question(1)])
+
+    expected = [[True], [False, True], [True, True], [True, True], [False, False]]
     assert [sent_data(request) for request in fake.requests] == expected
 
 

@@ -159,13 +159,15 @@ def test_a_small_file_that_holds_too_much_is_refused(tmp_path: Path) -> None:
             writer.write(encode_record(record, IMAGE_TOKEN))
     path = tmp_path / "data" / "train-00000.parquet"
     (good, *_) = rows = pq.read_table(path).to_pylist()
-    rows[1] = {**good, "record": " " * 2**28}
-    pq.write_table(pa.Table.from_pylist(rows[:2], schema=pq.read_schema(path)), path, compression="zstd")
+    rows[1] = {**good, "record": " " * 2**27}
+    table = pa.Table.from_pylist(rows[:2], schema=pq.read_schema(path))
+    pq.write_table(table, path, compression="zstd", row_group_size=1)
     assert path.stat().st_size < 2**20
 
-    read = read_parquet(tmp_path, max_memory_bytes=2**30)
+    read = read_parquet(tmp_path, max_memory_bytes=2**28)
 
-    with pytest.raises(ConfigError, match="expected rollouts of which each can be read within 1024 MiB"):
+    assert decode_record(next(read)) == records()[0]
+    with pytest.raises(ConfigError, match="expected rollouts of which each can be read within 256 MiB"):
         list(read)
 
 
