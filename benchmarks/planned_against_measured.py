@@ -63,9 +63,7 @@ async def load_run(folder: Path) -> RecordedRun:
 
 
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
-    """A phone is looked at before the first turn, and acts and is looked at after each, the last one of a task included,
-    which the validator's question follows.
-    """
+    """A phone is looked at before the first turn; it acts and is looked at after each, and is asked by the validator."""
 
     def waiting(time: DeviceTime, num_operations: int) -> DeviceTime:
         return replace(time, own=Spread(mean=time.own.mean + num_operations * latency_s))
