@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,9 +34,10 @@ def workers(run: Run) -> list[psutil.Process]:
     """The workers themselves, without their guards."""
     found: list[psutil.Process] = []
     for process in run.owned():
-        line = " ".join(process.cmdline())
-        if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line:
-            found.append(process)
+        with suppress(psutil.NoSuchProcess):  # or a zombie
+            line = " ".join(process.cmdline())
+            if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line:
+                found.append(process)
     return found
 
 
@@ -94,6 +96,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
         assert (repeated.started_at - lost.ended_at).total_seconds() < 30
     counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
     assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) == 1
+    assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"log_path={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr

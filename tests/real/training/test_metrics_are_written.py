@@ -43,7 +43,7 @@ from tests.rl.test_sync_loop import parts, settings
 
 WEB_APP = Path(__file__).parents[3] / "training-monitor" / "src"
 NEEDS_A_GPU = {"trainer/peak_cuda_gib"}
-NEEDS_WORKERS = {"device/num_workers", "device/num_workers_lost"}
+NEEDS_SERVERS_AND_WORKERS = {"device/num_workers", "device/num_workers_lost", "rollout/num_model_servers"}
 """tests/real/end_to_end/test_rollout_workers.py finds them."""
 NEEDS_A_HARNESS = {"rollout/harness/<metric>"}
 """tests/agent/test_harness.py finds it."""
@@ -192,7 +192,7 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 async def test_every_listed_metric_is_written_by_some_run(written: set[str], imitated: set[str]) -> None:
     names = written | imitated
 
-    assert sorted(set(METRICS) - NEEDS_A_GPU - NEEDS_WORKERS - names) == []
+    assert sorted(set(METRICS) - NEEDS_A_GPU - NEEDS_SERVERS_AND_WORKERS - names) == []
     fed = {meaning(name) for name in names}
     assert (
         sorted(family for family, text in FAMILIES.items() if text not in fed and family not in NEEDS_A_HARNESS) == []
