@@ -63,10 +63,7 @@ async def load_run(folder: Path) -> RecordedRun:
 
 
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
-    """A phone is looked at before the first turn, and acts and is looked at after each.
-
-    That holds for the last turn of a task too, which the validator's question follows.
-    """
+    """A phone is looked at first, acts and is looked at after each turn, and is asked by the validator at the end."""
 
     def waiting(time: DeviceTime, num_operations: int) -> DeviceTime:
         return replace(time, own=Spread(mean=time.own.mean + num_operations * latency_s))

@@ -25,13 +25,13 @@ class AssumptionSettings:
 
     num_turns: float | None = setting(None, "turns of a rollout, mean [half of max_turns]", at_least=1)
     start_s: float | None = setting(None, "from the lease of a device to the first turn [5]", at_least=0)
-    device_s: float | None = setting(None, "action and screenshot of a turn, mean [2]", at_least=0)
+    device_s: float | None = setting(None, "action and screenshot between two turns, mean [2]", at_least=0)
     device_sigma: float | None = setting(
         None,
         "standard deviation of the logarithm of device_s; 1 means that one in a thousand takes 13 times the mean [1]",
         at_least=0,
     )
-    end_s: float | None = setting(None, "from the last turn to the reward [1]", at_least=0)
+    end_s: float | None = setting(None, "from the last answer to the reward [1]", at_least=0)
     controller_s: float | None = setting(
         None, "processor time of the controller per turn [0.0125; within the other times of a recorded run]", at_least=0
     )
