@@ -76,11 +76,16 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(MicroBatch):
-    """A packed row whose predictors are counted instead of looked up."""
+    """A packed row whose tokens are counted instead of looked up, because fake tensors have no values."""
 
-    @property
-    def predictors(self) -> tuple[torch.Tensor, ...]:
+    def predictors(self, start: int = 0, end: int | None = None) -> tuple[torch.Tensor, ...]:
         return (torch.zeros(len(self.targets), dtype=torch.long),)
+
+    def num_image_tokens(self, end: int) -> int:
+        return SCREEN_TOKENS * len(self.image_hashes) if end else 0
+
+    def num_predicted(self, end: int) -> int:
+        return len(self.targets) if end else 0
 
 
 class ShapesOnly(PolicyModel):
