@@ -228,11 +228,11 @@ class SamplingClient:
         return self._replicas[0].loaded
 
     async def __aenter__(self) -> Self:
-        if len(self._replicas) > 1:
-            self._watches = [
-                asyncio.create_task(self._watch(replica), name=f"watch-{replica.server.base_url}")
-                for replica in self._replicas
-            ]
+        self._watches = [
+            asyncio.create_task(self._watch(replica), name=f"watch-{replica.server.base_url}")
+            for replica in self._replicas
+            if len(self._replicas) > 1 or replica.server.model.takes_adapters
+        ]
         return self
 
     async def __aexit__(
@@ -316,14 +316,21 @@ class SamplingClient:
         await replica.disconnect()
 
     async def _watch(self, replica: Replica) -> None:
-        """Lose a replica that is not healthy, and let one rejoin that answers again."""
+        """Lose a replica that is not healthy, unless it is the only one, and let one rejoin that answers again.
+
+        A server that is sent its adapters gets them again if it was started anew meanwhile: processes on other hosts,
+        which use them too, do not have the files.
+        """
         num_unhealthy = 0
         while True:
             await asyncio.sleep(self._check_interval_s)
             if not replica.is_lost:
-                num_unhealthy = 0 if await replica.is_healthy() else num_unhealthy + 1
-                if num_unhealthy >= _MAX_UNHEALTHY:
+                is_healthy = await replica.is_healthy()
+                num_unhealthy = 0 if is_healthy else num_unhealthy + 1
+                if num_unhealthy >= _MAX_UNHEALTHY and len(self._replicas) > 1:
                     await self._lose(replica)
+                elif is_healthy and replica.server.model.takes_adapters:
+                    await self._restore_lost(replica)
                 continue
             try:
                 await replica.server.wait_until_ready()
@@ -337,6 +344,13 @@ class SamplingClient:
                     await self._rejoin(replica)
             except (SamplingError, AdapterError, ConfigError) as error:
                 logger.warning("the model server at %s cannot rejoin: %s", replica.server.base_url, error)
+
+    async def _restore_lost(self, replica: Replica) -> None:
+        try:
+            async with self._publishing:  # which loads and unloads
+                await replica.restore_lost()
+        except (SamplingError, AdapterError) as error:
+            logger.warning("cannot load adapters again on %s: %s", replica.server.base_url, error)
 
     async def _rejoin(self, replica: Replica) -> None:
         async with self._publishing:  # so that it misses no adapter

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.policy import AdapterRef
@@ -78,7 +78,7 @@ class Replica:
         name = self.name_of(adapter)
         if not self.server.model.takes_adapters:
             return {"lora_name": name, "lora_path": str(adapter.path)}
-        reply = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
+        reply = await self._find_upload(adapter)
         for file in () if reply.is_success else ADAPTER_FILES:
             path = adapter.path / file
             reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
@@ -87,6 +87,19 @@ class Replica:
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
                 )
         return {"lora_name": name, "lora_path": reply.json["path"]}  # another one after the server was started anew
+
+    async def _find_upload(self, adapter: AdapterRef) -> "HttpReply":
+        """Ask the server for the files of an adapter.
+
+        If neither the server nor this host has them, wait for the process that published the adapter: it sends them
+        again to a server that was started anew.
+        """
+        delays_s = iter(_delays_s(self._max_attempts))
+        while True:
+            reply = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{self.name_of(adapter)}"))
+            if reply.is_success or adapter.path.exists() or (delay_s := next(delays_s, None)) is None:
+                return reply
+            await asyncio.sleep(delay_s)
 
     async def _upload_request(self, request: Awaitable["HttpReply"]) -> "HttpReply":
         try:
@@ -227,6 +240,16 @@ class Replica:
         await self._restore(lost[0])
         return await self._post(path, {**payload, "model": model})
 
+    async def restore_lost(self) -> None:
+        """Load what a server that was started anew lacks, if the files are here; raises `SamplingError`."""
+        known = self.loaded
+        with boundary(SamplingError, f"read the models of {self.server.base_url}"):
+            reply = await self._http.get("/v1/models")
+            listed = {card["id"] for card in cast("list[dict[str, object]]", reply.json["data"])}
+        for adapter in known:
+            if self.name_of(adapter) not in listed and adapter in self._loads and adapter.path.exists():
+                await self._restore(adapter)
+
     async def _restore_all(self) -> None:
         """Load all adapters again on our own server, which was started again.
 
@@ -246,12 +269,11 @@ class Replica:
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
     ) -> Mapping[str, object]:
         """Post until the server answers or refuses, through restarts; `max_server_errors` 5xx count as a refusal."""
-        delay_s, failure, num_server_errors = _FIRST_DELAY_S, "", 0
-        for attempt in range(self._max_attempts):
-            if attempt:
-                logger.info("retry attempt=%d path=%s after %s", attempt, path, failure)
+        failure, num_server_errors = "", 0
+        for delay_s in (0.0, *_delays_s(self._max_attempts - 1)):
+            if delay_s:
+                logger.info("retry path=%s after %s", path, failure)
                 await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _MAX_DELAY_S)
                 if self._has_siblings and self.is_lost:  # it may still answer, with errors
                     raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}")
             if not self._has_siblings:
@@ -260,7 +282,7 @@ class Replica:
                 reply = await self._http.post(path, payload)
             except (ConnectionError, TimeoutError) as error:
                 failure = str(error) or type(error).__name__
-                if self._has_siblings and (attempt or self.is_lost):
+                if self._has_siblings and (delay_s or self.is_lost):
                     raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}") from error
                 continue
             if reply.is_success:
@@ -273,6 +295,11 @@ class Replica:
             f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
             f"the last one failed with {failure}"
         )
+
+
+def _delays_s(num: int) -> list[float]:
+    """Pauses between attempts."""
+    return [min(_FIRST_DELAY_S * 2**index, _MAX_DELAY_S) for index in range(num)]
 
 
 def _is_loaded_already(message: str) -> bool:

@@ -91,8 +91,36 @@ async def test_a_server_that_is_started_anew_with_another_folder_gets_the_adapte
     assert fake.adapters == {"policy-000001-run": str(tmp_path / "after" / "policy-000001-run")}
 
 
+async def test_a_client_without_the_files_waits_until_their_owner_sends_them_to_a_server_started_anew(
+    renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-server")
+    fake, port = FakeVllm(renderer), free_port()
+    adapter = make_adapter(tmp_path / "1", 1)
+    elsewhere = AdapterRef(path=tmp_path / "on-another-host" / "1", policy_version=1)
+
+    def serve(folder: Path) -> AbstractAsyncContextManager[str]:
+        monkeypatch.setenv(UPLOAD_FOLDER_VARIABLE, str(folder))
+        return serve_app(AdapterUpload(fake.app()), "127.0.0.1", port, grace_s=0)
+
+    async with AsyncExitStack() as stack:
+        async with serve(tmp_path / "before") as url:
+            server = await stack.enter_async_context(ExternalServer(url))
+            owner = SamplingClient(server, namespace="run", check_interval_s=0.05)
+            await stack.enter_async_context(owner)
+            follower = await stack.enter_async_context(SamplingClient(server, namespace="run"))
+            await owner.publish(adapter)
+            follower.follow(elsewhere)
+            await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
+        fake.adapters.clear()
+        async with serve(tmp_path / "after"):
+            reply = await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
+    assert reply.adapter == elsewhere
+    assert fake.adapters == {"policy-000001-run": str(tmp_path / "after" / "policy-000001-run")}
+
+
 async def test_an_adapter_that_is_nowhere_is_an_error(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:
-    async with ExternalServer(served[0]) as server, SamplingClient(server, namespace="run") as client:
+    async with ExternalServer(served[0]) as server, SamplingClient(server, namespace="run", max_attempts=2) as client:
         with pytest.raises(SamplingError, match=r"cannot send an adapter.*adapter_config\.json"):
             await client.publish(AdapterRef(path=tmp_path / "missing", policy_version=1))
 
