@@ -36,16 +36,8 @@ from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.config import LossConfig, ServerConfig
 from cua_rl.processes import free_port
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
-from cua_rl.run.doctor import (
-    Examination,
-    check_canary,
-    check_parity,
-    check_plan,
-    compare_answers,
-    long_datum,
-    start_server,
-    start_trainer,
-)
+from cua_rl.run.doctor import check_canary, check_parity, check_plan, compare_answers, start_server, start_trainer
+from cua_rl.run.examination import Examination, long_datum
 from cua_rl.run.memory_parts import GIB
 from cua_rl.run.preflight import Screen
 from cua_rl.run.training_config import CLIConfig

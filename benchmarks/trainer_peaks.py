@@ -64,6 +64,10 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._free, size)
 
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """Do not count what shares this tensor's storage."""
+        self._seen.add(tensor.untyped_storage())
+
     def _as_positions(self, indices: list[Any]) -> list[Any]:
         """The index with positions in place of the mask of image tokens [1, seq]."""
         if indices[0] is None or indices[0].dtype != torch.bool:
@@ -76,11 +80,16 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(MicroBatch):
-    """A packed row whose predictors are counted instead of looked up."""
+    """A packed row whose tokens are counted instead of looked up, because fake tensors have no values."""
 
-    @property
-    def predictors(self) -> tuple[torch.Tensor, ...]:
+    def predictors(self, start: int = 0, end: int | None = None) -> tuple[torch.Tensor, ...]:
         return (torch.zeros(len(self.targets), dtype=torch.long),)
+
+    def num_image_tokens(self, end: int) -> int:
+        return SCREEN_TOKENS * len(self.image_hashes) if end else 0
+
+    def num_predicted(self, end: int) -> int:
+        return len(self.targets) if end else 0
 
 
 class ShapesOnly(PolicyModel):
@@ -110,7 +119,7 @@ class ShapesOnly(PolicyModel):
                     held[name] = None if tensor is None else fakes[tensor]
 
 
-def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> dict[str, object]:
+def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> dict[str, Any]:
     """One step over one row of `num_tokens`, full of turns."""
     num_turns = num_tokens // (SCREEN_TOKENS + ANSWER_TOKENS)
     config = TrainerConfig(
@@ -131,6 +140,8 @@ def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> di
             name: torch.empty(levels, SCREEN_TOKENS, text.hidden_size, dtype=torch.bfloat16)
             for name in row.image_hashes
         }
+        for one in features.values():
+            live.leave_out(one)  # the trainer has them in main memory
         with live:
             moments = [torch.zeros_like(trained) for trained in model.trainable_parameters for _ in range(2)]
             scores = model.scores(row, features, 1.0)

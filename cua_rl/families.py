@@ -6,7 +6,7 @@ differs shows in the modules themselves: norms of queries and keys, and visual f
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,10 @@ _QWEN2_5_VISION: Mapping[LoraModule, str] = {
 }
 
 
+SERVED_IN_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
+"""Layers of Qwen3-VL's vision tower and merger, as `Family.served_modules`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Models with one architecture and one chat format."""
@@ -36,6 +40,8 @@ class Family:
     """The renderer of its chat format (`renderers/renderer.py`); Thinking models are told by their chat template."""
     lora_targets: Mapping[LoraModule, str]
     """Regular expressions of the linear layers that get an adapter, by their names in Transformers."""
+    served_modules: Sequence[str] = ()
+    """The only layers for whose adapters the server makes room, by their last names; () are all."""
     cpu_problem: str | None = None
     """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
     cpu_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -57,6 +63,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe": Family(
         renderer="qwen3_vl",
         lora_targets={"language": _LAYERS + _ATTENTION, **_QWEN3_VISION},
+        # vLLM would make room for adapters of all experts: 9 GiB for four of Qwen3-VL-30B-A3B of rank 32
+        served_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
         cpu_problem="vLLM accepts an adapter for a mixture of experts on a CPU, and dies at the first request",
         half_rounding=0.2,  # a token near the border between two experts may visit another one
     ),

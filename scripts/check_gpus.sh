@@ -15,7 +15,14 @@ fail() {
     failed=1
 }
 
-query() { nvidia-smi --query-gpu="$1" --format=csv,noheader; }
+# Of the GPUs that may be used; those that are named by UUID or as slices are not told apart
+query() {
+    local chosen=()
+    if [[ ${CUDA_VISIBLE_DEVICES:-} =~ ^[0-9]+(,[0-9]+)*$ ]]; then
+        chosen=(--id="$CUDA_VISIBLE_DEVICES")
+    fi
+    nvidia-smi --query-gpu="$1" --format=csv,noheader "${chosen[@]}"
+}
 
 check_capabilities() {
     local capability

@@ -133,18 +133,36 @@ def test_set_up_refuses_other_systems_in_a_sentence(path: Path) -> None:
 
 
 def check_gpus(
-    path: Path, *, driver: str = "580.95.05", capabilities: str = "9.0", headers: bool = True
+    path: Path,
+    *,
+    driver: str = "580.95.05",
+    capabilities: str = "9.0",
+    headers: bool = True,
+    visible: str = "",
 ) -> tuple[int, str, str]:
     """Exit status, output and complaints of the check for a machine with these GPUs; it has no compiler of its own."""
     for name in ("head", "sort"):
-        (path / name).symlink_to(shutil.which(name) or "")
+        if not (path / name).exists():
+            (path / name).symlink_to(shutil.which(name) or "")
     add(path, "nvidia-smi", f'case "$1" in *driver*) echo {driver};; *) printf "{capabilities}";; esac')
     add(path, "python", f'case "$2" in *Python.h*) exit {int(not headers)};; *) echo 3.12;; esac')
     script = SCRIPT.with_name("check_gpus.sh")
     done = subprocess.run(
-        ["bash", script, "python"], env={"PATH": str(path)}, capture_output=True, text=True, check=False
+        ["bash", script, "python"],
+        env={"PATH": str(path), "CUDA_VISIBLE_DEVICES": visible},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def test_a_gpu_that_is_left_out_may_be_too_old(path: Path) -> None:
+    add(path, "gcc")
+    of_two = '$(case "$*" in *--id=0*) echo 9.0;; *) echo 9.0; echo 6.1;; esac)\\n'
+
+    assert check_gpus(path, capabilities=of_two, visible="0") == (0, "13\n", "")
+    assert "got 6.1" in check_gpus(path, capabilities=of_two)[2]
 
 
 def test_gpus_with_a_current_driver_get_the_tested_wheels(path: Path) -> None:

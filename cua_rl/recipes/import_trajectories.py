@@ -53,6 +53,12 @@ class ImportTrajectoriesConfig:
         "JSON files of others: folder or hub id of the model in whose tokens they are recorded; None uses the included "
         "tiny model",
     )
+    max_pixels: int | None = setting(
+        None,
+        "JSON files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
+        "the model's limit",
+        at_least=4096,
+    )
     unreadable: Literal["stop", "skip"] = setting(
         "stop", "JSON files of others: what to do about a trajectory with an action or image that cannot be read"
     )
@@ -166,6 +172,7 @@ def _read(folder: Path, config: ImportTrajectoriesConfig) -> _Exported | _Foreig
 
 def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Exported:
     given = {"format": config.format, "model_name": config.model_name, "limit": config.limit}
+    given |= {"max_pixels": config.max_pixels}
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
@@ -181,7 +188,7 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
 
 def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Foreign:
     model_path = find_model(config.model_name)
-    renderer = make_image_renderer(model_path, None)
+    renderer = make_image_renderer(model_path, None, config.max_pixels)
 
     def read() -> Iterator[Callable[[], ForeignTrajectory]]:
         return islice(read_trajectories(path, config.format), config.limit)
@@ -197,6 +204,7 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         "model_path": str(model_path),
         "renderer": renderer.name,
         "imported_from": str(path),
+        "max_pixels": config.max_pixels,
     }
     now = time.time()
     run = RunRecord(

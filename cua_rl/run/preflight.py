@@ -308,7 +308,8 @@ async def _count_image_tokens(client: httpx.AsyncClient, model: str, image_token
     if answer is None or not answer.is_success:
         return None
     tokens: list[int] = answer.json()["tokens"]
-    return tokens.count(image_token_id) or None
+    number = tokens.count(image_token_id)
+    return number if number > 1 else None  # earlier versions of vLLM answer with one token per image
 
 
 async def _tokenize(client: httpx.AsyncClient, model: str, image: bytes, number: int) -> httpx.Response | None:

@@ -89,6 +89,7 @@ async def _start_trainer(
             gpus=plan.memory.gpus.trainer_gpus,
             sharding=plan.memory.sharding,
             max_restarts=config.trainer_max_restarts,
+            max_pixels=config.max_pixels,
             address=config.trainer_address,
             seed=config.seed,
         ),

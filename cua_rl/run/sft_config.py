@@ -87,6 +87,12 @@ class SftConfig:
     max_model_len: int | None = setting(
         None, "maximum tokens of a conversation; None is the model's limit", at_least=64
     )
+    max_pixels: int | None = setting(
+        None,
+        "maximum pixels of a screenshot as the model sees it: server.max_pixels of the run that was recorded, or that "
+        "follows; None is the model's limit",
+        at_least=4096,
+    )
     trainer_dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the trainer")
     micro_batch_tokens: int | None = setting(
         None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64

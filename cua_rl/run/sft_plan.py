@@ -15,6 +15,8 @@ from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.session import database_url
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.model_input import ImageChunk
+from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
@@ -36,7 +38,10 @@ from cua_rl.training.link import require_reachable
 from cua_rl.types import Datum, Rollout
 
 EXPERT_STEPS = 100
-_FIXED = ("data_sha256", "model_path", "lora_rank", "lora_alpha", "seed", "batch_size", "num_eval_conversations")
+_FIXED = (
+    *("data_sha256", "model_path", "max_pixels", "lora_rank", "lora_alpha", "seed", "batch_size"),
+    "num_eval_conversations",
+)
 """Settings that must not change on resume, or the loss curve would be meaningless."""
 
 
@@ -92,7 +97,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     if config.data == "experts":
         require_own_model(find_site_name(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
-    renderer = make_image_renderer(model_path, config.renderer_name)
+    renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
     require_trainable(model_path)
     checkpoint_path = find_checkpoint(
         config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
@@ -253,6 +258,7 @@ async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int,
         )
     examples = await asyncio.to_thread(build_recorded_examples, successes.rollouts, renderer.image_token_id)
     datums = [datum for example in examples for datum in example]
+    require_recorded_size([chunk for datum in datums for chunk in datum.model_input.image_chunks], renderer)
     longest_tokens = _require_room(datums, max_tokens)
     keys = [(rollout.task_id, rollout.seed) for rollout in successes.rollouts]
     train, held_out = split_examples(keys, config.num_eval_conversations, config.seed)
@@ -274,6 +280,21 @@ def build_recorded_examples(rollouts: Sequence[Rollout], image_token_id: int) ->
     if num_retokenised:
         raise DatabaseError(f"expected the sampled tokens in every sequence, got {num_retokenised} other ones")
     return examples
+
+
+def require_recorded_size(screenshots: Sequence[ImageChunk], renderer: Renderer) -> None:
+    """Raise `ConfigError` if the trainer would scale recorded screenshots to another size than the sampler did."""
+    settings = renderer.image_settings
+    assert settings is not None, "expected a renderer for a model that sees screenshots"
+    for chunk in screenshots:
+        width_px, height_px = chunk.image.width_px, chunk.image.height_px
+        num_tokens = num_image_tokens(width_px, height_px, settings)
+        if num_tokens != chunk.expected_tokens:
+            raise ConfigError(
+                f"max_pixels: expected screenshots of {width_px}x{height_px} pixels in {chunk.expected_tokens} tokens, "
+                f"as they were recorded, got {num_tokens} with at most {settings.max_pixels} pixels; set max_pixels to "
+                "the recorded run's server.max_pixels"
+            )
 
 
 def _open_file(config: SftConfig, path: Path, renderer: Renderer, max_tokens: int) -> OpenedData:

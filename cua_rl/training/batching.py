@@ -55,6 +55,14 @@ class MicroBatch:
         predicts[self.num_tokens if end is None else end :] = False
         return tuple(part.nonzero()[:, 0] for part in predicts.split(list(self.lengths)))
 
+    def num_image_tokens(self, end: int) -> int:
+        """Among the first `end` tokens of the row."""
+        return int(self.is_image[0, :end].sum())
+
+    def num_predicted(self, end: int) -> int:
+        """Trained tokens that the first `end` tokens of the row predict."""
+        return int((self.target_positions <= end).sum())
+
 
 def make_micro_batches(
     datums: Sequence[Datum],

@@ -10,6 +10,7 @@ import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.modeling_utils import AttentionInterface
@@ -39,11 +40,10 @@ def packed_attention(
     query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq, or to
     the tokens of all ranks of `context`. Returns [1, seq, heads, head_dim], the layout of Transformers.
     """
-    is_grouped = key.shape[1] != query.shape[1]
     if context.size > 1:
         return _shared_attention(query, key, value, sequence_lengths, context, scaling).transpose(1, 2), None
     outputs = [
-        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=is_grouped)
+        _attend(q, k, v, scaling)
         for q, k, v in zip(*(x.split(list(sequence_lengths), dim=2) for x in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
@@ -61,10 +61,22 @@ def _shared_attention(
         first, last = max(start, begin), min(start + length, end)
         if first < last:  # the last query sees all of these keys
             q, k, v = query[:, :, first - begin : last - begin], key[:, :, start:last], value[:, :, start:last]
-            is_seen: Any = causal_lower_right(last - first, last - start)
-            is_grouped = k.shape[1] != q.shape[1]
-            outputs.append(scaled_dot_product_attention(q, k, v, is_seen, scale=scaling, enable_gqa=is_grouped))
+            outputs.append(_attend(q, k, v, scaling, is_seen=causal_lower_right(last - first, last - start)))
     return torch.cat(outputs, dim=2)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, is_seen: Any = None) -> Tensor:
+    """Attention of heads that may share keys and values; causal, unless `is_seen` says what queries see."""
+    is_grouped, is_causal = key.shape[1] != query.shape[1], is_seen is None
+    if is_grouped and query.is_cuda:
+        settings = SDPAParams(query, key, value, None, 0.0, is_causal, True)
+        if not can_use_flash_attention(settings):  # in float32, for example
+            # of the other kernels none lets heads share keys: PyTorch would hold a number for every pair of tokens
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+            is_grouped = False
+    return scaled_dot_product_attention(
+        query, key, value, is_seen, is_causal=is_causal, scale=scaling, enable_gqa=is_grouped
+    )
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

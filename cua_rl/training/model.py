@@ -5,7 +5,7 @@
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +188,18 @@ class PolicyModel:
         language_model, context = self.base.model.language_model, self._context
         start, end = context.span(micro_batch.num_tokens)
         with self.precision():
-            embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
-            is_image = micro_batch.is_image.to(self.device)
+            embeddings = language_model.embed_tokens(micro_batch.input_ids[:, start:end].to(self.device))
             deepstack: dict[str, object] = {}
             if micro_batch.image_hashes:
-                levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
+                first, last = map(micro_batch.num_image_tokens, (start, end))
+                visual = [features[name] for name in micro_batch.image_hashes]
+                levels = _join_features(visual, first, last, like=embeddings)
+                is_image = micro_batch.is_image[:, start:end].to(self.device)
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
                 if len(levels) > 1:
-                    first, last = (int(is_image[0, :place].sum()) for place in (start, end))
-                    masks = {"visual_pos_masks": is_image[:, start:end]}
-                    deepstack = {**masks, "deepstack_visual_embeds": list(levels[1:, first:last])}
+                    deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
             output = language_model(
-                inputs_embeds=embeddings[:, start:end],
+                inputs_embeds=embeddings,
                 position_ids=micro_batch.position_ids[:, :, start:end].to(self.device),
                 sequence_lengths=micro_batch.lengths,
                 predictors=[places.to(self.device) for places in micro_batch.predictors(start, end)],
@@ -209,9 +209,8 @@ class PolicyModel:
             )
         # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
         hidden = output.last_hidden_state[0]
-        bounds = torch.tensor(context.bounds(micro_batch.num_tokens))
         # targets are in the order of the row, so those of a rank are neighbours
-        places: list[int] = torch.searchsorted(micro_batch.target_positions - 1, bounds).tolist()
+        places = [micro_batch.num_predicted(bound) for bound in context.bounds(micro_batch.num_tokens)]
         targets = micro_batch.targets[places[context.rank] : places[context.rank + 1]].to(self.device)
         own = token_scores(hidden, self.base.lm_head.weight, targets, temperature)
         counts = [end - start for start, end in pairwise(places)]
@@ -256,6 +255,19 @@ class PolicyModel:
         return AutoModelForImageTextToText.from_pretrained(
             config.model_path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
+
+
+def _join_features(images: Sequence[Tensor], first: int, last: int, *, like: Tensor) -> Tensor:
+    """Features of a row's image tokens from `first` to `last`, [levels, last - first, hidden].
+
+    Ranks that share the row hold nothing of the others.
+    """
+    starts = accumulate((image.shape[1] for image in images), initial=0)
+    parts = [
+        image[:, max(0, first - start) : max(0, last - start)].to(like)
+        for image, start in zip(images, starts, strict=False)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def find_device(gpus: Sequence[str]) -> torch.device:

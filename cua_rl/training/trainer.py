@@ -196,7 +196,8 @@ class Trainer:
                         logprobs, entropies = self._scores(batch, part, request.loss.temperature)
                         loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
                         total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
-                        total.backward()
+                        if total.requires_grad:  # unless only the vision tower is adapted, and the row is text
+                            total.backward()
                         scores.append(TokenScores(logprobs.detach(), entropies))
                         losses.append(loss.detach())
                         totals.append(total.item())

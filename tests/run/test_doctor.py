@@ -22,22 +22,19 @@ from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.run.doctor import (
     CHECKS,
-    Examination,
     attempt,
     check_backward,
-    check_driver,
-    check_gpus,
     check_memory,
     check_parity,
     check_plan,
     check_publication,
     check_sampling,
-    long_datum,
     run_doctor,
     start_server,
-    untested,
 )
+from cua_rl.run.examination import Examination, long_datum
 from cua_rl.run.machine import find_machine
+from cua_rl.run.machine_checks import check_driver, check_gpus, untested
 from cua_rl.run.memory_parts import GIB
 from cua_rl.types import Datum
 from tests.fakes import FakeTrainer

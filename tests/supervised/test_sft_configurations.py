@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from cua_rl.conversation import EncodedImage
+from cua_rl.errors import ConfigError
+from cua_rl.model_input import ImageChunk
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.run.model_folder import make_image_renderer
+from cua_rl.run.sft_plan import require_recorded_size
 
 
 def conversation(text: str) -> dict[str, Any]:
@@ -75,6 +80,16 @@ def test_a_bad_configuration_is_refused_with_status_2(
     error = capsys.readouterr().err
     assert message in " ".join(error.split())
     assert "Traceback" not in error
+
+
+def test_screenshots_must_be_seen_as_they_were_recorded() -> None:
+    image = EncodedImage(data=b"", format="png", width_px=1080, height_px=2400)
+    # scaled to 320x736 pixels, 10 x 23 tokens, and by the model's own limit to 672x1504, 21 x 47
+    recorded = [ImageChunk(image=image, expected_tokens=230)]
+
+    require_recorded_size(recorded, make_image_renderer(TINY_QWEN3_VL, None, 512 * 512))
+    with pytest.raises(ConfigError, match=r"max_pixels: expected .* 1080x2400 pixels in 230 tokens, .* got 987 with"):
+        require_recorded_size(recorded, make_image_renderer(TINY_QWEN3_VL, None))
 
 
 def test_a_dry_run_checks_the_data_and_says_what_it_found(

@@ -65,6 +65,7 @@ def describe(options: list[str]) -> dict[str, object]:
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
         "lora_rank": config.lora_config.max_lora_rank,
+        "lora_modules": config.lora_config.target_modules,
         "max_model_len": config.model_config.max_model_len,
         "eager": config.model_config.enforce_eager,
     }

@@ -132,6 +132,7 @@ def test_vllm_takes_the_command_line_of_every_gpu_shape(name: str, engine_config
         "prefix_caching": True,
         "gpu_memory_utilization": 0.85,
         "lora_rank": 32,
+        "lora_modules": ["q_proj", "k_proj", "v_proj", "o_proj"] if "a3b" in name else None,
         "max_model_len": shape.max_model_len,
         "eager": False,
     }

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.trainer_peaks import LiveBytes
+from benchmarks.trainer_peaks import LiveBytes, measure
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
 from cua_rl.training.layers import StreamedLinear
@@ -188,6 +189,13 @@ def test_streamed_weights_stay_where_they_are_and_leave_nothing_behind() -> None
     assert after_forward < 2048
     assert 2 * 64 * 64 * 4 <= live.peak < 2 * 64 * 64 * 4 + 8192
     assert live.now < 2048
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool) -> None:
+    found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, rank=4)
+
+    assert found["peak_gib"] > found["saved_gib"] > found["weights_gib"]
 
 
 def test_a_chunked_head_equals_a_plain_one(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.metrics import check_names
 from cua_rl.model_input import EncodedTextChunk, ModelInput
@@ -48,6 +48,21 @@ def test_the_micro_batch_budget_changes_nothing_but_rounding(config: TrainerConf
     assert [output.metrics["optim/num_micro_batches"] for output in outputs] == [1.0, 4.0]
     for one, other in zip(gradients(wide), gradients(narrow), strict=True):
         assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
+
+
+def test_rows_of_text_alone_leave_adapters_of_the_vision_tower_as_they_are(
+    config: TrainerConfig, datums: list[Datum]
+) -> None:
+    vision = chz.replace(config, lora=LoraConfig(rank=4, alpha=8, modules=("vision",)), micro_batch_tokens=30)
+    (text,) = (datum for datum in datums if not datum.model_input.images)
+    trainer, expected = Trainer(vision), Trainer(vision)
+
+    train(trainer, datums)
+    train(expected, [datum for datum in datums if datum is not text])
+
+    for one, other in zip(gradients(trainer), gradients(expected), strict=True):
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
+    assert any(gradient.any() for gradient in gradients(trainer))
 
 
 def test_the_optimizer_sees_the_mean_gradient_per_trained_token(config: TrainerConfig, datums: list[Datum]) -> None:
