@@ -1,4 +1,4 @@
-"""Requests to a gbox-mini-agent server: start a run, ask how it goes."""
+"""Requests to a gbox-mini-agent server: start a run, fetch its status and events."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from cua_rl.json_types import Json
 logger = logging.getLogger(__name__)
 
 _NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
-"""Statuses with which the server says that it has not started the run, so that trying again is safe."""
+"""Statuses that mean that the server has not started the run, so a retry is safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
