@@ -38,5 +38,5 @@ class Experts(Protocol):
         ...
 
     def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:
-        """An expert for the task on a prepared device, with errors in a share of its turns; `TaskError` if none exists."""
+        """An expert for the task, which errs in a share of its turns; raises `TaskError` if there is none."""
         ...
