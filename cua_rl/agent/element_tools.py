@@ -97,15 +97,15 @@ class Grounder(Protocol):
     """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
 
     async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
-        """The pixel of an element, None if it is not there."""
+        """The pixel of an element; None if it is not on the screen."""
         ...
 
     async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
-        """Both ends of a drag, None if one of them is not there."""
+        """Both ends of a drag; None if one of the elements is not on the screen."""
         ...
 
     async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
-        """Where to scroll and how far in pixels (0 if it does not say), None if the element is not there."""
+        """Where to scroll, and how far in pixels (0 if unknown); None if the element is not on the screen."""
         ...
 
 
@@ -196,7 +196,7 @@ async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
         case ScrollAt(target=target, direction=direction):
             at, distance_px = _found(await grounder.find_scroll(seen, target, direction), target)
             x, y = _inside(at, seen)
-            # by the coordinate model's distance, else by half a screen, in the direction that the model asked for
+            # by the distance of the coordinate model, else half a screen, in the direction of the call
             vertical = direction in ("up", "down")
             amount = abs(distance_px) or (seen.height_px if vertical else seen.width_px) // 2
             signed = amount if direction in ("down", "right") else -amount

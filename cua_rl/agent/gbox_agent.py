@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from openai.types.responses import Response
 
 CONFIGURATION = "configuration"
-"""The gateway's error code for a request that would fail in every rollout: the run must stop."""
+"""The gateway's error code for a request that would fail in every rollout, so the run must stop."""
 _NO_CALL = "No tool call could be read from your answer."
 
 
@@ -104,7 +104,7 @@ class GBoxAgent:
         clock = time.monotonic()
         with boundary(SamplingError, "asking the model"):
             try:
-                # as extra_body: what are arguments, openai walks through item by item, at half of a turn's whole cost
+                # as extra_body, because openai transforms arguments item by item, which doubles the cost of a turn
                 response = await client.responses.create(
                     model=self.model,
                     extra_body={
@@ -126,13 +126,13 @@ class GBoxAgent:
 
 @dataclass(slots=True)
 class _Conversation:
-    """The conversation with the model about one task, and the device that the task is done on."""
+    """The conversation with the model about one task, and the device of the task."""
 
     device: Device
     grounder: Grounder | None
     images: ImageUrls
     seen: EncodedImage
-    """What the device last showed."""
+    """The last screenshot."""
     items: list[Json]
     cursor: tuple[int, int] | None = None
     used_tokens: int = 0
@@ -144,7 +144,7 @@ class _Conversation:
         return tool_for(self.device.kind) if self.grounder is None else element_tool_for(self.device.kind)
 
     async def take_turn(self, response: "Response") -> DeviceStep | Finish:
-        """Do what the first tool call says and append what the model reads next."""
+        """Execute the first tool call and append the items that the model reads next."""
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             is_cut_off = response.status == "incomplete"

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_BASE_URL = "http://localhost:3000"
 
 _PATIENCE_TURNS = 2
-"""A turn whose report is missing is handed on after this many more answers."""
+"""Number of further answers after which a turn without a report is passed on."""
 _LIMIT_REASONS = ("max_step", "maxstep", "max steps", "step limit", "max_turn", "max turns")
 _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptime")
 
@@ -50,7 +50,7 @@ class MiniAgentSettings:
     request_timeout_s: float = 30.0
     retry_s: float = 0.5
     slack_s: float = 60.0
-    """How far the server may exceed its own limits before its run counts as hung."""
+    """Time beyond the server's own limits after which its run counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class MiniAgent:
 
 
 class _Turns:
-    """Joins the answers that the gateway recorded with the agent's reports, and hands on the turns in order."""
+    """Joins the recorded answers with the agent's reports to turns, and passes these on in order."""
 
     def __init__(self, on_turn: OnTurn, clock: RolloutClock) -> None:
         self._clock = clock
@@ -151,7 +151,7 @@ class _Turns:
     async def answered(self, turn: ModelTurn) -> None:
         """Keep an answer and what the model saw: the last image of its prompt, else the screen before."""
         images = turn.prompt.images or self._screens
-        if not images:  # asked without any image: one transparent pixel
+        if not images:  # a prompt without images: one transparent pixel
             png = io.BytesIO()
             Image.new("RGBA", (1, 1)).save(png, format="PNG")
             images = (EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1),)
@@ -159,7 +159,7 @@ class _Turns:
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Hand on every complete turn, or all turns once the run is over.
+        """Pass on every complete turn, or all turns once the run is over.
 
         A turn is complete when the next screen and the report have arrived, or the report is long overdue.
         """
@@ -186,7 +186,7 @@ class _Turns:
         action, *more = [parse_mini_agent_action(done, before) for done in done_on_device] or [None]
         waits_s = sum(done.duration_s for done in (action, *more) if isinstance(done, Wait))
         execute_s = sum(done.duration_s for done in reported)
-        self._clock.credit(max(0.0, execute_s - waits_s))  # the gym's device was busy, not the policy
+        self._clock.credit(max(0.0, execute_s - waits_s))  # the device's time, not the policy's
         unread = model.failure.message if model.failure and not reported else None
         later = self._screens[index + 1] if index + 1 < len(self._screens) else None
         return AgentTurn(
@@ -201,7 +201,7 @@ class _Turns:
 
 
 def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> AgentOutcome:
-    """How the rollout ended. A run that failed with an error of its own is a fault; one that gave up is not."""
+    """How the rollout ended. A run that failed with an internal error is a fault; one that gave up is not."""
     reason = (status.reason if status else "") or str((turns.journal.end or {}).get("reason") or "")
     if watch.num_turns == 0:
         raise AgentError(f"gbox-mini-agent ended without asking the model: {reason or turns.journal.errors}")

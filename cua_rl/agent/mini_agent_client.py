@@ -1,4 +1,4 @@
-"""Requests to a gbox-mini-agent server: start a run, ask how it goes."""
+"""Requests to a gbox-mini-agent server: start a run, fetch its status and events."""
 
 import asyncio
 import logging
@@ -10,13 +10,15 @@ from typing import Self, cast
 
 import httpx
 
+from cua_rl.devices.gym.client import parse_body
+from cua_rl.devices.gym.fields import mapping
 from cua_rl.errors import AgentError
 from cua_rl.json_types import Json
 
 logger = logging.getLogger(__name__)
 
 _NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
-"""Statuses with which the server says that it has not started the run, so that trying again is safe."""
+"""Statuses that mean that the server has not started the run, so a retry is safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class MiniAgentClient:
                 continue
             except httpx.HTTPError as error:
                 raise AgentError(f"start a run at {self._base_url}: {type(error).__name__} {error}") from error
-            run_id = _fields(response).get("runId") if response.is_success else None
+            run_id = mapping(parse_body(response)).get("runId") if response.is_success else None
             if isinstance(run_id, str | int) and not isinstance(run_id, bool):
                 return str(run_id)
             failure = f"status {response.status_code}: {response.text[:300]}"
@@ -63,7 +65,7 @@ class MiniAgentClient:
 
     async def status(self, run_id: str) -> RunStatus:
         """The run's status; raises `AgentError` after all attempts."""
-        fields = _fields(await self._get(f"/runs/{run_id}"))
+        fields = mapping(parse_body(await self._get(f"/runs/{run_id}")))
         return RunStatus(status=str(fields.get("status")), reason=str(fields.get("reason") or ""))
 
     async def events(self, run_id: str, since: str | None) -> Sequence[object]:
@@ -71,7 +73,7 @@ class MiniAgentClient:
         response = await self._get(f"/runs/{run_id}/events", {} if since is None else {"from": since})
         if response.status_code == HTTPStatus.NOT_FOUND:
             return ()
-        body = _json(response)
+        body = parse_body(response)
         if isinstance(body, Mapping):
             body = cast("Json", body).get("events")
         return cast("Sequence[object]", body) if isinstance(body, list) else ()
@@ -97,15 +99,3 @@ class MiniAgentClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.aclose()
-
-
-def _json(response: httpx.Response) -> object:
-    try:
-        return cast("object", response.json())
-    except ValueError:
-        return None
-
-
-def _fields(response: httpx.Response) -> Json:
-    body = _json(response)
-    return cast("Json", body) if isinstance(body, Mapping) else {}

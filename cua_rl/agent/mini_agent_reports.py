@@ -125,7 +125,7 @@ FINISH_NAMES = frozenset({"finished", "finish", "terminate", "answer"})
 """Actions that end the run."""
 
 _BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS, "app_switch": Button.RECENTS}
-_SCROLL_SHARE = 0.3  # of the screen: reports give a direction, but no distance
+_SCROLL_SHARE = 0.3  # share of the screen, because reports give a direction without a distance
 
 
 def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> Action | None:
@@ -168,7 +168,7 @@ def _drag(args: Json, screen: EncodedImage) -> Action | None:
 
 
 def _scroll(args: Json, screen: EncodedImage) -> Action | None:
-    """The direction names the side that comes into view: down shows what is below."""
+    """The direction is that of the content to reveal: down shows what is below."""
     x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
     across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
     match args.get("direction"):

@@ -119,7 +119,7 @@ class _Arguments:
 
 
 class _BadArguments(Exception):
-    """Arguments that describe no action; the message is for the model."""
+    """Arguments that do not describe an action; the message is for the model."""
 
 
 def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
@@ -202,7 +202,7 @@ def _number(arguments: _Arguments, name: str, default: float | None = None) -> f
         raise _BadArguments(f"{name} is {value!r}. Expected {name}: a number.")
     try:
         return float(value)
-    except OverflowError:  # integers have no limit
+    except OverflowError:  # integers of any size are valid JSON
         raise _BadArguments(f"{name} is too large. Expected {name}: a number.") from None
 
 
@@ -214,7 +214,7 @@ def _seconds(arguments: _Arguments, default: float) -> float:
 
 
 def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
-    """Makes an action that needs nothing but a point."""
+    """Makes an action that needs only a point."""
 
     def maker(arguments: _Arguments) -> Action:
         x, y = _point(arguments)

@@ -15,7 +15,7 @@ from cua_rl.types import Rollout, RolloutGroup
 
 _Ended = TypeVar("_Ended")
 
-MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three faults in a row are no accident
+MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three in a row are not a coincidence
 
 
 class Runner(Protocol):
@@ -33,7 +33,7 @@ class GroupPlan:
     params: SamplingParams
     adapter: AdapterRef | None = None
     min_group_size: int = 1
-    """With fewer members that no fault ended, a group is recorded but not trained on."""
+    """With fewer members without a fault, a group is recorded but not trained on."""
 
 
 RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]
@@ -105,7 +105,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
 
 
 async def run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
-    """All attempts at one place in the group: faulty ones, then the one that counts (if any).
+    """All attempts for one member of the group: faulty ones, then the one that counts (if any).
 
     After a fault, a rollout is repeated on a fresh device, with a seed of its own.
     """

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """Which rollout to run: its place in the run, its task instance, and the policy that acts."""
+    """The rollout to run: its position in the run, its task instance, and the policy."""
 
     source: RolloutSource
     group_id: str
@@ -38,7 +38,7 @@ class RolloutPlan:
     task: Task
     params: SamplingParams
     adapter: AdapterRef | None = None
-    """None follows the current policy; evaluations pin theirs."""
+    """None: always the current policy; evaluations pin one."""
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -64,14 +64,14 @@ class RolloutRunner:
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
-        async with self._beginning:  # hundreds that begin at once would run in step, and block the loop at every stage
+        async with self._beginning:  # hundreds starting at once would stay in lockstep and block the loop in each stage
             await asyncio.sleep(0)
         rollout_id, started_at, clock = plan.rollout_id, time.time(), time.monotonic()
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)
         try:
             outcome = await self._attempt(plan, rollout_id, turns)
-            # the device is given back already: the judge needs the record only
+            # the device has been returned: the judge needs only the record
             outcome = await ask_judge(self.judge, plan.task, outcome, turns, always=self.judge_all)
         except (CuaError, TimeoutError) as error:
             outcome = Outcome.of_fault(error)

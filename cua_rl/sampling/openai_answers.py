@@ -60,7 +60,7 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
 
 
 def output_items(answer: Answer) -> list[JsonDict]:
-    """Reasoning, message and function-call items in this order, those that the model produced."""
+    """The reasoning, message and function-call items that the model produced, in this order."""
     parsed, suffix = answer.parsed, answer.turn.response_id.removeprefix("resp_")
     status = "completed" if answer.is_complete else "incomplete"
     items: list[JsonDict] = []
@@ -88,7 +88,7 @@ def output_items(answer: Answer) -> list[JsonDict]:
 
 
 def items_by_id(answer: Answer) -> dict[str, Item]:
-    """The output items of a response as items of a conversation, by the ids that the agent knows."""
+    """The output items of a response as items of a conversation, by the ids that the agent received."""
     output = output_items(answer)
     items = conversation_from_responses({"input": output}).items
     return {given["id"]: item for given, item in zip(output, items, strict=True)}

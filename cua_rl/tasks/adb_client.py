@@ -8,7 +8,7 @@ from cua_rl.devices.device import ShellDevice
 
 
 class AdbClient:
-    """What a folder's plain functions get: they run in a thread of their own, the device belongs to the event loop."""
+    """The device as plain functions of a folder get it: they run in a thread, the device belongs to the event loop."""
 
     def __init__(self, device: ShellDevice, loop: asyncio.AbstractEventLoop, *, timeout_s: float = 60.0) -> None:
         self._device = device
@@ -16,7 +16,7 @@ class AdbClient:
         self._timeout_s = timeout_s
 
     def shell(self, command: str) -> str:
-        """What the command printed on the device, without the last newline."""
+        """The output of a command on the device, without the last newline."""
         future = asyncio.run_coroutine_threadsafe(self._device.shell(command), self._loop)
         return future.result(self._timeout_s).rstrip("\n")
 
@@ -38,5 +38,5 @@ class AdbClient:
         return found[1] if found else ""
 
     def run_sqlite_query(self, package: str, database_path: str, sql: str) -> str:
-        """What an SQL query on an app's database prints: a line per row, columns separated by |."""
+        """The output of an SQL query on an app's database: a line per row, columns separated by |."""
         return self.shell(f"run-as {quote(package)} sqlite3 {quote(database_path)} {quote(sql)}")

@@ -38,5 +38,5 @@ class Experts(Protocol):
         ...
 
     def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:
-        """An expert for one prepared device, which errs in a share of its turns; raises `TaskError` for others."""
+        """An expert for the task, which errs in a share of its turns; raises `TaskError` if there is none."""
         ...

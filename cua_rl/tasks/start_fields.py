@@ -1,4 +1,4 @@
-"""Reading how a simulated phone begins: a dictionary with fields of `Start`, such as {"off": ["wifi"]}."""
+"""Parses the initial state of a simulated phone: a dictionary with fields of `Start`, such as {"off": ["wifi"]}."""
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -15,7 +15,7 @@ _EXAMPLE = '{"off": ["wifi"]}'
 
 
 def parse_start(value: object, what: str) -> Start:
-    """The start that a dictionary with some of `Start`'s fields asks for; raises `ConfigError` for what cannot be."""
+    """The `Start` with the fields in a dictionary; raises `ConfigError` for impossible values."""
     start = Start(**_parse_record(Start, read_mapping(value, what, _EXAMPLE)))
     on_pages = [*start.first_page, *start.second_page]
     for app in (*on_pages, *start.recent_apps, *([start.app] if start.app else [])):

@@ -148,14 +148,15 @@ class GymClient:
             raise _Failed(f"status {response.status_code}: {_detail(response)}")
         if response.is_error:
             raise DeviceError(f"the gym server refused {path} with {response.status_code}: {_detail(response)}")
-        return mapping(_json(response))
+        return mapping(parse_body(response))
 
 
 def _execution_path(task: GymTaskRef, execution: Execution) -> str:
     return f"/api/v1/{quote(task.gym_id, safe='')}/executions/{quote(execution.execution_id, safe='')}"
 
 
-def _json(response: httpx.Response) -> object:
+def parse_body(response: httpx.Response) -> object:
+    """The body as JSON; None if it is not JSON."""
     try:
         return cast("object", response.json())
     except ValueError:
@@ -163,5 +164,5 @@ def _json(response: httpx.Response) -> object:
 
 
 def _detail(response: httpx.Response) -> str:
-    detail = mapping(_json(response)).get("detail")
+    detail = mapping(parse_body(response)).get("detail")
     return str(detail) if detail else response.text[:300]
