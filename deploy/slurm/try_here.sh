@@ -89,9 +89,10 @@ require() {
     tail -n 20 "$work/$1.out"
 }
 
-submit one --wait deploy/slurm/one_node.sbatch || true
+failed=0
+submit one --wait deploy/slurm/one_node.sbatch || failed=1
 require one
-submit two --wait deploy/slurm/two_nodes.sbatch || true
+submit two --wait deploy/slurm/two_nodes.sbatch || failed=1
 require two
 
 # as if the time were up: the job is queued again, which takes Slurm a minute or two, and resumes
@@ -104,3 +105,4 @@ for _ in $(seq 300); do
 done
 require again
 grep -E "Step|resum" "$work/again.out"
+exit "$failed"

@@ -2,8 +2,8 @@
 
     python -m scripts.red_team.hosts
 
-This machine stands for the hosts of the run; the attacker is in a network namespace with a cable to it, finds all open
-ports, and tries each in the protocols of everything that could listen there.
+This machine stands for the hosts of the run; the attacker is in a network namespace with a cable to it, and tries
+every port on which the run listens there, in the protocols of all that could.
 """
 
 import json
@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from cua_rl.processes import is_loopback
 from scripts.red_team.__main__ import print_findings
 from scripts.red_team.findings import Finding, check
 from scripts.red_team.targets import command_line, listeners
@@ -139,16 +140,17 @@ def attack_without_secrets(started: Sequence[Program], folder: Path) -> Iterator
 
 
 def attack_ports(host: SecondHost, processes: Sequence[psutil.Process], folder: Path) -> Iterator[Finding]:
-    """Whatever a neighbour finds open asks for a secret, and nothing that it sends is unpickled."""
+    """Whatever a neighbour can reach asks for a secret, and nothing that it sends is unpickled."""
+    every = listeners(list(processes))
+    owners = {str(port): command_line(each) for ip, port, each in every if not is_loopback(ip)}
     trap = folder / "unpickled"
-    command = [*host.prefix, sys.executable, "-m", "scripts.red_team.hosts", host.our_address, str(trap)]
+    command = [*host.prefix, sys.executable, "-m", "scripts.red_team.hosts", host.our_address, str(trap), *owners]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
-    owners = {port: " ".join(command_line(each).split()[2:4]) for _, port, each in listeners(list(processes))}
     for port, answers in json.loads(done.stdout).items():
         got = [f"{question}: {status}" for question, status in answers.items() if status < 400 or status >= 500]
         expected = "4xx to all" if answers else "no HTTP"
         yield check(
-            ROW, f"{len(answers)} questions to {port}, {owners.get(int(port))}", expected, got or expected, not got
+            ROW, f"{len(answers)} questions to {port}, {owners[port][-60:]}", expected, got or expected, not got
         )
     yield check(
         ROW, "a pickle to each open port", "not loaded", "loaded" if trap.exists() else "not loaded", not trap.exists()
@@ -210,14 +212,14 @@ class _Trap:
         return (open, (self._path, "w"))
 
 
-def ask_all_ports(address: str, trap: str) -> dict[int, dict[str, int]]:
-    """Statuses of the answers without a secret and with wrong ones, for each open port that speaks HTTP."""
-    answers: dict[int, dict[str, int]] = {}
+def ask_ports(address: str, trap: str, *ports: str) -> dict[str, dict[str, int]]:
+    """Statuses of the answers without a secret and with a wrong one, of each port that speaks HTTP."""
+    answers: dict[str, dict[str, int]] = {}
     frame = pickle.dumps(_Trap(trap))
-    for port in _open_ports(address):
+    for port in ports:
         answers[port] = {}
         for start in (b"", struct.pack(">Q", len(frame)), bytes(64) + struct.pack(">Q", len(frame))):
-            with suppress(OSError), socket.create_connection((address, port), timeout=2) as connection:
+            with suppress(OSError), socket.create_connection((address, int(port)), timeout=2) as connection:
                 connection.sendall(start + frame)
                 connection.recv(1024)
         with suppress(httpx.HTTPError):  # another protocol: nothing there answers a question of HTTP
@@ -236,18 +238,10 @@ def _ask(url: str) -> dict[str, int]:
     return statuses
 
 
-def _open_ports(address: str) -> list[int]:
-    found: list[int] = []
-    for port in range(1, 2**16):
-        with suppress(OSError), socket.create_connection((address, port), timeout=2):
-            found.append(port)
-    return found
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Attack and report; 1 if anything got through. With an address and a path, this is the attacker."""
+    """Attack and report; 1 if anything got through. With an address, a path and ports, this is the attacker."""
     if arguments:
-        print(json.dumps(ask_all_ports(*arguments)))
+        print(json.dumps(ask_ports(*arguments)))
         return 0
     if os.geteuid() != 0:
         raise SystemExit("expected root, who can make network namespaces, got another user")
