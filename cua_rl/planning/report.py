@@ -117,17 +117,18 @@ def show_plan(plan: Plan, console: Console) -> None:
         )
     console.print(parts)
     varied = Table(title="What one more would bring", title_justify="left")
-    for heading in ("", "rollouts/hour", "change", "US dollars per 1,000"):
+    is_priced = plan.planned.usd_per_hour > 0
+    for heading in ("", "rollouts/hour", "change", *(["US dollars per 1,000"] if is_priced else [])):
         varied.add_column(heading, justify="right" if heading else "left")
     for name, outlook in {"as planned": plan.planned, **plan.more}.items():
         rate = outlook.prediction.rollouts_per_hour
         change = "" if outlook is plan.planned else f"{100 * (rate / said.rollouts_per_hour - 1):+.1f} %"
-        varied.add_row(name, f"{rate:,.0f}", change, _usd(outlook))
+        varied.add_row(name, f"{rate:,.0f}", change, *([f"{outlook.usd_per_1000:,.2f}"] if is_priced else []))
     console.print(varied)
     console.print(
         f"{said.rollouts_per_hour:,.0f} rollouts per hour, {said.steps_per_hour:.1f} steps per hour, policy lag "
-        f"{said.policy_lag_mean:.1f} on average and at most {said.policy_lag_max:.0f}, "
-        f"{_usd(plan.planned)} US dollars per 1,000 rollouts",
+        f"{said.policy_lag_mean:.1f} on average and at most {said.policy_lag_max:.0f}"
+        + (f", {plan.planned.usd_per_1000:,.2f} US dollars per 1,000 rollouts" if is_priced else ""),
         soft_wrap=True,
     )
     console.print(f"Bottleneck: {plan.bottleneck}: {_ADVICE[plan.bottleneck]}", soft_wrap=True)
@@ -160,7 +161,7 @@ def write_plan_json(path: Path, plan: Plan) -> None:
 
 
 def write_plan_plot(path: Path, plan: Plan, *, title: str) -> None:
-    """Plot rollouts per hour, with their bounds, and cost by number of devices; and what one more would bring."""
+    """Plot rollouts per hour with their bounds by number of devices, and what one more of each would bring."""
     figure, (speed, gain) = make_axes(12, 5.2, (title, "what one more would bring"), width_ratios=(3, 2))
     _draw_speed(speed, plan)
     _draw_gain(gain, plan)
@@ -223,7 +224,3 @@ def _place(number: int, num_gpus: int, noun: str) -> str:
     singular = {"copies": "copy", "processes": "process"}[noun]
     counted = f"{number} {noun if number > 1 else singular}"
     return f"{counted} on {number * num_gpus} GPU{'s' if number * num_gpus > 1 else ''}" if num_gpus else counted
-
-
-def _usd(outlook: Outlook) -> str:
-    return f"{outlook.usd_per_1000:,.2f}" if outlook.usd_per_hour else "–"

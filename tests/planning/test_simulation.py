@@ -93,4 +93,5 @@ def test_no_simulation_passes_its_bounds(max_lag: int) -> None:
     prediction = predict(scenario)
 
     assert prediction.rollouts_per_hour <= 1.1 * min(bounds(scenario).values())  # a window of few steps varies
+    assert prediction.device_busy_frac <= 1
     assert prediction == predict(scenario)  # and is the same every time
