@@ -17,7 +17,7 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model
+from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, require_servable
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from cua_rl.scratch import make_scratch_folder
@@ -57,6 +57,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
     """Serve until interrupted."""
     require_key(environ.get(API_KEY_VARIABLE))
     model_path = await asyncio.to_thread(find_model, config.model_name)
+    require_servable(model_path, None)
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
     served = ServerConfig(
         model_path=model_path,
