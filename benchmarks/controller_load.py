@@ -1,6 +1,6 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--turns 5] [--seconds 600]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--turns 5] [--seconds 600]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
