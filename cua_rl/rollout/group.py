@@ -113,7 +113,8 @@ async def run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
     while len(attempts) < MAX_ATTEMPTS:
         params = plan.params.seeded(len(attempts)) if attempts else plan.params
         rollout_id = uuid4().hex if attempts else plan.rollout_id
-        attempts.append(await runner.run(replace(plan, params=params, rollout_id=rollout_id)))
+        attempt = replace(plan, params=params, rollout_id=rollout_id, is_repeat=bool(attempts))
+        attempts.append(await runner.run(attempt))
         if attempts[-1].reward is not None:
             break
     return attempts

@@ -30,7 +30,7 @@ INTERVAL_S = 1.0
 
 @dataclass
 class RolloutLimit:
-    """Slots for rollouts, granted in the order of the requests."""
+    """Slots for rollouts, granted in the order of the requests, but to repeated rollouts first."""
 
     largest: int
     smallest: int = 1
@@ -61,13 +61,13 @@ class RolloutLimit:
         """Lower the limit by a quarter of the running rollouts, so that none start until that many have ended."""
         self._allowed = max(float(self.smallest), SHRINK * min(self._allowed, max(1, self.num_running)))
 
-    async def acquire(self) -> None:
+    async def acquire(self, *, is_repeat: bool = False) -> None:
         """Wait for a slot; `release` returns it."""
         if not self._waiting and self.num_running < self.allowed:
             self.num_running += 1
             return
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.append(granted)
+        (self._waiting.appendleft if is_repeat else self._waiting.append)(granted)
         try:
             await granted
         except asyncio.CancelledError:
@@ -112,7 +112,7 @@ class LimitedRunner:
         if self.num_granted:
             self.num_granted -= 1
         else:
-            await self.limit.acquire()
+            await self.limit.acquire(is_repeat=plan.is_repeat)
         try:
             return await self.runner.run(plan)
         finally:

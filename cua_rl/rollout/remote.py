@@ -8,7 +8,7 @@ is refused, because its id is known no more. If it still lives, that tells it to
 import asyncio
 import logging
 import time
-from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ class RemoteRunner:
         self._lease_s = lease_s
         self._poll_s = poll_s
         self._workers: dict[str, _Worker] = {}
-        self._waiting: list[_Lease] = []
+        self._waiting: deque[_Lease] = deque()
         self._durable: set[RolloutSource] = set()
         self._failure: CuaError | None = None
         self._is_over = False
@@ -130,8 +130,7 @@ class RemoteRunner:
         if self._failure is not None:
             raise self._failure
         lease = _Lease(plan=plan, ended=asyncio.get_running_loop().create_future())
-        # of the oldest group first: one that runs again would hold up its whole group behind all that wait
-        insort(self._waiting, lease, key=lambda waiting: waiting.plan.group_index)
+        (self._waiting.appendleft if plan.is_repeat else self._waiting.append)(lease)
         self._assign()
         with ExitStack() as pinned:
             if plan.adapter is not None:
@@ -243,7 +242,7 @@ class RemoteRunner:
             if not free:
                 return
             worker = min(free, key=lambda one: len(one.leases) / one.num_slots)
-            lease = self._waiting.pop(0)
+            lease = self._waiting.popleft()
             lease.worker = worker
             worker.leases[lease.plan.rollout_id] = lease
             worker.changed.set()

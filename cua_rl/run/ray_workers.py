@@ -1,7 +1,8 @@
 """Rollout workers as actors of a Ray cluster. Ray places and starts them; all else is as for workers started by hand.
 
-A worker on a node that dies falls silent, and is given up by that. Ray needs longer to notice, and its actors on such a
-node may still answer for seconds: they are refused, like any worker that was given up.
+A worker whose actor cannot be reached any more is given up at once, and one that falls silent after a while. Ray itself
+declares a node dead later, and actors there may still answer for seconds: they are refused, like any worker that was
+given up.
 """
 
 import asyncio

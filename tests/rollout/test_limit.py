@@ -46,6 +46,21 @@ async def test_slots_go_to_those_who_wait_longest_and_come_back_from_the_cancell
     assert (limit.num_running, limit.num_waiting) == (0, 0)
 
 
+async def test_a_rollout_that_runs_again_gets_the_next_slot() -> None:
+    limit = RolloutLimit(largest=1)
+    order: list[str] = []
+
+    async def work(name: str) -> None:
+        await limit.acquire(is_repeat=name == "again")
+        order.append(name)
+        await asyncio.sleep(0)
+        limit.release()
+
+    await asyncio.gather(*map(work, ("a", "b", "again")))
+
+    assert order == ["a", "again", "b"]
+
+
 async def test_a_full_cache_shrinks_the_limit_once_and_room_lets_it_grow_one_by_one() -> None:
     limit = RolloutLimit(largest=100, smallest=4)
     pressure = Pressure(limit)
