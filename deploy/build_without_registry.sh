@@ -18,4 +18,4 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     buildah commit --quiet --rm "$container" "$base"
 fi
 # Docker's format, because OCI's has no health checks; one layer for each stage, because storage may copy them whole
-exec buildah build --isolation chroot --pull-never --format docker --target "$target" --tag "cua_rl:$target" "$@" .
+buildah build --isolation chroot --pull-never --format docker --target "$target" --tag "cua_rl:$target" "$@" .

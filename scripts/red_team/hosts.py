@@ -217,22 +217,27 @@ def ask_ports(address: str, trap: str, *ports: str) -> dict[str, dict[str, int]]
     answers: dict[str, dict[str, int]] = {}
     frame = pickle.dumps(_Trap(trap))
     for port in ports:
-        answers[port] = {}
+        answers[port] = _ask(f"http://{address}:{port}")
         for start in (b"", struct.pack(">Q", len(frame)), bytes(64) + struct.pack(">Q", len(frame))):
             with suppress(OSError), socket.create_connection((address, int(port)), timeout=2) as connection:
                 connection.sendall(start + frame)
                 connection.recv(1024)
-        with suppress(httpx.HTTPError):  # another protocol: nothing there answers a question of HTTP
-            answers[port] = _ask(f"http://{address}:{port}")
     return answers
 
 
 def _ask(url: str) -> dict[str, int]:
-    """Statuses of the answers to all questions; pages are no answers."""
+    """Statuses of the answers to all questions; pages are no answers. Another protocol answers none."""
     statuses: dict[str, int] = {}
+    speaks_http = False
     for (method, path), key in product(QUESTIONS, (None, "wrong")):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        answer = httpx.request(method, url + path, json={}, headers=headers, timeout=5)
+        try:
+            answer = httpx.request(method, url + path, json={}, headers=headers, timeout=5)
+        except httpx.HTTPError:
+            if not speaks_http:
+                break
+            continue
+        speaks_http = True
         if OPEN_TO_ALL not in answer.headers.get("content-type", ""):
             statuses[f"{method} {path} with {key or 'no'} key"] = answer.status_code
     return statuses
