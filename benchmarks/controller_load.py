@@ -49,6 +49,7 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.limit import RolloutLimit
@@ -74,6 +75,7 @@ PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
 NUM_SCREENS = 256
 WATCH_S = 10.0
+MAX_LAG = 6
 SLEEP_S = 0.05  # one of 10 ms costs as much processor time as what it measures: 1 % of a core
 TOKEN = "token-of-the-benchmark"
 CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
@@ -90,6 +92,18 @@ class SlowSampler(SamplingClient):
     ) -> ServerReply:
         await asyncio.sleep(Spread(mean=MODEL_S * self.slow, sigma=0.5).draw(self.random))
         return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
+
+
+class AnnouncedPolicy(SlowPolicy):
+    """Also names the policy to the model, so that turns have its version."""
+
+    def __init__(self, trainer: FakeTrainer, sampler: SamplingClient) -> None:
+        super().__init__(trainer)
+        self.sampler = sampler
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        self.sampler.current = await super().serve(saved)
+        return self.sampler.current
 
 
 class RemotePhone(FakeDevice):
@@ -220,7 +234,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 tasks=load_demo(options),
                 runner=runner,
                 trainer=trainer,
-                policy=SlowPolicy(trainer),
+                policy=AnnouncedPolicy(trainer, sampler),
                 evaluator=None,
                 recorder=recorder,
                 log=log,
@@ -240,8 +254,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             limit = RolloutLimit(largest=options.rollouts)
             with suppress(TimeoutError):
                 async with asyncio.timeout(options.seconds):
-                    # the simulated model never changes, so its turns grow as old as the run
-                    await train(chosen, parts, max_lag=num_steps, limit=limit)
+                    await train(chosen, parts, max_lag=min(num_steps, MAX_LAG), limit=limit)
             seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
             for watcher in watchers:
                 watcher.cancel()
