@@ -14,9 +14,10 @@ again, of the first and of the last one.
 import asyncio
 import json
 import os
+import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, LiteralString
@@ -55,10 +56,9 @@ class ChaosRayConfig:
 
 
 @asynccontextmanager
-async def open_cluster(folder: Path) -> AsyncGenerator[tuple[str, OwnedProcess]]:
+async def open_cluster(folder: Path, environment: Mapping[str, str]) -> AsyncGenerator[tuple[str, OwnedProcess]]:
     """Two nodes on this machine; yields their address and the node that is not the head."""
     address = f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
     def node(name: str, *options: str) -> OwnedProcess:
         program = Path(sys.executable).with_name("ray")
@@ -75,7 +75,7 @@ async def open_cluster(folder: Path) -> AsyncGenerator[tuple[str, OwnedProcess]]
             yield address, other
 
 
-def train(config: ChaosRayConfig, address: str, url: str) -> OwnedProcess:
+def train(config: ChaosRayConfig, environment: Mapping[str, str]) -> OwnedProcess:
     """A run with a worker on each node."""
     options = [
         *(f"log_path={config.folder / 'run'}", "workers.launcher=ray", "rollout_workers=2"),
@@ -87,7 +87,7 @@ def train(config: ChaosRayConfig, address: str, url: str) -> OwnedProcess:
         [sys.executable, "-m", "cua_rl.recipes.train", *options],
         name="train",
         log_path=config.folder / "train.log",
-        environment={**os.environ, "HF_HUB_OFFLINE": "1", "RAY_ADDRESS": address, "DATABASE_URL": url},
+        environment=environment,
     )
 
 
@@ -118,11 +118,14 @@ def measure(rows: list[Any], killed_at: float) -> tuple[dict[str, Any], list[str
 
 async def cli_main(config: ChaosRayConfig) -> None:
     """Train, kill a node, judge; ends with status 1 if anything is wrong."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**os.environ, **token, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     async with AsyncExitStack() as stack:
         database = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
         url = (await stack.enter_async_context(database)).url
-        address, node = await stack.enter_async_context(open_cluster(config.folder))
-        run = await stack.enter_async_context(train(config, address, url))
+        address, node = await stack.enter_async_context(open_cluster(config.folder, environment))
+        environment |= {"RAY_ADDRESS": address, "DATABASE_URL": url}
+        run = await stack.enter_async_context(train(config, environment))
         run_folder = config.folder / "run"
         await wait_until(lambda: not run.is_running or len(read_steps(run_folder)) >= 1, "for step 1")
         enough = 2 * config.slots * 3 // 4
