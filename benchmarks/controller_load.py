@@ -261,10 +261,13 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             clock = time.perf_counter()
             await recorder.flush()
             flush_s = time.perf_counter() - clock
-            report(options, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
         await stack.aclose()
-    for number in range(options.workers):
-        print(await asyncio.to_thread((folder / f"worker-{number}.json").read_text), flush=True)
+    files = [folder / f"worker-{number}.json" for number in range(options.workers)]
+    workers = [json.loads(await asyncio.to_thread(file.read_text)) for file in files]
+    num_turns = sum(worker["num_turns"] for worker in workers) if workers else recorder.num_turns
+    report(options, num_turns, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
+    for worker in workers:
+        print(json.dumps(worker), flush=True)
 
 
 def load_demo(options: argparse.Namespace) -> TaskSet:
@@ -379,6 +382,7 @@ async def be_worker(options: argparse.Namespace) -> None:
 
 def report(
     options: argparse.Namespace,
+    num_turns: int,
     seconds: float,
     cpu_s: float,
     flush_s: float,
@@ -388,10 +392,7 @@ def report(
     log: Log,
     watched: Watched,
 ) -> None:
-    """Print one line per figure."""
-    num_turns = sum(
-        round(metrics["rollout/num_turns/mean"] * metrics["rollout/num_rollouts"]) for _, metrics in log.steps
-    )
+    """Print one line per figure; `num_turns` are all that were recorded, also of rollouts that no step trained on."""
     common = {
         "num_rollouts_at_once": options.rollouts,
         "workers": options.workers,

@@ -1,5 +1,6 @@
 """The monitor process that a run starts, and the connection to a remote monitor."""
 
+import fcntl
 import logging
 import os
 import shutil
@@ -70,7 +71,7 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
     """
     if not settings.show:
         return None
-    port = settings.port or _default_port()
+    port = settings.port or _choose_port(stack)
     command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", f"port={port}"]
     if shutil.which("nice"):
         command = ["nice", "-n", "10", *command]  # training comes first
@@ -87,8 +88,16 @@ def _is_for_monitor(name: str) -> bool:
     return name.startswith(("MONITOR_READ_", "MONITOR_WRITE_", "PG"))
 
 
-def _default_port() -> int:
-    """The default port if it is free, else any."""
+def _choose_port(stack: AsyncExitStack) -> int:
+    """The default port if it is free and no run that has just started took it, else any."""
+    claim = Path(__file__).open("rb")  # noqa: SIM115 - its monitor listens a moment later
+    stack.callback(claim.close)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return free_port()
+    except OSError as error:
+        logger.debug("no lock on a file that was opened for reading, as on NFS: %s", error)
     try:
         return free_port(DEFAULT_PORT)
     except OSError:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import FunctionCtx
 
+from cua_rl.errors import TrainingError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -25,8 +27,12 @@ class Context:
     group: distributed.ProcessGroup | None = None
 
     def bounds(self, num_tokens: int) -> list[int]:
-        """Rank r has the tokens of a row from bounds[r] to bounds[r + 1]."""
-        assert num_tokens >= self.size, f"expected a token for each of {self.size} ranks, got {num_tokens}"
+        """Rank r has the tokens of a row from bounds[r] to bounds[r + 1]; raises `TrainingError` if it has none."""
+        if num_tokens < self.size:
+            raise TrainingError(
+                f"trainer.context_parallel: expected a token for each of the {self.size} ranks that share a row, got "
+                f"{num_tokens}; lower it"
+            )
         return [num_tokens * rank // self.size for rank in range(self.size + 1)]
 
     def span(self, num_tokens: int) -> tuple[int, int]:

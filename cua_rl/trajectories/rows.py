@@ -20,6 +20,7 @@ from cua_rl.database.columns import (
     unescape_json,
 )
 from cua_rl.judgement import Judgement, JudgeVote, Validation
+from cua_rl.renderers.images import image_size
 from cua_rl.trajectories.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
 from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, StopReason, Turn
 
@@ -148,14 +149,17 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
 
 
 def decode_images(row: Row, files: Sequence[bytes]) -> tuple[EncodedImage, ...]:
-    """The images of a row, whose bytes are in files of their own; raises `ValueError` for another kind of image."""
+    """The images of a row, whose bytes are in files of their own; raises `ValueError` if they are not what it says."""
     if unknown := {kind for kind, _, _ in row["images"]} - {"png", "jpeg"}:
         # the monitor sends images with this type, and a browser would run the scripts of an SVG
         raise ValueError(f"expected images that are png or jpeg, got {sorted(map(str, unknown))}")
-    return tuple(
-        EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px)
-        for data, (kind, width_px, height_px) in zip(files, row["images"], strict=True)
-    )
+    images: list[EncodedImage] = []
+    for data, (kind, *claimed) in zip(files, row["images"], strict=True):
+        width_px, height_px = image_size(data)
+        if [width_px, height_px] != claimed:  # the number of a prompt's image tokens follows from it
+            raise ValueError(f"expected an image of {claimed} pixels, got one of {width_px} x {height_px}")
+        images.append(EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px))
+    return tuple(images)
 
 
 def write_json(value: object) -> str:

@@ -15,6 +15,7 @@ from cua_rl.trajectories.records import ReplayRecord, RolloutRecord, RunRecord, 
 from cua_rl.trajectories.rows import decode_images, decode_record, decode_run, encode_record, encode_run, read_json
 from cua_rl.types import StopReason
 from tests.real.database.recorded import IMAGE_TOKEN, make_rollout
+from tests.trajectories.files import HEIGHT_PX, WIDTH_PX, draw
 
 pq = pytest.importorskip("pyarrow.parquet", reason="`make setup` installs pyarrow")
 
@@ -195,3 +196,12 @@ def test_a_file_that_others_changed_names_no_file_of_ours(tmp_path: Path) -> Non
 def test_images_are_of_the_kinds_that_a_browser_only_shows() -> None:
     with pytest.raises(ValueError, match=r"png or jpeg, got \['svg\+xml'\]"):
         decode_images({"images": [["svg+xml", 1, 1]]}, [b"<svg/>"])
+
+
+def test_images_have_the_size_that_their_row_says() -> None:
+    image = draw(1)
+    assert decode_images({"images": [["png", WIDTH_PX, HEIGHT_PX]]}, [image])[0].data == image
+    with pytest.raises(ValueError, match=rf"expected an image of \[1, 2\] pixels, got one of {WIDTH_PX} x {HEIGHT_PX}"):
+        decode_images({"images": [["png", 1, 2]]}, [image])
+    with pytest.raises(ValueError, match="expected a readable PNG or JPEG image"):
+        decode_images({"images": [["png", 1, 2]]}, [b"no image"])

@@ -7,7 +7,7 @@ import chz
 import pytest
 
 from cua_rl.config import LossConfig, Sharding, TrainerConfig
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.context import Context
@@ -21,6 +21,11 @@ def test_a_row_is_shared_out_in_stretches_of_about_one_length() -> None:
     shares = [Context(rank=rank, size=3) for rank in range(3)]
     assert [share.span(10) for share in shares] == [(0, 3), (3, 6), (6, 10)]
     assert Context().span(10) == (0, 10)
+
+
+def test_a_row_with_fewer_tokens_than_ranks_is_refused() -> None:
+    with pytest.raises(TrainingError, match="a token for each of the 4 ranks that share a row, got 3; lower it"):
+        Context(rank=1, size=4).span(3)
 
 
 def test_rows_are_shared_by_all_ranks_or_by_none_too_many(config: TrainerConfig) -> None:
