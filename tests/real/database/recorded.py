@@ -56,16 +56,16 @@ def make_task(seed: int = 7) -> Task:
     )
 
 
-def draw(kind: Literal["png", "jpeg"], width_px: int, height_px: int, rng: random.Random) -> EncodedImage:
-    """An area of one colour, hardly ever the same."""
+def draw(kind: Literal["png", "jpeg"], width_px: int, height_px: int, colour: bytes) -> EncodedImage:
+    """An area of one colour."""
     data = BytesIO()
-    colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
-    Image.new("RGB", (width_px, height_px), colour).save(data, kind)
+    Image.new("RGB", (width_px, height_px), tuple(colour[:3])).save(data, kind)
     return EncodedImage(data=data.getvalue(), format=kind, width_px=width_px, height_px=height_px)
 
 
 def make_observation(rng: random.Random) -> EncodedImage:
-    return draw("png", rng.randrange(1, 400), 320, rng)
+    colour = rng.randbytes(2000)
+    return draw("png", rng.randrange(1, 400), 320, colour)
 
 
 def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> Turn:
@@ -75,7 +75,7 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
         chunks.append(ImageChunk(image=shot, expected_tokens=60))
         if number % 2:
             chunks.append(EncodedTextChunk(tokens=tuple(rng.randrange(1000) for _ in range(5))))
-    chunks.append(ImageChunk(image=draw("jpeg", 64, 32, rng), expected_tokens=4))
+    chunks.append(ImageChunk(image=draw("jpeg", 64, 32, rng.randrange(10**9).to_bytes(4, "little")), expected_tokens=4))
     sampled = tuple(rng.randrange(150_000) for _ in range(rng.randrange(1, 30)))
     failure = ParseFailure(kind="json", message="no JSON: \x00") if index % 3 == 2 else None
     action = ACTIONS[rng.randrange(len(ACTIONS))]
