@@ -1,6 +1,8 @@
 """Settings in groups: their names on a command line, in a file and in Python, and what presets do to them."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,23 @@ def test_names_and_values_in_groups_are_explained(argument: str, words: str) -> 
         parse(argument)
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_steps": "10"}, "max_steps: expected int, got '10'"),
+        ({"learning_rate": math.nan}, "learning_rate: expected float, got nan"),
+        ({"trace": "no"}, "trace: expected bool, got 'no'"),
+        ({"preset": "h100"}, "preset: expected"),
+        ({"loss": "ppo"}, "loss: expected cua_rl.config:LossConfig, got 'ppo'"),
+        ({"trainer": {"gpus": [0]}}, "TrainerSettings, got {'gpus': [0]}"),
+        ({"loss": LossConfig(clip_low="low")}, "loss.clip_low: expected float, got 'low'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_python_too(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        CLIConfig(**given)
 
 
 @pytest.mark.parametrize(
