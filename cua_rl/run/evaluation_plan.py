@@ -40,7 +40,8 @@ from cua_rl.tasks.task import Task
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
-    "renderer_name", "judge_fingerprint",
+    "agent.name", "agent.command", "agent.harness_command", "agent.history", "agent.history_images",
+    "agent.history_block", "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
 
@@ -165,7 +166,9 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise `ConfigError` if the evaluation to be resumed was started with other settings."""
-    changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
+    # before settings had groups, these were not stored, or under other names
+    known = [name for name in _DEFINING if "server" in before or not name.startswith(("agent.", "server."))]
+    changed = [name for name in known if stored_setting(before, name) != stored_setting(now, name)]
     earlier = {_name(model): model for model in _models(before)}
     changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
     if changed:
