@@ -6,6 +6,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, require_key
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.vllm_command import installed_platform
+from tests.builders import NO_TENSORS
 
 
 @pytest.mark.parametrize("key", [None, "", "too-short"])
@@ -21,8 +22,8 @@ def test_a_long_key_is_accepted() -> None:
 @pytest.mark.skipif(installed_platform() != "cpu", reason="for vLLM on a CPU")
 async def test_a_model_that_vllm_cannot_serve_here_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl_moe"}')
-    for name in ("tokenizer.json", "model.safetensors"):
-        (tmp_path / name).touch()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
 
     with pytest.raises(ConfigError, match="model_name: expected a model that vLLM serves with adapters on a CPU"):
         await cli_main(ServeModelConfig(model_name=str(tmp_path)), {API_KEY_VARIABLE: "0123456789abcdef"})

@@ -14,6 +14,7 @@ from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.sft_plan import require_recorded_size
+from tests.builders import NO_TENSORS
 
 
 def conversation(text: str) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text_model").mkdir()
     (folder / "text_model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (folder / "text_model" / "tokenizer.json").write_bytes((TINY_QWEN3_VL / "tokenizer.json").read_bytes())
-    (folder / "text_model" / "model.safetensors").touch()
+    (folder / "text_model" / "model.safetensors").write_bytes(NO_TENSORS)
     (folder / "weights").mkdir()
     (folder / "weights" / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 32}))
     (folder / "run").mkdir()
