@@ -45,9 +45,16 @@ class Resumed:
 
 def require_same_policy(config: CLIConfig, folder: LogDirectory) -> None:
     """Raise `ConfigError` for settings with which the weights of the run's checkpoints would be another policy."""
-    if not (folder.config_path.is_file() and folder.checkpoints()):
+    if not folder.config_path.is_file():
         return
     before: dict[str, Any] = json.loads(folder.config_path.read_text(encoding="utf-8"))
+    if before and "groups_per_batch" not in before:
+        raise ConfigError(
+            f"log_path: expected a run of recipes.train to resume, got one of another recipe in {str(folder.path)!r}; "
+            "choose another log_path"
+        )
+    if not folder.checkpoints():
+        return
     now = plain_config(config)
     for name in ("model_name", "lora_rank", "trainer.lora_alpha", "trainer.lora_modules"):
         was, wanted = stored_setting(before, name), stored_setting(now, name)

@@ -9,6 +9,7 @@ from cua_rl.database.progress import Progress, UntrainedGroup
 from cua_rl.errors import ConfigError
 from cua_rl.run.log_directory import Checkpoint, prepare_log_directory
 from cua_rl.run.resume import plan_start, require_same_policy
+from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_config import CLIConfig, SamplingSettings, TrainerSettings
 from tests.builders import group, rollout
 
@@ -52,6 +53,14 @@ def test_weights_are_not_resumed_as_another_policy(other: CLIConfig, words: str,
         require_same_policy(CLIConfig(learning_rate=1e-3, seed=7), folder)
         with pytest.raises(ConfigError, match=words):
             require_same_policy(other, folder)
+
+
+def test_a_supervised_run_is_not_resumed_as_reinforcement_learning(tmp_path: Path) -> None:
+    with prepare_log_directory(tmp_path / "run", "resume") as folder:
+        folder.write_config(plain_config(SftConfig()))
+
+        with pytest.raises(ConfigError, match=r"log_path: expected a run of recipes\.train to resume"):
+            require_same_policy(CLIConfig(), folder)
 
 
 def test_a_run_goes_on_with_the_same_model_in_another_folder(tmp_path: Path) -> None:
