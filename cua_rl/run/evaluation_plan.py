@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -276,7 +277,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     if is_remote:
         base_url, model = _entry_text(fields, "base_url"), _entry_text(fields, "model")
         api = _entry_text(fields, "api") or "responses"
-        if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
+        if base_url is None or not _is_http(base_url):
             raise ConfigError(
                 f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the "
                 "address up to its /v1"
@@ -304,6 +305,12 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )
+
+
+def _is_http(address: str) -> bool:
+    with suppress(ValueError):  # brackets of an IPv6 address that are not closed
+        return urlsplit(address).scheme in ("http", "https")
+    return False
 
 
 def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:

@@ -80,6 +80,7 @@ BAD = [
     ([f"models=[{REMOTE}" + ', "api": "soap"}]'], "responses or chat"),
     ([f"models=[{REMOTE}" + ', "adapter": "x"}]'], "got 'adapter'"),
     (['models=[{"name": "x", "base_url": "api.example.com", "model": "m"}]'], "as http://"),
+    (['models=[{"name": "x", "base_url": "http://[::1/v1", "model": "m"}]'], "as http://"),
     (['models=[{"name": "x", "base_url": "https://api.example.com/v1"}]'], "own name of model"),
     (['tasks={"source_type": "demo_evil"}'], "demo_eval"),
 ]
