@@ -59,6 +59,11 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
             f"load_checkpoint_path: expected weights with lora_rank={lora_rank} lora_alpha={lora_alpha}, got "
             f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
         )
+    if not (folder / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step> with {MANIFEST_NAME}, got {path!r} without; "
+            "sampler_weights/<step> is for model servers alone, so name weights/<step> of that run"
+        )
     return folder
 
 
