@@ -115,6 +115,14 @@ def test_a_group_that_is_given_a_plain_value_takes_its_main_setting(tmp_path: Pa
     assert parse("--monitor").monitor.show
 
 
+def test_a_group_given_in_python_wins_over_a_file_and_a_group_may_be_empty_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("loss:\n  clip_low: 0.3\ntrainer:\n#  dtype: float32\n")
+
+    assert load_config(CLIConfig, path).loss.clip_low == 0.3
+    assert load_config(CLIConfig, path, loss=LossConfig(name="ppo", clip_low=0.5)).loss.clip_low == 0.5
+
+
 def test_presets_reach_into_groups_and_give_way_to_what_is_said() -> None:
     # the embedded demo presets normalisation and context, whose defaults are constant and the model's
     assert (CLIConfig().loss.normalisation, CLIConfig().server.max_model_len) == ("token_mean", 2048)
