@@ -5,10 +5,11 @@ A configuration is a chz class; its fields that are chz classes themselves are g
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import chz
+from chz.tiepin import is_subtype_instance, type_repr
 
 Config = TypeVar("Config")
 Metadata = dict[str, Any]
@@ -64,9 +65,21 @@ def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield from walk_settings(value, f"{prefix}{name}.")
 
 
+_PLAIN = (bool, int, float, type(None))
+
+
 def check_numbers(config: object) -> None:
-    """Raise `ValueError` for the first number outside the limits of its field; None is always valid."""
+    """Raise `ValueError` for the first number outside the limits of its field; None is always valid where it may be.
+
+    Configurations made in Python may also hold a value of another type: text for a number would fail far from here, and
+    `trace="no"` would mean yes.
+    """
     for path, field, value in walk_settings(config):
+        kinds = get_args(field.x_type) if get_origin(field.x_type) in (Union, UnionType) else (field.x_type,)
+        is_plain = all(kind in _PLAIN or get_origin(kind) is Literal or chz.is_chz(kind) for kind in kinds)
+        is_nan = value != value
+        if is_plain and (is_nan or not is_subtype_instance(value, field.x_type)):
+            raise ValueError(f"{path}: expected {type_repr(field.x_type)}, got {value!r}; correct {path}")
         limits = metadata_of(field)
         if not isinstance(value, int | float):
             continue
@@ -106,6 +119,8 @@ def with_presets(
                     values.setdefault(name, preset)
                 elif leaf not in _given_names(given.get(name)):
                     group = values[name] if name in values else fields[name]._default_factory()
+                    if not chz.is_chz(group):
+                        continue  # `check_numbers` says so
                     values[name] = with_values(group, **{leaf: preset})
                     object.__setattr__(values[name], _GIVEN, _given_names(group))  # a preset is not what was asked for
             construct(self, **values)
@@ -133,4 +148,4 @@ def remembers_given(group_class: type[Config]) -> type[Config]:
 
 
 def _given_names(group: object) -> frozenset[str]:
-    return frozenset() if group is None else cast("frozenset[str]", vars(group).get(_GIVEN, frozenset()))
+    return cast("frozenset[str]", vars(group).get(_GIVEN, frozenset())) if chz.is_chz(group) else frozenset()

@@ -9,6 +9,8 @@ from cua_rl.renderers.images import image_size
 from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 IMAGE_TOKEN = 9
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A complete .safetensors file, for model folders whose weights nobody loads."""
 
 
 def text(*tokens: int) -> EncodedTextChunk:

@@ -70,7 +70,11 @@ def load_config(config_class: type[Config], path: Path | str, **given: object) -
     """
     settings = GivenSettings(config_class)
     settings.set_file(Path(path))
-    return make_config(config_class, settings.values | given)
+    # a group that is given whole wins over all its parts in the file
+    parts = {
+        path: value for path, value in settings.values.items() if not chz.is_chz(given.get(path.partition(".")[0]))
+    }
+    return make_config(config_class, parts | given)
 
 
 def make_config(config_class: type[Config], settings: Mapping[str, object]) -> Config:
@@ -126,8 +130,9 @@ class GivenSettings:
         """
         for name, value in _read_yaml(path).items():
             settings: dict[str, object] = {name: value}
-            if isinstance(value, Mapping) and name in self.names.all and self.names.all[name].group is not None:
-                settings = {f"{name}.{key}": entry for key, entry in cast("Mapping[str, object]", value).items()}
+            is_group = name in self.names.all and self.names.all[name].group is not None
+            if is_group and (value is None or isinstance(value, Mapping)):  # None: a heading with nothing below it
+                settings = {f"{name}.{key}": entry for key, entry in cast("Mapping[str, object]", value or {}).items()}
             for setting, entry in settings.items():
                 try:
                     self.set_text(setting, as_argument(entry))
@@ -162,6 +167,7 @@ class GivenSettings:
             meaning = f" ({setting.doc})" if setting.doc else ""
             example = as_argument(setting.default)
             advice = "see --help" if setting.default is REQUIRED else f"for example {name}={example}"
+            advice = advice if setting.group is None else f"--help {setting.name} lists them"
             raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
 
 

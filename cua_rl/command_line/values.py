@@ -113,10 +113,11 @@ _PARSERS: Mapping[object, Callable[[str], object]] = {
 
 
 def _parse_json(text: str, kind: Any) -> object:
+    part_kind = next(iter(get_args(kind)), str)
+    is_simple = not (is_mapping(part_kind) or is_sequence(part_kind))
     if is_sequence(kind) and not text.lstrip().startswith("["):
         # lists of simple things may be `a,b`; lists of lists or dictionaries may not
-        part_kind = next(iter(get_args(kind)), str)
-        if is_mapping(part_kind) or is_sequence(part_kind) or text.lstrip().startswith("{"):
+        if not is_simple or text.lstrip().startswith("{"):
             raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,)))
         parts = [parse_value(part.strip(), part_kind) for part in text.split(",") if part.strip()]
         return tuple(parts) if tuple in (kind, get_origin(kind)) else parts
@@ -126,7 +127,13 @@ def _parse_json(text: str, kind: Any) -> object:
         raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,))) from None
     if not isinstance(value, dict if is_mapping(kind) else list):
         raise UnfitValueError(type_name(kind))
-    items = cast("list[object] | dict[str, object]", value)
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value)
+    items = cast("list[object]", value)
+    if is_mapping(part_kind) and not all(isinstance(item, dict) for item in items):
+        raise UnfitValueError(type_name(kind))
+    if is_simple:
+        items = [parse_value(as_argument(item), part_kind) for item in items]
     return tuple(items) if tuple in (kind, get_origin(kind)) else items
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import explain_field
-from cua_rl.errors import ConfigError, CuaError
+from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.training_config import TRAIN_PRESETS, TRAIN_SECTIONS, CLIConfig, train_presets
 from cua_rl.settings import setting, with_presets
@@ -44,8 +44,10 @@ async def cli_main(config: DoctorConfig) -> None:
 
     started = datetime.now(UTC)
     folder = run_folder(config.log_path, config.log_dir, f"doctor-{started:%Y%m%d-%H%M%S}")
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
     path = config.json or folder / "doctor.json"
+    with boundary(ConfigError, f"log_path, json: expected folders that can be made for {str(folder)!r}, {str(path)!r}"):
+        for needed in (folder / "logs", path.parent):
+            needed.mkdir(parents=True, exist_ok=True)
     diagnosis = Diagnosis(folder)
     try:
         await run_doctor(config, folder, diagnosis, say)

@@ -5,6 +5,7 @@ the model imitates a perfect expert, naming and pointing, until it is right; the
 last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
 """
 
+import asyncio
 import math
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run.imitation import imitate, run_stage
+from cua_rl.run.log_directory import new_folder
 from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
@@ -30,7 +32,7 @@ from cua_rl.types import Datum
 class TinyModelConfig:
     """How the model is made. The included one took several consecutive runs with other shares of lessons."""
 
-    output_path: Path = setting(Path("tiny_qwen3_vl"), "folder for the trained model")
+    output_path: Path = setting(Path("tiny_qwen3_vl"), "folder for the trained model; must not exist, or be empty")
     model_path: Path | None = setting(None, "model folder to start from; None starts from random weights")
     seed: int = setting(0, "seed of weights and lessons")
     grounding_steps: int = setting(300, "steps of training the vision tower alone, without model_path")
@@ -49,6 +51,7 @@ class TinyModelConfig:
 
 async def main(config: TinyModelConfig) -> None:
     """Make the model and print progress."""
+    output_path = await asyncio.to_thread(new_folder, "output_path", str(config.output_path))
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_model_") as scratch:
         start = config.model_path
         if start is None:
@@ -73,7 +76,7 @@ async def main(config: TinyModelConfig) -> None:
                 evaluate=partial(_evaluate, client, held_out),
                 is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
             )
-            await client.save_weights_for_sampler(config.output_path)
+            await client.save_weights_for_sampler(output_path)
     print(f"saved {config.output_path}")
 
 

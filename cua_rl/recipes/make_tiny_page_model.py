@@ -23,6 +23,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run.imitation import imitate, run_stage
+from cua_rl.run.log_directory import new_folder
 from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
@@ -42,7 +43,7 @@ _NUM_CLICK_TOKENS = 6
 class TinyPageModelConfig:
     """How the model is made."""
 
-    output_path: Path = setting(Path("tiny_page_model"), "folder for the trained model")
+    output_path: Path = setting(Path("tiny_page_model"), "folder for the trained model; must not exist, or be empty")
     model_path: Path = setting(TINY_QWEN3_VL, "the tiny model to start from")
     screens_path: Path | None = setting(None, "file of screens; made if it is not there; None makes them anew")
     browser_scale: float = setting(1.2, "scale factor of screenshots")
@@ -74,6 +75,7 @@ class TinyPageModelConfig:
 async def main(config: TinyPageModelConfig) -> None:
     """Make the model and print progress."""
     started = time.monotonic()
+    output_path = await asyncio.to_thread(new_folder, "output_path", str(config.output_path))
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_page_model_") as folder:
         scratch = Path(folder)
         screens_path = await _find_screens(config, scratch)
@@ -101,7 +103,7 @@ async def main(config: TinyPageModelConfig) -> None:
                 evaluate=partial(_evaluate, client, renderer, held_out),
                 is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
             )
-            await client.save_weights_for_sampler(config.output_path)
+            await client.save_weights_for_sampler(output_path)
     print(f"saved {config.output_path} {time.monotonic() - started:.0f}s")
 
 

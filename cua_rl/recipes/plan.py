@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cua_rl.command_line.recipe import run_recipe
+from cua_rl.errors import ConfigError, boundary
 from cua_rl.planning.plan_config import PLAN_SECTIONS, PlanConfig
 from cua_rl.run.training_config import TRAIN_PRESETS
 
@@ -38,10 +39,12 @@ async def cli_main(config: PlanConfig) -> None:
     if config.plot is not None:
         title = f"{config.gpus or 'as recorded'}, {scenario.schedule.groups_per_batch} groups of "
         title += f"{scenario.schedule.group_size} per step, policy lag {scenario.schedule.max_lag}"
-        await asyncio.to_thread(write_plan_plot, config.plot, plan, title=title)
+        with boundary(ConfigError, f"plot: {str(config.plot)!r} cannot be written"):
+            await asyncio.to_thread(write_plan_plot, config.plot, plan, title=title)
         print(f"plot in {config.plot}")
     if config.json is not None:
-        write_plan_json(config.json, plan)
+        with boundary(ConfigError, f"json: {str(config.json)!r} cannot be written"):
+            write_plan_json(config.json, plan)
         print(f"figures in {config.json}")
 
 

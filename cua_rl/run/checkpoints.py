@@ -28,7 +28,7 @@ def find_damage(folder: Path) -> str | None:
         return f"{folder} is empty"
     if (folder / MANIFEST_NAME).is_file():
         return _compare_with_manifest(folder)
-    return next((damage for file in files if (damage := _find_file_damage(file))), None)
+    return next((damage for file in files if (damage := find_file_damage(file))), None)
 
 
 def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Path | None:
@@ -59,6 +59,11 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
             f"load_checkpoint_path: expected weights with lora_rank={lora_rank} lora_alpha={lora_alpha}, got "
             f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
         )
+    if not (folder / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step> with {MANIFEST_NAME}, got {path!r} without; "
+            "sampler_weights/<step> is for model servers alone, so name weights/<step> of that run"
+        )
     return folder
 
 
@@ -77,7 +82,8 @@ def _compare_with_manifest(folder: Path) -> str | None:
     return None
 
 
-def _find_file_damage(file: Path) -> str | None:
+def find_file_damage(file: Path) -> str | None:
+    """Describe what is damaged in a file; None if it has content and, as .safetensors, the length its header says."""
     size = file.stat().st_size
     if size == 0:
         return f"{file} is empty"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,7 +41,8 @@ from cua_rl.tasks.task import Task
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
-    "renderer_name", "judge_fingerprint",
+    "agent.name", "agent.command", "agent.harness_command", "agent.history", "agent.history_images",
+    "agent.history_block", "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
 
@@ -165,7 +167,9 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise `ConfigError` if the evaluation to be resumed was started with other settings."""
-    changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
+    # before settings had groups, these were not stored, or under other names
+    known = [name for name in _DEFINING if "server" in before or not name.startswith(("agent.", "server."))]
+    changed = [name for name in known if stored_setting(before, name) != stored_setting(now, name)]
     earlier = {_name(model): model for model in _models(before)}
     changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
     if changed:
@@ -273,7 +277,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     if is_remote:
         base_url, model = _entry_text(fields, "base_url"), _entry_text(fields, "model")
         api = _entry_text(fields, "api") or "responses"
-        if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
+        if base_url is None or not _is_http(base_url):
             raise ConfigError(
                 f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the "
                 "address up to its /v1"
@@ -301,6 +305,12 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )
+
+
+def _is_http(address: str) -> bool:
+    with suppress(ValueError):  # brackets of an IPv6 address that are not closed
+        return urlsplit(address).scheme in ("http", "https")
+    return False
 
 
 def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:

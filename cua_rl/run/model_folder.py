@@ -11,6 +11,7 @@ from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.run.checkpoints import find_file_damage
 from cua_rl.sampling.vllm_command import installed_platform
 
 HUB_TIMEOUT_S = 3.0
@@ -34,6 +35,7 @@ def find_model(name: str | None) -> Path:
                 f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
                 f"{' and '.join(missing)}; name the folder of a checkpoint such as Qwen3-VL's"
             )
+        _require_readable(folder, name)
         if not _has_weights(folder):
             raise ConfigError(
                 f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; "
@@ -55,6 +57,21 @@ def find_model(name: str | None) -> Path:
             HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
             folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
     return folder
+
+
+def _require_readable(folder: Path, name: str) -> None:
+    """Raise `ConfigError` for files that are cut short, or that git left as pointers to large ones."""
+    damage = next((found for file in folder.glob("*.safetensors") if (found := find_file_damage(file))), None)
+    for file in folder.glob("*.json"):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            damage = f"{file} is no JSON: {error}"
+    if damage is not None:
+        raise ConfigError(
+            f"model_name: expected a model folder with complete files, got {name!r} where {damage}; download the model "
+            "again"
+        )
 
 
 def fetch_weights(name: str | None, model_path: Path) -> None:

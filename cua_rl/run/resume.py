@@ -1,12 +1,17 @@
 """The state that a resumed run continues from, according to its checkpoint, folder and database."""
 
+import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.database.progress import Progress, load_progress
 from cua_rl.database.queries import find_training, latest_trainings, rename_training
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
+from cua_rl.errors import ConfigError
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
@@ -36,6 +41,30 @@ class Resumed:
     @property
     def kept_group_ids(self) -> tuple[str, ...]:
         return tuple(waiting.scored.group.group_id for waiting in self.start.kept_groups)
+
+
+def require_same_policy(config: CLIConfig, folder: LogDirectory) -> None:
+    """Raise `ConfigError` for settings with which the weights of the run's checkpoints would be another policy."""
+    if not folder.config_path.is_file():
+        return
+    before: dict[str, Any] = json.loads(folder.config_path.read_text(encoding="utf-8"))
+    if before and "groups_per_batch" not in before:
+        raise ConfigError(
+            f"log_path: expected a run of recipes.train to resume, got one of another recipe in {str(folder.path)!r}; "
+            "choose another log_path"
+        )
+    if not folder.checkpoints():
+        return
+    now = plain_config(config)
+    for name in ("model_name", "lora_rank", "trainer.lora_alpha", "trainer.lora_modules"):
+        was, wanted = stored_setting(before, name), stored_setting(now, name)
+        if name == "model_name":  # its folder may have moved
+            was, wanted = (path and Path(path).name for path in (was, wanted))
+        if was != wanted and (was is not None or name == "model_name"):  # earlier versions had fewer settings
+            raise ConfigError(
+                f"{name}: expected {was!r} as when the run in {str(folder.path)!r} began, got {wanted!r}; go on with "
+                "the same, or choose another log_path"
+            )
 
 
 async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:

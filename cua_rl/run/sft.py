@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -122,16 +123,18 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
     if losses:
         print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token")
     config = plan.config
-    if not config.lora_rank:
-        print(f"model: {last.sampler_path}")
-        print(f"go on: python -m cua_rl.recipes.train model_name={last.sampler_path}")
-        return
-    model = "" if config.model_name is None else f"model_name={config.model_name} "
-    print(f"adapter: {last.sampler_path}")
-    print(
-        f"go on: python -m cua_rl.recipes.train {model}lora_rank={config.lora_rank} lora_alpha={config.lora_alpha} "
-        f"load_checkpoint_path={last.state_path}"
-    )
+    print(f"{'adapter' if config.lora_rank else 'model'}: {last.sampler_path}")
+    adapted = {
+        "model_name": config.model_name,
+        "lora_rank": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "load_checkpoint_path": last.state_path,
+    }
+    model = adapted if config.lora_rank else {"model_name": last.sampler_path}
+    # the policy must see what it was trained on
+    seen = {"renderer_name": config.renderer_name, "server.max_pixels": config.max_pixels}
+    arguments = [f"{name}={value}" for name, value in (model | seen).items() if value is not None]
+    print(f"go on: python -m cua_rl.recipes.train {shlex.join(arguments)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

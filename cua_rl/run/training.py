@@ -36,7 +36,7 @@ from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_l
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
-from cua_rl.run.resume import follow_move, load_memory, load_resumed
+from cua_rl.run.resume import follow_move, load_memory, load_resumed, require_same_policy
 from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
@@ -67,6 +67,8 @@ async def run_training(config: CLIConfig) -> None:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
             return
+        if folder.decision is Decision.RESUME:
+            require_same_policy(config, folder)
         folder.write_config(plain_config(config) | plan.effective())
         await _run(plan, folder, started)
 

@@ -276,14 +276,15 @@ async def ask_model_server(
     base_url: str, api_key: str | None, timeout_s: float = 10.0
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
     """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
-    async with server_client(base_url, api_key, timeout_s) as client:
-        try:
+    try:
+        async with server_client(base_url, api_key, timeout_s) as client:
             yield client, await fetch_model(client)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"base_url: expected a vLLM server at {base_url!r}, got {type(error).__name__}: {error}; start one "
-                f"there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
-            ) from error
+    # other servers answer with JSON of any form
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"base_url: expected a vLLM server at {base_url!r}, got {type(error).__name__}: {error}; start one "
+            f"there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
+        ) from error
 
 
 async def fetch_model(client: httpx.AsyncClient) -> ServedModel:

@@ -107,6 +107,11 @@ def test_dictionaries_and_lists_are_json() -> None:
     assert parse('tasks=[{"a": 1}, {"b": 2}]').tasks == [{"a": 1}, {"b": 2}]
 
 
+def test_items_of_a_json_list_take_the_type_of_the_setting() -> None:
+    assert parse("names=[5554, 5556]").names == ["5554", "5556"]  # as a file of settings may say it
+    assert parse("names=[]").names == []
+
+
 def test_entries_of_a_dictionary_may_be_set_one_by_one() -> None:
     config = parse("tasks.source_type=ids", "tasks.limit=3", 'tasks.task_ids=["a"]')
 
@@ -255,6 +260,9 @@ def test_the_demo_fits_its_model_from_python_too() -> None:
         (('tasks={"a": }',), ["a JSON dictionary", "the JSON breaks at character 7"]),
         (("tasks=demo_training",), ["a JSON dictionary", "got 'demo_training'", '{"source_type": "demo_training"}']),
         (("sizes=1,b",), ["a whole number", "'1,b'"]),
+        (('sizes=[1, "b"]',), ["a whole number", "[1, "]),
+        (("sizes=[1, 0.5]",), ["a whole number", "[1, 0.5]"]),
+        (('tasks=["demo"]',), ["a JSON list, each item a JSON dictionary", "demo"]),
         (("group_size=1",), ["group_size must be >= 2, got 1; set group_size=4"]),
         (("group_size",), ["expected key=value", "'group_size'"]),
         (("--group_size",), ["expected a value after '--group_size'"]),

@@ -1,6 +1,8 @@
 """Settings in groups: their names on a command line, in a file and in Python, and what presets do to them."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,14 @@ def test_a_group_that_is_given_a_plain_value_takes_its_main_setting(tmp_path: Pa
     assert parse("--monitor").monitor.show
 
 
+def test_a_group_given_in_python_wins_over_a_file_and_a_group_may_be_empty_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("loss:\n  clip_low: 0.3\ntrainer:\n#  dtype: float32\n")
+
+    assert load_config(CLIConfig, path).loss.clip_low == 0.3
+    assert load_config(CLIConfig, path, loss=LossConfig(name="ppo", clip_low=0.5)).loss.clip_low == 0.5
+
+
 def test_presets_reach_into_groups_and_give_way_to_what_is_said() -> None:
     # the embedded demo presets normalisation and context, whose defaults are constant and the model's
     assert (CLIConfig().loss.normalisation, CLIConfig().server.max_model_len) == ("token_mean", 2048)
@@ -141,6 +151,23 @@ def test_names_and_values_in_groups_are_explained(argument: str, words: str) -> 
         parse(argument)
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_steps": "10"}, "max_steps: expected int, got '10'"),
+        ({"learning_rate": math.nan}, "learning_rate: expected float, got nan"),
+        ({"trace": "no"}, "trace: expected bool, got 'no'"),
+        ({"preset": "h100"}, "preset: expected"),
+        ({"loss": "ppo"}, "loss: expected cua_rl.config:LossConfig, got 'ppo'"),
+        ({"trainer": {"gpus": [0]}}, "TrainerSettings, got {'gpus': [0]}"),
+        ({"loss": LossConfig(clip_low="low")}, "loss.clip_low: expected float, got 'low'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_python_too(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        CLIConfig(**given)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from cua_rl.database.session import database_url
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.models.vocabulary import page_pieces
 from cua_rl.task_loader import load_tasks
+from tests.builders import NO_TENSORS
 from tests.documentation.examples import ROOT, is_command, read_examples, read_usage
 from tests.documentation.reader import CONFIGS, Reader
 from tests.doubles.gbox_server import KEY, GboxDouble
@@ -97,7 +98,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_small_folder(folder / "model")
     write_settings(model, REAL_RANGE)
     (model / "config.json").write_text(MODEL_SIZES.read_text())
-    (model / "model.safetensors").touch()
+    (model / "model.safetensors").write_bytes(NO_TENSORS)
     make_page_model(folder / "tiny_page_model")
     return folder
 

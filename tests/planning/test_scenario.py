@@ -128,6 +128,7 @@ def test_the_recipe_prints_the_bottleneck_and_writes_plot_and_figures(
     arguments += ["groups_per_batch=2", "max_turns=4", "max_concurrent_rollouts=4", "device_usd_per_hour=0.1"]
 
     assert main([*arguments, f"plot={tmp_path / 'plan.png'}", f"json={tmp_path / 'plan.json'}"]) == 0
+    assert main([*arguments, "plot=none", f"json={tmp_path / 'plan.json' / 'below a file'}"]) == 2
 
     shown = capsys.readouterr().out
     figures = json.loads((tmp_path / "plan.json").read_text())

@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, require_key
+from cua_rl.processes import free_port
+from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, main, require_key
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.vllm_command import installed_platform
+from tests.builders import NO_TENSORS
 
 
 @pytest.mark.parametrize("key", [None, "", "too-short"])
@@ -21,11 +23,36 @@ def test_a_long_key_is_accepted() -> None:
 @pytest.mark.skipif(installed_platform() != "cpu", reason="for vLLM on a CPU")
 async def test_a_model_that_vllm_cannot_serve_here_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl_moe"}')
-    for name in ("tokenizer.json", "model.safetensors"):
-        (tmp_path / name).touch()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
+
+    config = ServeModelConfig(model_name=str(tmp_path), port=free_port(), log_path=str(tmp_path / "vllm.log"))
 
     with pytest.raises(ConfigError, match="model_name: expected a model that vLLM serves with adapters on a CPU"):
-        await cli_main(ServeModelConfig(model_name=str(tmp_path)), {API_KEY_VARIABLE: "0123456789abcdef"})
+        await cli_main(config, {API_KEY_VARIABLE: "0123456789abcdef"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("port=70000", "port: expected a number above 0 and at most 65535"),
+        ("host=no.such.host.invalid", "of 'no.such.host.invalid'; choose others"),
+        ("gpu_memory_utilization=2", "gpu_memory_utilization: expected a number above 0"),
+        ("vllm_args=--block-size '32", "vllm_args: expected options of vLLM's server"),
+        ("log_path={folder}/file/vllm.log", "file/vllm.log' cannot be written"),
+    ],
+)
+def test_a_server_that_cannot_start_is_explained(
+    argument: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "0123456789abcdef")
+    (tmp_path / "file").touch()
+
+    # with a model that does not exist, nothing would start anyway
+    nowhere = f"model_name={tmp_path}/nowhere"
+    elsewhere = [f"log_path={tmp_path}/vllm.log", f"port={free_port()}"]
+    assert main([nowhere, *elsewhere, argument.format(folder=tmp_path)]) == 2
+    assert words in capsys.readouterr().err.replace("\n    ", ", ")
 
 
 def test_several_servers_are_separated_by_commas() -> None:

@@ -22,6 +22,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.train import main
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.sampling.vllm_command import installed_platform
+from tests.builders import NO_TENSORS
 from tests.sampling.fake_vllm import FakeVllm
 
 
@@ -38,12 +39,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text_model" / "tokenizer_config.json").write_bytes(
         (TINY_QWEN3_VL / "tokenizer_config.json").read_bytes()
     )
-    (folder / "text_model" / "model.safetensors").touch()
+    (folder / "text_model" / "model.safetensors").write_bytes(NO_TENSORS)
     for name, model_type in (("moe_model", "qwen3_vl_moe"), ("no_weights", "qwen3_vl")):
         shutil.copytree(TINY_QWEN3_VL, folder / name, ignore=shutil.ignore_patterns("*.safetensors"))
         settings = json.loads((TINY_QWEN3_VL / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps(settings | {"model_type": model_type}))
-    (folder / "moe_model" / "model.safetensors").touch()
+    (folder / "moe_model" / "model.safetensors").write_bytes(NO_TENSORS)
+    for name, file in (("cut_weights", "model.safetensors"), ("cut_tokens", "tokenizer.json")):
+        shutil.copytree(TINY_QWEN3_VL, folder / name)
+        (folder / name / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9000000\n")
     (folder / "tasks.txt").write_text("train_01_open_settings\ntrain_99_fly\n")
     (folder / "run").mkdir()
     (folder / "run" / "config.json").write_text("{}")
@@ -133,7 +137,10 @@ BAD = [
     (["model_name={place}/no_weights"], "expected a model folder with all its weights"),
     (["wandb_project=phones"], "wandb_project: expected the package wandb"),
     (["device=adb", "model_name={tiny}"], "device: expected the program adb on the PATH"),
+    (["model_name={place}/cut_weights"], "cut_weights/model.safetensors is cut short"),
+    (["model_name={place}/cut_tokens"], "cut_tokens/tokenizer.json is no JSON"),
     (["base_url=http://127.0.0.1:{dead}"], "base_url: expected a vLLM server"),
+    (["base_url=http://[::1"], "base_url: expected a vLLM server"),
     (["base_url={server}", "max_model_len=4096"], "max_model_len: expected at most 3000, the context of the server"),
     (["base_url={server}", "max_turns=9", "tasks.source_type=demo_all"], "At most 4 image(s)"),
     (

@@ -193,6 +193,15 @@ def test_a_dry_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipes.train dry_run=true" in capsys.readouterr().err
 
 
+def test_a_place_for_the_findings_is_needed_before_the_checks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert main([f"log_path={tmp_path}/doctor", f"json={tmp_path}/file/doctor.json"]) == 2
+    assert "json: expected folders that can be made" in capsys.readouterr().err
+
+
 async def test_only_visible_gpus_are_examined(exam: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
 

@@ -12,6 +12,7 @@ from cua_rl.recipes.evaluate import main
 from cua_rl.run.checkpoints import load_adapter_folder
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
+from cua_rl.run.rollout_config import AgentSettings, ServerSettings
 
 
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0, module: str = "") -> Path:
@@ -79,6 +80,7 @@ BAD = [
     ([f"models=[{REMOTE}" + ', "api": "soap"}]'], "responses or chat"),
     ([f"models=[{REMOTE}" + ', "adapter": "x"}]'], "got 'adapter'"),
     (['models=[{"name": "x", "base_url": "api.example.com", "model": "m"}]'], "as http://"),
+    (['models=[{"name": "x", "base_url": "http://[::1/v1", "model": "m"}]'], "as http://"),
     (['models=[{"name": "x", "base_url": "https://api.example.com/v1"}]'], "own name of model"),
     (['tasks={"source_type": "demo_evil"}'], "demo_eval"),
 ]
@@ -119,3 +121,24 @@ async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resume
     require_same_evaluation(earlier, now | groups)
     with pytest.raises(ConfigError, match=r"got other devices\.screen_scale"):
         require_same_evaluation(earlier | {"screen_scale": 2}, now | groups)
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        (
+            EvaluateConfig(agent=AgentSettings(history="last_n", history_images=1)),
+            r"agent\.history, agent\.history_images",
+        ),
+        (EvaluateConfig(server=ServerSettings(max_pixels=8192)), r"server\.max_pixels"),
+    ],
+    ids=["history", "max_pixels"],
+)
+async def test_attempts_with_other_screenshots_are_not_mixed_when_an_evaluation_is_resumed(
+    other: EvaluateConfig, name: str
+) -> None:
+    before = (await plan_evaluation(EvaluateConfig())).settings()
+
+    require_same_evaluation(before, before)
+    with pytest.raises(ConfigError, match=f"got other {name}; use its settings"):
+        require_same_evaluation(before, (await plan_evaluation(other)).settings())

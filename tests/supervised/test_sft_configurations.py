@@ -14,6 +14,7 @@ from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.sft_plan import require_recorded_size
+from tests.builders import NO_TENSORS
 
 
 def conversation(text: str) -> dict[str, Any]:
@@ -29,9 +30,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text_model").mkdir()
     (folder / "text_model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (folder / "text_model" / "tokenizer.json").write_bytes((TINY_QWEN3_VL / "tokenizer.json").read_bytes())
-    (folder / "text_model" / "model.safetensors").touch()
+    (folder / "text_model" / "model.safetensors").write_bytes(NO_TENSORS)
     (folder / "weights").mkdir()
     (folder / "weights" / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 32}))
+    (folder / "sampler_weights").mkdir()
+    (folder / "sampler_weights" / "adapter_config.json").write_text(json.dumps({"r": 16, "lora_alpha": 32}))
     (folder / "run").mkdir()
     (folder / "run" / "config.json").write_text(json.dumps({"data_sha256": "of other data"}))
     (folder / "run" / "metrics.jsonl").write_text("")
@@ -65,6 +68,7 @@ BAD = [
     (["model_name={place}/nowhere"], "model_name: expected"),
     (["model_name={place}/text_model"], "a model that sees screenshots"),
     (["load_checkpoint_path={place}/weights/000080"], "load_checkpoint_path: expected a folder weights/<step>"),
+    (["load_checkpoint_path={place}/sampler_weights"], "so name weights/<step> of that run"),
     (["load_checkpoint_path={place}/weights"], "expected weights with lora_rank=16 lora_alpha=32"),
     (["log_path={place}", "num_eval_conversations=1"], "expected log_path to be a new folder"),
     (["log_path={place}/run", "behavior_if_log_dir_exists=resume", "max_steps=1"], "data_sha256: expected 'of other"),

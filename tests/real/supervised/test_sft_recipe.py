@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,14 @@ def test_a_run_with_an_adapter_writes_what_sampler_and_trainer_load(
 
 
 def test_a_run_without_an_adapter_writes_a_whole_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "run", "max_steps=1", "lora_rank=0")
-    model = tmp_path / "run" / "sampler_weights" / "000001"
+    run(tmp_path / "a run", "max_steps=1", "lora_rank=0", "max_pixels=65536")
+    model = tmp_path / "a run" / "sampler_weights" / "000001"
     assert make_renderer(model).name == "qwen3_vl"
     assert {file.name for file in model.iterdir()} >= {file.name for file in TINY_QWEN3_VL.iterdir()} - {"README.md"}
     said = capsys.readouterr().out
-    assert f"go on: python -m cua_rl.recipes.train model_name={model}" in said
     (arguments,) = re.findall(r"go on: python -m cua_rl\.recipes\.train (.+)", said)
-    assert train([*arguments.split(), "dry_run=true"]) == 0
+    assert shlex.split(arguments) == [f"model_name={model}", "server.max_pixels=65536"]
+    assert train([*shlex.split(arguments), "dry_run=true"]) == 0
 
 
 def test_conversations_from_a_file_are_learned(tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""The recipes that make tiny models."""
+
+from pathlib import Path
+
+import pytest
+
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.recipes import make_tiny_model, make_tiny_page_model
+
+
+def test_a_folder_with_other_things_is_not_replaced_by_a_tiny_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    argument = f"output_path={tmp_path}"
+
+    phones = run_recipe(make_tiny_model.TinyModelConfig, make_tiny_model.main, [argument])
+    pages = run_recipe(make_tiny_page_model.TinyPageModelConfig, make_tiny_page_model.main, [argument])
+
+    assert (phones, pages) == (2, 2)
+    assert "output_path: expected a folder that does not exist or is empty" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
