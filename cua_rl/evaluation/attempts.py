@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.evaluation.evaluate import TaskOutcomes
@@ -64,19 +64,23 @@ class NoRecorder:
 
 
 async def run_missing_attempts(
-    runner: RolloutRunner, plan: AttemptPlan, known: Iterable[Attempt], keep: KeepAttempt
+    runner: RolloutRunner, plan: AttemptPlan, known: Sequence[Attempt], keep: KeepAttempt
 ) -> None:
     """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
+
+    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try.
 
     Raises:
         SamplingError: the first attempts all ended with faults, so the others would, too.
     """
     faults_at_start: list[Attempt] = []
     has_worked = False
+    earlier = {(item.position, item.attempt): item.num_faults for item in known if item.model == plan.model}
 
     async def run(position: int, number: int) -> None:
         nonlocal has_worked
         attempt = await _run_attempt(runner, plan, position, number)
+        attempt = replace(attempt, num_faults=attempt.num_faults + earlier.get((position, number), 0))
         await keep(attempt)
         has_worked = has_worked or attempt.success is not None
         if not has_worked:
@@ -125,9 +129,10 @@ def attempt_record(attempt: Attempt) -> dict[str, object]:
 
 
 def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, TaskOutcomes]:
-    """Outcomes of a model's attempts, by position in the task set."""
+    """Outcomes of a model's attempts, by position in the task set; a later one takes the place of the same before."""
+    latest = {(item.attempt, item.position): item for item in attempts if item.model == model}
     by_position: dict[int, list[Attempt]] = {}
-    for attempt in sorted((item for item in attempts if item.model == model), key=lambda item: item.attempt):
+    for _, attempt in sorted(latest.items(), key=lambda entry: entry[0]):
         by_position.setdefault(attempt.position, []).append(attempt)
     outcomes: dict[int, TaskOutcomes] = {}
     for position, of_task in sorted(by_position.items()):

@@ -186,13 +186,14 @@ def _overhead_s(runs: Sequence[RecordedRun]) -> float:
 
     The median, because evaluations and checkpoints fall between some of the steps.
     """
-    return median(
-        (later.metrics.get("time/datums_s", 0.0) + max(0.0, interval_s - later.metrics["time/step_s"]))
-        / later.metrics["rollout/num_rollouts"]
+    overheads = [
+        (later.metrics.get("time/datums_s", 0.0) + max(0.0, interval_s - later.metrics["time/step_s"])) / num_rollouts
         for run in runs
         for earlier, later in pairwise(run.steps)
         for interval_s in [(later.ended_at - earlier.ended_at).total_seconds()]
-    )
+        if (num_rollouts := later.metrics["rollout/num_rollouts"])  # there may be nothing but faults
+    ]
+    return median(overheads or [0.0])
 
 
 def _constant_group_frac(run: RecordedRun, group_size: int) -> float:

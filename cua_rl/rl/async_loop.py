@@ -36,7 +36,7 @@ from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
 from cua_rl.rl.group_buffer import GroupBuffer, Place, PolicyAges, WaitingGroup, lag_metrics, require_lag
-from cua_rl.rl.parity import ParityGate, of_version
+from cua_rl.rl.parity import ParityGate
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import (
     Clock,
@@ -279,16 +279,17 @@ class _AsyncRun:
         probes = [] if self._fresh_datums(taken) else self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
         if probes:
             rows = await self._parts.trainer.forward(probes, temperature=train.loss.temperature)
-            metrics |= ParityGate(limit=train.parity_limit, step=step).check(probes, rows)
+            gate = ParityGate(limit=train.parity_limit, step=step, policy_version=self._trainer_version)
+            metrics |= gate.check(probes, rows)
         return metrics
 
     def _fresh_datums(self, groups: Iterable[ScoredGroup]) -> list[Datum]:
-        """Sequences with turns of the trainer's version, with only these on their masks; a few are enough."""
+        """Sequences with turns of the trainer's version; a few are enough."""
         datums: list[Datum] = []
         for rollout in islice(filter(self._is_fresh, self._trained_rollouts(groups)), NUM_PROBES):
             built = build_datums(rollout, 0.0, self._settings.image_token_id).datums
             datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
-        return [of_version(datum, self._trainer_version) for datum in datums]
+        return datums
 
     def _trained_rollouts(self, groups: Iterable[ScoredGroup]) -> Iterator[Rollout]:
         return (rollout for scored in groups if not scored.group.is_constant for rollout in scored.group.rollouts)

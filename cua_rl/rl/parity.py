@@ -54,10 +54,13 @@ class _Gap:
     is_first: bool
 
 
-def measure_parity(datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]]) -> Parity:
+def measure_parity(
+    datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], policy_version: int | None = None
+) -> Parity:
     """Compare `training_logprobs` (per datum, aligned with its tokens) with what the sampler reported.
 
-    Each run of trained tokens is one turn, which answers what came since the previous run.
+    Each run of trained tokens is one turn, which answers what came since the previous run, of whatever version. Only
+    turns of `policy_version` count (None: all).
     """
     gaps: list[_Gap] = []
     for datum, row in zip(datums, training_logprobs, strict=True):
@@ -65,13 +68,15 @@ def measure_parity(datums: Sequence[Datum], training_logprobs: Sequence[Sequence
         starts = accumulate((chunk.length for chunk in chunks), initial=0)  # and the end, which no chunk pairs with
         images = [start for chunk, start in zip(chunks, starts, strict=False) if isinstance(chunk, ImageChunk)]
         after_image, last_end = False, 0
+        is_compared = of_version(datum, policy_version).loss_mask
         for position in compress(count(), datum.loss_mask):
             is_first = not datum.loss_mask[position - 1]
             if is_first:
                 after_image = any(last_end <= image < position for image in images)
             last_end = position + 1
-            size = abs(datum.sampling_logprobs[position] - row[position])
-            gaps.append(_Gap(size=size, after_image=after_image, is_first=is_first))
+            if is_compared[position]:
+                size = abs(datum.sampling_logprobs[position] - row[position])
+                gaps.append(_Gap(size=size, after_image=after_image, is_first=is_first))
     overall = _mean_size(gaps)
     if overall is None:
         raise ValueError("expected at least one trained token to compare, got none")
@@ -103,11 +108,10 @@ class ParityGate:
 
     def check(self, datums: Sequence[Datum], rows: Sequence[Sequence[float]]) -> dict[str, float]:
         """Metrics of the comparison, nothing if there is no turn to compare; raises `ParityError`."""
-        compared = [of_version(datum, self.policy_version) for datum in datums]
-        fresh, fresh_rows = choose_datums(compared, rows, lambda datum: datum.rollout_id not in self.replayed_ids)
-        if not any(datum.num_trained_tokens for datum in fresh):
+        fresh, fresh_rows = choose_datums(datums, rows, lambda datum: datum.rollout_id not in self.replayed_ids)
+        if not any(of_version(datum, self.policy_version).num_trained_tokens for datum in fresh):
             return {}
-        parity = measure_parity(fresh, fresh_rows)
+        parity = measure_parity(fresh, fresh_rows, self.policy_version)
         require_parity(parity, self.limit, step=self.step)
         return parity.metrics()
 

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class ServedPolicy:
     """Publishes the trainer's weights under `folder`/sampler_weights and checkpoints under `folder`/weights.
 
     `make_canary` measures the trainer's current weights; `load_and_prove` loads an adapter into the model server and
-    returns when it is announced; `record_checkpoint` records a checkpoint and returns the steps of those that are kept.
+    returns when it is announced; `record_checkpoint` records a checkpoint and deletes the states of those given up.
     """
 
     trainer: TrainingClient
@@ -45,10 +45,9 @@ class ServedPolicy:
     load_and_prove: Callable[[AdapterRef, Canary | None], Awaitable[None]]
     state_path: Callable[[int], Path]
     sampler_path: Callable[[int], Path]
-    record_checkpoint: Callable[[int, Path, Path], Collection[int]]
+    record_checkpoint: Callable[[int, Path, Path], None]
     _steps: dict[Path, int] = field(default_factory=dict[Path, int])
     """Adapter folders with their steps, in the order in which they were served."""
-    _checkpointed: set[int] = field(default_factory=set[int])
     _held: Counter[Path] = field(default_factory=Counter[Path])
 
     async def publish(self, step: int) -> AdapterRef:
@@ -83,15 +82,16 @@ class ServedPolicy:
         if not sampler_path.exists():
             await self.trainer.save_weights_for_sampler(sampler_path)
         await self.trainer.save_state(state_path)
-        self._checkpointed.add(step)
         self._steps.setdefault(sampler_path, step)
-        self._checkpointed = set(await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path))
+        await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path)
         return state_path, sampler_path
 
     def _prune(self) -> None:
         """Delete adapters that are neither recent nor held nor part of a checkpoint."""
         for path, step in list(self._steps.items())[:-NUM_KEPT_ADAPTERS]:
-            if step not in self._checkpointed and not self._held[path]:
+            # by its state, because a resumed run builds on a checkpoint that it did not save itself
+            is_checkpointed = self.state_path(step).exists()
+            if not is_checkpointed and not self._held[path]:
                 del self._steps[path]
                 shutil.rmtree(path)
 

@@ -65,8 +65,8 @@ async def train_step(
 ) -> TrainStepResult:
     """Train on `batch` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
-    The parity gate checks the first sub-step only, unless the loss needs the log-probabilities of all datums in
-    advance: later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
+    The parity gate checks the first sub-step only, unless the log-probabilities of all datums are needed in advance:
+    later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
     and turns of other versions than `policy_version` (None: all turns are of the current one).
     """
     datums, reference, metrics = await _complete_advantages(trainer, batch.datums, settings)
@@ -74,10 +74,12 @@ async def train_step(
         limit=settings.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
     )
     parts = deal_datums(datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
-    proximal: Rows | None = None
-    if settings.loss.has_behaviour_weight and len(parts) > 1:  # with one part, the proximal policy is the current one
-        proximal = await trainer.forward(datums, temperature=settings.loss.temperature)
-        metrics |= await asyncio.to_thread(gate.check, datums, proximal)
+    before: Rows | None = None
+    # with one part, the policy before the step is the one that its gradient is computed with
+    if (settings.loss.has_behaviour_weight or settings.compute_post_kl) and len(parts) > 1:
+        before = await trainer.forward(datums, temperature=settings.loss.temperature)
+        metrics |= await asyncio.to_thread(gate.check, datums, before)
+    proximal = before if settings.loss.has_behaviour_weight else None
     optim = chz.replace(  # pyright: ignore[reportUnknownMemberType]
         settings.optim, learning_rate=scheduled_learning_rate(settings, step, max_steps)
     )
@@ -94,12 +96,12 @@ async def train_step(
             proximal_logprobs=proximal and [proximal[index] for index in part],
             reference_logprobs=reference and [reference[index] for index in part],
         )
-        if not rows and proximal is None:
+        if not rows and before is None:
             metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
         rows |= zip(part, output.training_logprobs, strict=True)
         taken = await trainer.optim_step(optim)
         part_metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
-    before = proximal or [rows[index] for index in range(len(datums))]
+    before = before or [rows[index] for index in range(len(datums))]
     metrics |= combine_metrics(part_metrics)
     metrics |= {"optim/learning_rate": optim.learning_rate, "optim/num_substeps": float(len(parts))}
     metrics |= await _measure_move(trainer, datums, before, settings, batch.replayed_ids)

@@ -320,25 +320,33 @@ def _remedies(request: Request) -> Iterator[str]:
         "trainer.dtype=bfloat16": replace(request, demand=replace(demand, is_float32=False)),
     }
     for name, other in by_hand.items():
-        if other != request and _find_plan(other) is not None:
+        if other != request and _fits(other):
             yield name if "=" in name else f"{name} left out"
     shorter = range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024)
     for tokens in () if demand.is_context_fixed else shorter:
-        if _find_plan(replace(request, demand=replace(demand, context_tokens=tokens))) is not None:
+        if _fits(replace(request, demand=replace(demand, context_tokens=tokens))):
             yield f"server.max_model_len={tokens}"
             break
     placed = gpu_wishes.server_gpus is not None or gpu_wishes.trainer_gpus is not None
     for number in () if placed else (2, 4, 8, 16):
         more = replace(machine, gpus=tuple(map(str, range(number))))
-        if number > len(machine.gpus) and _find_plan(replace(request, machine=more)) is not None:
+        if number > len(machine.gpus) and _fits(replace(request, machine=more)):
             yield f"{number} GPUs"
             break
     for gib in _GPU_SIZES:
         if gib <= (machine.gpu_gib or 0.0):
             continue
-        if _find_plan(replace(request, machine=replace(machine, gpu_gib=float(gib)))) is not None:
+        if _fits(replace(request, machine=replace(machine, gpu_gib=float(gib)))):
             yield f"GPUs of {gib} GiB"
             break
+
+
+def _fits(request: Request) -> bool:
+    """Whether there is a plan; the other settings by hand may rule the changed one out."""
+    try:
+        return _find_plan(request) is not None
+    except ConfigError:
+        return False
 
 
 def _shown(gib: float | None) -> str:

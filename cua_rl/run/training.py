@@ -341,9 +341,9 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce
         await engine.sampler.publish(adapter, canary)
         announce()
 
-    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> list[int]:
+    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
-        return folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
+        folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
 
     return ServedPolicy(
         trainer=engine.trainer,

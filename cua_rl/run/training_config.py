@@ -284,7 +284,9 @@ class CLIConfig(RolloutConfig):
         "the run itself does (docs/rollout_workers.md)",
         at_least=0,
     )
-    compute_post_kl: bool = setting(False, "measure the KL divergence of each step's update (one more forward pass)")
+    compute_post_kl: bool = setting(
+        False, "measure the KL divergence of each step's update (one more forward pass, two with sub-steps)"
+    )
 
     # Groups
     loss: LossConfig = chz.field(default_factory=LossConfig)

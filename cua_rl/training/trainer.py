@@ -134,13 +134,14 @@ class Trainer:
         sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
         self._num_trained_tokens += len(all_logprobs)
         self._is_weighted = request.token_weights is not None
+        num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before))
         metrics = loss_metrics(request.loss, losses, all_logprobs, sampling_logprobs.to(all_logprobs.device)) | {
             "policy/entropy": float(torch.cat([part.entropies for part in scores]).double().mean()),
             "optim/num_datums": float(len(batch.datums)),
             "optim/num_micro_batches": float(len(batch.micro_batches)),
             "optim/trained_tokens": float(len(all_logprobs)),
             "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
-            "optim/encoded_images": float(self.account.num_encoded_images - encoded_before),
+            "optim/encoded_images": float(num_encoded_images),
         }
         return wire.ForwardBackwardOutput(
             training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs), metrics=metrics

@@ -73,6 +73,20 @@ async def test_only_what_is_missing_is_made_and_what_was_given_up_is_tried_again
     assert missing_attempts(PLAN, first) == []
 
 
+async def test_an_attempt_that_was_given_up_and_made_again_is_no_first_try() -> None:
+    kept = await run(FakeAgent(["1"]), [])
+    given_up = replace(kept[0], success=None, reward=None, num_faults=3)
+
+    again = await run(FakeAgent(["1"]), [given_up, *kept[1:]])
+
+    # its first try ended in a fault: of the task's two, one or two would have succeeded
+    together = [given_up, *kept[1:], *again]
+    read = parse_attempts([attempt_record(item) for item in together])
+    for attempts in (together, read):
+        outcomes = outcomes_by_position(attempts, "m")[given_up.position]
+        assert (outcomes.num_faults, outcomes.num_given_up, outcomes.bounds) == (3, 0, (0.5, 1.0))
+
+
 async def test_nothing_but_faults_at_the_start_ends_the_evaluation() -> None:
     agent = FakeAgent([DeviceError("no phones here")])
 

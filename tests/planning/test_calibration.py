@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -124,6 +125,10 @@ def test_a_run_tells_what_its_parts_took() -> None:
     # half a second for datums and one between steps, for two rollouts
     assert found.overhead_s == pytest.approx(1.5 / 2)
     assert found.constant_group_frac == 0.5
+    nothing = {"rollout/num_rollouts": 0.0, "reward/constant_group_frac": 1.0}
+    faulty = replace(steps[2], metrics=steps[2].metrics | nothing)
+    with_faults = replace(run, steps=(*steps[:2], faulty, steps[3]))
+    assert calibrate([with_faults], group_size=2).overhead_s == pytest.approx(1.5 / 2)
     # of two, half are constant if all tasks succeed half of the time; so of eight, hardly any are
     assert calibrate([run], group_size=8).constant_group_frac == pytest.approx(2 * 0.5**8, abs=1e-3)
 

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
-from cua_rl.rl.parity import measure_parity, require_parity
+from cua_rl.rl.parity import ParityGate, measure_parity, require_parity
 from tests.builders import datum, image, prompt, text
 
 
@@ -37,6 +39,22 @@ def test_an_answer_to_text_alone_counts_as_such_even_after_earlier_images() -> N
     assert parity.first_token_mean_abs == pytest.approx((0.4 + 0.1) / 2)
     assert parity.later_token_mean_abs == pytest.approx(0.2 / 2)
     check_names(parity.metrics())
+
+
+def test_turns_of_other_versions_are_left_out_but_not_what_they_answered() -> None:
+    # image, a turn of version 3, text, a turn of version 4: only that one is compared, and it answers text alone
+    mixed = datum(
+        mask=(False, False, True, False, True),
+        logprobs=(0.0, 0.0, -1.0, 0.0, -1.0),
+        model_input=prompt(image(expected_tokens=2), text(1, 2, 3)),
+        turn_indices=(0, 1),
+    )
+    mixed = replace(mixed, policy_versions=(3, 4))
+
+    metrics = ParityGate(limit=0.25, step=5, policy_version=4).check([mixed], [(0.0, 0.0, -9.0, 0.0, -1.1)])
+
+    assert metrics["policy/parity_mean_abs"] == metrics["policy/parity_text_mean_abs"] == pytest.approx(0.1)
+    assert "policy/parity_image_mean_abs" not in metrics
 
 
 def test_a_gap_above_the_limit_is_refused_with_its_likely_causes() -> None:

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,9 +34,10 @@ def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int], num
     async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
         served.append(adapter)
 
-    def record(step: int, state_path: Path, sampler_path: Path) -> list[int]:
+    def record(step: int, state_path: Path, sampler_path: Path) -> None:
         recorded.append(step)
-        return recorded[-num_checkpoints:]
+        for given_up in recorded[:-num_checkpoints]:
+            shutil.rmtree(folder / "weights" / f"{given_up:06d}", ignore_errors=True)
 
     return ServedPolicy(
         trainer=FolderTrainer(),
@@ -91,6 +93,24 @@ async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_s
 
     assert kept_while_held == ["000000", "000004", "000005", "000006"]
     assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000005", "000006", "000007"]
+
+
+async def test_a_resumed_run_keeps_the_adapter_of_the_checkpoint_that_it_resumed_from(tmp_path: Path) -> None:
+    earlier = make_policy(tmp_path, [], [])
+    await earlier.publish(4)
+    await earlier.save_checkpoint(4)
+
+    resumed = make_policy(tmp_path, [], [])
+    for step in range(4, 9):
+        await resumed.publish(step)
+
+    # without it, the run could not be resumed from there a second time
+    assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == [
+        "000004",
+        "000006",
+        "000007",
+        "000008",
+    ]
 
 
 TEXT = ModelInput(chunks=(EncodedTextChunk(tokens=tuple(range(64))),))

@@ -188,6 +188,7 @@ async def test_substeps_and_penalties_add_their_passes() -> None:
 
     assert trainer.calls == [
         "reference_logprobs",
+        "forward",
         "forward_backward 2",
         "optim_step",
         "forward_backward 2",

@@ -9,6 +9,7 @@ from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.train_step import Schedule, TrainStepResult, TrainStepSettings, scheduled_learning_rate, train_step
+from cua_rl.training.wire import OptimStepOutput
 from cua_rl.types import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
@@ -123,6 +124,22 @@ async def test_the_proximal_policy_is_asked_once_before_several_substeps() -> No
 
     assert trainer.calls == ["forward", "forward_backward 2", "optim_step", "forward_backward 2", "optim_step"]
     assert all(call["proximal_logprobs"] == [(0.0, -0.99, -0.99)] * 2 for call in trainer.beside)
+
+
+class MovingTrainer(FakeTrainer):
+    """Every optimizer step lowers all log-probabilities by 0.01."""
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput:
+        self.gap -= 0.01
+        return await super().optim_step(optim)
+
+
+@pytest.mark.parametrize("num_substeps", [1, 2, 4])
+async def test_the_move_of_a_step_is_that_of_all_its_substeps(num_substeps: int) -> None:
+    result = await run(MovingTrainer(), make_settings(name="ppo", num_substeps=num_substeps, compute_post_kl=True))
+
+    assert result.metrics["policy/kl_post"] == pytest.approx(0.01 * num_substeps)
+    assert {row[1] for row in result.training_logprobs} == {-1.0}
 
 
 @pytest.mark.parametrize("changes", [{"tis_cap": 2.0}, {"name": "ppo", "num_substeps": 2}])

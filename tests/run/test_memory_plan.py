@@ -307,6 +307,16 @@ def test_twenty_impossible_plans_are_refused_in_seconds_with_settings_that_fit()
     assert time.process_time() - started < 5
 
 
+@pytest.mark.parametrize("by_hand", ["server_tensor_parallel", "trainer_num_processes"])
+def test_a_setting_that_rules_out_a_remedy_is_not_refused_in_its_place(by_hand: str) -> None:
+    everything = tuple(range(8))
+    # without GPUs by hand, server and trainer would have 4 each, which is too few for 8
+    gpus = replace(GpuWishes(server_gpus=everything, trainer_gpus=everything), **{by_hand: 8})
+
+    with pytest.raises(ConfigError, match=r"memory: expected .* got 8 GPUs of 80\.0 GiB"):
+        plan_memory(request("32B", "8x80", context=262_144, gpus=gpus))
+
+
 def after(remedy: str, refused: Request) -> Request:
     """The request with what the message proposes."""
     if found := re.fullmatch(r"server\.max_model_len=(\d+)", remedy):

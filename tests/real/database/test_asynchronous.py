@@ -1,13 +1,17 @@
 """Groups that start before anyone knows which step trains them, and what a resumed run keeps of them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import load_steps
 from cua_rl.database.rebuild import load_groups
-from cua_rl.events import BatchTaken, CheckpointSaved, Event, RolloutSource, SourceStarted
+from cua_rl.events import BatchTaken, CheckpointSaved, EvaluationEnded, Event, RolloutSource, SourceStarted
+from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.run.resume import load_resumed
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import make_group, source_events, start, step_end
@@ -104,3 +108,24 @@ async def test_a_resumed_run_keeps_ended_groups_of_policies_that_its_checkpoint_
     await session.rollback()
     assert await load_groups(session, training_id, 2) == [THIRD]
     assert await load_groups(session, training_id, 3) == [FIRST]
+
+
+async def test_a_baseline_that_a_killed_run_did_not_finish_is_owed(url: str, tmp_path: Path) -> None:
+    baseline = RolloutSource(phase="baseline", step=0)
+    begins = replace(start(), log_path=str(tmp_path))
+    started = SourceStarted(source=baseline, tasks=(), num_groups=1, group_size=3, policy_version=0)
+    trained = [begun(1), *ended(SECOND, 1), BatchTaken(step=1, group_ids=("group 1",)), step_end(SECOND)]
+    for step in (0, 1):
+        (tmp_path / "sampler_weights" / f"{step:06d}").mkdir(parents=True)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}')
+    config = CLIConfig(max_steps_off_policy=2, max_steps=4)
+
+    with prepare_log_directory(tmp_path, "resume") as folder:
+        await record(url, begins, started, *trained)
+        owed = (await load_resumed(config, folder, "run", 1, url)).owed_evaluations
+        await record(url, replace(begins, first_step=2), started, EvaluationEnded(source=baseline, metrics={}))
+        owed_later = (await load_resumed(config, folder, "run", 1, url)).owed_evaluations
+
+    assert [(one.phase, one.step, one.adapter.path.name) for one in owed] == [("baseline", 0, "000000")]
+    assert owed_later == ()

@@ -92,7 +92,9 @@ async def test_two_processes_take_the_step_of_one_and_exchange_checkpoints(
 
     for row, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
         assert_equal_but_for_rounding(row, other, NUM_ROUNDINGS)
-    of_two = dict(output.metrics) | {"optim/num_micro_batches": 1.0}
+    # a screenshot that both need is encoded twice
+    assert output.metrics["optim/encoded_images"] == account["trainer/encoded_images"] == 3.0
+    of_two = dict(output.metrics) | {"optim/num_micro_batches": 1.0, "optim/encoded_images": 2.0}
     assert of_two.keys() == expected.metrics.keys()
     for name, value in expected.metrics.items():  # means over tokens whose terms are about 1, of both signs
         assert_equal_but_for_rounding([of_two[name]], [value], NUM_ROUNDINGS, magnitude=max(1.0, abs(value)))
