@@ -143,6 +143,7 @@ class ExternalAgent:
         offered = OfferedDevice(timed, instruction=task.instruction, max_turns=task.max_turns, join=join, watch=watch)
         with access.expose(task.rollout_id, watch, offered) as address:
             end = await self._work(Assignment(task=task, address=address, device_token=offered.token), watch)
+        await offered.settle()  # a program may end without waiting for its last action
         await join.close()
         if watch.fault is not None:
             raise watch.fault

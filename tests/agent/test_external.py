@@ -285,6 +285,55 @@ async def test_faults_of_model_and_device_are_faults_of_the_rollout_whatever_the
     assert (no_device.stop_reason, len(no_device.turns)) == (StopReason.DEVICE_ERROR, 1)
 
 
+async def test_an_action_for_whose_end_the_agent_does_not_wait_is_done_before_the_rollout_is_judged(
+    bench: Bench,
+) -> None:
+    begun = asyncio.Event()
+
+    class Slow(FakeDevice):
+        async def execute(self, action: object) -> None:
+            begun.set()
+            await asyncio.sleep(0.1)
+            self.state = "1"
+
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))
+        await begun.wait()
+        acting.cancel()
+
+    bench.device = Slow()
+    rollout = await bench.run(work)
+
+    assert (rollout.error, rollout.success) == (None, True)
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=50, y=100)]
+
+
+async def test_an_action_that_outlasts_its_rollout_is_answered_that_the_rollout_is_over(bench: Bench) -> None:
+    told: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+    released = asyncio.Event()
+
+    class Stuck(FakeDevice):
+        async def execute(self, action: object) -> None:
+            await released.wait()
+
+    async def work(desk: Desk) -> Any:
+        told.set_result(desk.told)
+        await asyncio.Event().wait()
+
+    bench.device = Stuck()
+    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_s=0.2)))
+    desk = Desk(await told)
+    async with desk.http:
+        acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))
+        rollout = await running
+        released.set()
+        answer = await acting
+
+    assert rollout.stop_reason is StopReason.TIME_LIMIT
+    assert answer.status_code == 409
+
+
 SECRETS = (
     "DATABASE_URL", "JUDGE_API_KEY", "MONITOR_PROJECT_TOKEN", "MONITOR_READ_TOKEN", "PGPASSWORD", "SSH_AUTH_SOCK",
     "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
