@@ -9,6 +9,7 @@ import sys
 import venv
 from ast import literal_eval
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class Bench:
         self.device = FakeDevice()
         self.recorder = FakeRecorder()
         self.variables: tuple[str, ...] = ()
+        self.task = make_task(max_turns=9)
 
     async def run(self, work: Work, *, max_turns: int = 3, time_limits: TimeLimits | None = None) -> Rollout:
         async def endpoint(request: Request) -> JSONResponse:
@@ -111,7 +113,7 @@ class Bench:
             group_id="g",
             group_index=0,
             member_index=0,
-            task=make_task(max_turns=9),
+            task=self.task,
             params=PARAMS,
             rollout_id="r1",
         )
@@ -251,6 +253,16 @@ async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_
     assert (crashed.stop_reason, len(crashed.turns)) == (StopReason.FINISHED, 1)
     assert crashed.reward is not None
     assert "status 3" in (crashed.error or "")
+
+
+@pytest.mark.parametrize("instruction", ["a\0b", "\ud83d", "x" * 200_000])
+async def test_an_instruction_that_no_program_can_be_told_is_a_fault(bench: Bench, instruction: str) -> None:
+    bench.task = replace(bench.task, instruction=instruction)
+
+    rollout = await bench.run_command(PYTHON, "-c", "")
+
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
+    assert "run the agent: " in (rollout.error or "")
 
 
 async def test_an_agent_that_never_asks_the_model_is_a_fault(bench: Bench) -> None:
