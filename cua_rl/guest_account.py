@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cua_rl.errors import ConfigError
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, hidden_entries, remove_tree
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, hidden_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,7 @@ class GuestAccount:
 
     def release(self) -> None:
         """Kill the processes that the user still runs, and remove the home."""
-        self.user.release()
-        remove_tree(self.home)
+        self.user.release(self.home)
 
 
 @asynccontextmanager

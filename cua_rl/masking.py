@@ -56,7 +56,7 @@ _QUERY = re.compile(
 # an address inside an address
 _QUOTED_USER = re.compile(r"(%3a%2f%2f)(?:(?!%2f|%40|%3f)[^\s&\"'<>\\]){1,512}(%40)", re.IGNORECASE)
 _BEARER = re.compile(r"\b((?:bearer|basic|negotiate)\s+)(?![a-z]+\b(?![\w+/=.-]))[\w+/=.~-]{4,}", re.IGNORECASE)
-_CURL_USER = re.compile(r"((?<![\w-])(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]+:)[^\s'\"]+")
+_CURL_USER = re.compile(r"((?<![\w-])(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]{1,256}:)[^\s'\"]+")
 _FLAG = re.compile(
     rf"((?<![\w-])--?[\w.-]{{0,64}}?{_NAME}[\"']?(?:=|,?\s+))(\"[^\"]*\"|'[^']*'|[^\s\"',\]]+)",
     re.IGNORECASE,
@@ -79,7 +79,7 @@ _LINE = re.compile(
 )
 _FORMS = re.compile(
     r"\b(?:sk-[\w-]{16,}|(?:gh[opsur]|github_pat)_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|xox[abeprs]-[\w-]{10,}"
-    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,1024}+\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,}"
     r"|hooks\.slack\.com/services/[\w/]{20,})"
 )
 _NO_SECRET = re.compile(

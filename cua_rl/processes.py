@@ -127,8 +127,8 @@ class OwnedProcess:
         """The last lines of the log, for error messages; of endless lines, their ends."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = log.read(_TAIL_BYTES).decode(errors="replace")
-        return "".join(text.splitlines(keepends=True)[-num_lines:])
+            lines = log.read(_TAIL_BYTES).splitlines(keepends=True)  # of text, it would also split at U+2028
+        return b"".join(lines[-num_lines:]).decode(errors="replace")
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -119,10 +119,13 @@ class SystemUser:
             if left := _left_ipc(self.uid):
                 subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
 
-    def release(self) -> None:
-        """Clean up and release the claim."""
-        if self.lock is not None and not self.lock.closed:
+    def release(self, *owned: Path) -> None:
+        """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
+        is_claimed = self.lock is not None and not self.lock.closed
+        if is_claimed:
             self.clean_up()
+        remove_tree(*owned)
+        if self.lock is not None and is_claimed:
             self.lock.truncate(0)
             self.lock.close()
 

@@ -56,6 +56,13 @@ async def test_a_killed_guard_reads_as_a_signal_and_leaves_no_command(tmp_path: 
     assert wait_until_dead(command)
 
 
+async def test_a_separator_inside_a_line_is_no_end_of_it(tmp_path: Path) -> None:
+    async with OwnedProcess(["printf", "first\\na\u2028b\\n"], name="speaker", log_path=tmp_path / "log") as process:
+        await process.wait()
+
+    assert process.log_tail(1) == "a\u2028b\n"
+
+
 async def test_the_tail_of_an_endless_line_takes_no_memory(tmp_path: Path) -> None:
     async with OwnedProcess(["true"], name="speaker", log_path=tmp_path / "log") as process:
         await process.wait()

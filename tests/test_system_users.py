@@ -4,10 +4,14 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 
+from cua_rl.guest_account import claim_guest_account
 from cua_rl.processes import OwnedProcess
 from cua_rl.system_users import (
     GUEST_UIDS,
@@ -111,6 +115,25 @@ def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tm
         assert user.uid == uid
         assert processes_of(uid) == []
         assert not Path(f"/tmp/left-{uid}").exists()
+
+
+@needs_root
+async def test_the_home_of_a_guest_is_gone_before_the_next_one_can_have_its_number() -> None:
+    account = await claim_guest_account(("true",), "agent")
+    lock, was_there = account.user.lock, list[bool]()
+    assert lock is not None
+
+    class Watched(FileIO):
+        def close(self) -> None:
+            if not self.closed:
+                was_there.append(account.home.exists())
+            super().close()
+
+    watched = Watched(os.dup(lock.fileno()), "ab")
+    lock.close()
+    replace(account, user=replace(account.user, lock=cast("BinaryIO", watched))).release()
+
+    assert was_there == [False]
 
 
 @needs_root

@@ -19,7 +19,7 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.errors import AgentError
+from cua_rl.errors import AgentError, boundary
 from cua_rl.guest_account import GuestAccount, open_guest_account
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
@@ -141,8 +141,9 @@ class ExternalAgent:
         join = TurnJoin(seen=await timed.observe(), on_turn=on_turn)
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=join.answered, clock=clock)
         offered = OfferedDevice(timed, instruction=task.instruction, max_turns=task.max_turns, join=join, watch=watch)
-        with access.expose(task.rollout_id, watch, offered) as address:
+        with access.expose(task.rollout_id, watch, offered) as address, boundary(AgentError, "run the agent"):
             end = await self._work(Assignment(task=task, address=address, device_token=offered.token), watch)
+        await offered.settle()  # a program may end without waiting for its last action
         await join.close()
         if watch.fault is not None:
             raise watch.fault

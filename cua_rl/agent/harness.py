@@ -22,7 +22,7 @@ from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
-from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
+from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
 from cua_rl.guest_account import open_guest_account
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
@@ -180,7 +180,7 @@ class HarnessAgent:
 
         clock.charge_between_calls()
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=answered, clock=clock)
-        with access.expose(task.rollout_id, watch) as address:
+        with access.expose(task.rollout_id, watch) as address, boundary(AgentError, "run the harness"):
             assignment = HarnessAssignment(
                 task=task,
                 world=device,

@@ -172,6 +172,11 @@ class OfferedDevice:
             self._join.add(step)
             return Reply(error=step.error, is_finished=self.finish is not None, screen=self._join.seen)
 
+    async def settle(self) -> None:
+        """Wait for the operation in progress: it must change neither what a validator reads nor the next rollout."""
+        async with self._one_at_a_time:
+            pass
+
     @contextmanager
     def _failing(self) -> Generator[None]:
         """Turn a device failure in the block into a fault of the rollout, however the agent handles it."""

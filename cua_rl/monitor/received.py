@@ -34,6 +34,7 @@ _STEP_STATUS = {
 }
 _DEVICE_STATUS = {"terminated": "released", "error": "failed", "failed": "failed"}
 _MAX_SECONDS = 1e11
+_MAX_SETTINGS_CHARACTERS = 2**20  # masking takes two seconds for them, here and whenever they are shown
 _STAGES = {"model_inference": "respond", "action_exec": "execute", "screenshot_after": "observe"}
 _NOT_SETTINGS = {
     *sent.SentTraining.model_fields,
@@ -64,6 +65,11 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         if value is not None:
             columns[column] = max(0, value)
     settings = {name: value for name, value in payload.items() if name not in _NOT_SETTINGS and value is not None}
+    settings |= item.config_json or {}
+    if (length := len(dumps(settings))) > _MAX_SETTINGS_CHARACTERS:
+        raise ItemRefused(
+            f"expected a config_json of at most {_MAX_SETTINGS_CHARACTERS} characters, got {length}; leave out parts"
+        )
     return TrainingReport(
         run_name=run_name,
         log_path=folder,
@@ -72,7 +78,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         first_step=ours.first_step,
         kept_group_ids=tuple(ours.kept_group_ids),
         started_at=item.start_time or item.created_at,
-        settings=mask_secrets(settings | (item.config_json or {})),
+        settings=mask_secrets(settings),
         columns=columns,
     )
 

@@ -1,6 +1,7 @@
 """Decodes tokens with the run's own tokenizer, if it is on this machine."""
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -64,7 +65,7 @@ async def find_token_texts(config: Mapping[str, Any]) -> TokenTexts | None:
     if config.get("model_name") is None and config.get("model_path"):
         folders.append(_TINY_MODEL)
     paths = [folder / "tokenizer.json" for folder in folders]
-    path = next((path for path in paths if path.is_file()), None)
+    path = next(filter(os.path.isfile, paths), None)  # `Path.is_file` raises if the folder is closed to us
     return None if path is None else await asyncio.to_thread(_load_token_texts, path)
 
 

@@ -37,6 +37,7 @@ from cua_rl.renderers.request_error import RequestError as RequestError
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")
 
+_MAX_STOPS = 64  # each is looked for at the end of every message
 _REFUSED = {
     "background": "wait for the response",
     "conversation": "send previous_response_id, or all items",
@@ -149,6 +150,8 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
                 items.append(_message(fields, images, at))
     stop = request.get("stop")
     stops = [stop] if isinstance(stop, str) else optional_list_at(stop, FieldPath("stop"))
+    if len(stops) > _MAX_STOPS:
+        raise FieldPath("stop").error(f"at most {_MAX_STOPS} texts", len(stops), "send fewer")
     return Conversation(
         items=_with_call_ids(items),
         tools=_tools(request, nested=True),

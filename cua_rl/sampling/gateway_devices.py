@@ -21,7 +21,7 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.errors import DeviceError
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_json, require_json
-from cua_rl.sampling.gateway_app import require_host
+from cua_rl.sampling.gateway_app import UnknownRollout, require_host
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _guarded(find: FindDevice, endpoint: _Endpoint, hosts: Container[str]) -> Ca
             return await endpoint(device, request)
         except RequestRefused as error:
             return _refusal(error.status, error.message)
-        except RolloutOver as error:
+        except (RolloutOver, UnknownRollout) as error:
             return _refusal(409, str(error))
         except DeviceError as error:
             logger.error("device failed path=%s %s", request.url.path, error)

@@ -9,6 +9,7 @@ import sys
 import venv
 from ast import literal_eval
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class Bench:
         self.device = FakeDevice()
         self.recorder = FakeRecorder()
         self.variables: tuple[str, ...] = ()
+        self.task = make_task(max_turns=9)
 
     async def run(self, work: Work, *, max_turns: int = 3, time_limits: TimeLimits | None = None) -> Rollout:
         async def endpoint(request: Request) -> JSONResponse:
@@ -111,7 +113,7 @@ class Bench:
             group_id="g",
             group_index=0,
             member_index=0,
-            task=make_task(max_turns=9),
+            task=self.task,
             params=PARAMS,
             rollout_id="r1",
         )
@@ -253,6 +255,16 @@ async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_
     assert "status 3" in (crashed.error or "")
 
 
+@pytest.mark.parametrize("instruction", ["a\0b", "\ud83d", "x" * 200_000])
+async def test_an_instruction_that_no_program_can_be_told_is_a_fault(bench: Bench, instruction: str) -> None:
+    bench.task = replace(bench.task, instruction=instruction)
+
+    rollout = await bench.run_command(PYTHON, "-c", "")
+
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
+    assert "run the agent: " in (rollout.error or "")
+
+
 async def test_an_agent_that_never_asks_the_model_is_a_fault(bench: Bench) -> None:
     rollout = await bench.run_command(PYTHON, "-c", "print('hello')")
 
@@ -283,6 +295,55 @@ async def test_faults_of_model_and_device_are_faults_of_the_rollout_whatever_the
 
     assert (no_model.stop_reason, len(no_model.turns)) == (StopReason.SAMPLING_ERROR, 1)
     assert (no_device.stop_reason, len(no_device.turns)) == (StopReason.DEVICE_ERROR, 1)
+
+
+async def test_an_action_for_whose_end_the_agent_does_not_wait_is_done_before_the_rollout_is_judged(
+    bench: Bench,
+) -> None:
+    begun = asyncio.Event()
+
+    class Slow(FakeDevice):
+        async def execute(self, action: object) -> None:
+            begun.set()
+            await asyncio.sleep(0.1)
+            self.state = "1"
+
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))
+        await begun.wait()
+        acting.cancel()
+
+    bench.device = Slow()
+    rollout = await bench.run(work)
+
+    assert (rollout.error, rollout.success) == (None, True)
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=50, y=100)]
+
+
+async def test_an_action_that_outlasts_its_rollout_is_answered_that_the_rollout_is_over(bench: Bench) -> None:
+    told: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+    released = asyncio.Event()
+
+    class Stuck(FakeDevice):
+        async def execute(self, action: object) -> None:
+            await released.wait()
+
+    async def work(desk: Desk) -> Any:
+        told.set_result(desk.told)
+        await asyncio.Event().wait()
+
+    bench.device = Stuck()
+    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_s=0.2)))
+    desk = Desk(await told)
+    async with desk.http:
+        acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))
+        rollout = await running
+        released.set()
+        answer = await acting
+
+    assert rollout.stop_reason is StopReason.TIME_LIMIT
+    assert answer.status_code == 409
 
 
 SECRETS = (

@@ -26,6 +26,7 @@ from cua_rl.monitor.received import (
     device_columns,
     rollout_columns,
     source_report,
+    training_report,
     turn_columns,
 )
 
@@ -43,6 +44,12 @@ def test_statuses_become_ours(phase: Phase, told: str, stored: str) -> None:
 def test_a_status_that_we_do_not_know_is_refused_with_those_that_we_do() -> None:
     with pytest.raises(ItemRefused, match=r"expected a status among .*completed.*got 'fine'"):
         source_report(SentSource(training_id=1, step=2, status="fine"), "step")
+
+
+def test_settings_that_would_take_long_to_mask_are_refused() -> None:
+    item = SentTraining(run_name="r", config_json={"note": "a" * 2_000_000})
+    with pytest.raises(ItemRefused, match="at most 1048576 characters, got 2000012"):
+        training_report(item, {}, "r", "there: r")
 
 
 def test_an_evaluation_without_a_number_is_at_step_0_and_a_step_without_one_is_refused() -> None:

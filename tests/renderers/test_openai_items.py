@@ -110,6 +110,12 @@ def test_a_chat_request_becomes_the_same_conversation() -> None:
     assert conversation_from_chat(request) == EXPECTED
 
 
+def test_more_stops_than_an_agent_can_need_are_refused() -> None:
+    request: dict[str, object] = {"messages": [{"role": "user", "content": "go"}], "stop": ["x"] * 65}
+    with pytest.raises(RequestError, match="at most 64 texts at stop, got 65"):
+        conversation_from_chat(request)
+
+
 def test_plain_strings_are_understood_in_both_forms() -> None:
     expected = Conversation(items=(message("user", "hi"),), tools=())
     assert conversation_from_responses({"input": "hi"}) == expected

@@ -121,6 +121,11 @@ def test_a_task_that_cannot_work_is_refused(task: dict[str, object], complaint: 
         ("1", Verdict(success=True, score=1.0)),
         ('[false, "still there"]', Verdict(success=False, message="still there")),
         ('{"success": true, "score": 0.9}', Verdict(success=True, score=0.9)),
+        # as JavaScript writes it: a line separator inside a string is no end of a line
+        (
+            'noise\n{"success": false, "message": "got a\u2028b\u0085"}',
+            Verdict(success=False, message="got a\u2028b\x85"),
+        ),
     ],
 )
 def test_checks_may_answer_in_several_ways(printed: str, verdict: Verdict) -> None:

@@ -198,7 +198,7 @@ class OwnedBrowser:
             with suppress(Error, TimeoutError):
                 async with asyncio.timeout(2 * _STOP_TIMEOUT_S):
                     await self._browser.close()  # waits for the guard
-        await asyncio.to_thread(self._user.release)
+        await asyncio.to_thread(self._user.release, *filter(None, [self._profile]))
         self._user = SystemUser()
         if self._profile is not None:
             await asyncio.to_thread(remove_profile, self._profile)

@@ -17,7 +17,7 @@ from cua_rl.devices.desktop.network import Network, with_new_network
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.processes import OwnedProcess
 from cua_rl.system import is_running
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, remove_tree
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 
 PROGRAMS = ("Xvfb", "openbox", "setpriv")
 """Programs that desktops need (Debian: xvfb, openbox, util-linux)."""
@@ -127,8 +127,7 @@ class DesktopSession:
         await self._stack.aclose()
         self._network.close()
         user, self._user = self._user, SystemUser()
-        await asyncio.to_thread(user.release)
-        await asyncio.to_thread(remove_tree, self.home, self._settings, self._logs)
+        await asyncio.to_thread(user.release, self.home, self._settings, self._logs)
 
     async def _start_server(self) -> str:
         """The X server writes the display's number into its log once it is ready.
