@@ -46,9 +46,10 @@ class ServedPolicy:
     state_path: Callable[[int], Path]
     sampler_path: Callable[[int], Path]
     record_checkpoint: Callable[[int, Path, Path], Collection[int]]
+    checkpointed: Collection[int] = ()
+    """Steps whose adapters stay: a resumed run begins with the checkpoints of earlier attempts."""
     _steps: dict[Path, int] = field(default_factory=dict[Path, int])
     """Adapter folders with their steps, in the order in which they were served."""
-    _checkpointed: set[int] = field(default_factory=set[int])
     _held: Counter[Path] = field(default_factory=Counter[Path])
 
     async def publish(self, step: int) -> AdapterRef:
@@ -83,15 +84,15 @@ class ServedPolicy:
         if not sampler_path.exists():
             await self.trainer.save_weights_for_sampler(sampler_path)
         await self.trainer.save_state(state_path)
-        self._checkpointed.add(step)
+        self.checkpointed = {*self.checkpointed, step}
         self._steps.setdefault(sampler_path, step)
-        self._checkpointed = set(await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path))
+        self.checkpointed = await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path)
         return state_path, sampler_path
 
     def _prune(self) -> None:
         """Delete adapters that are neither recent nor held nor part of a checkpoint."""
         for path, step in list(self._steps.items())[:-NUM_KEPT_ADAPTERS]:
-            if step not in self._checkpointed and not self._held[path]:
+            if step not in self.checkpointed and not self._held[path]:
                 del self._steps[path]
                 shutil.rmtree(path)
 

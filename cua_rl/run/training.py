@@ -350,6 +350,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,
         record_checkpoint=record_checkpoint,
+        checkpointed=[checkpoint.step for checkpoint in folder.checkpoints()],
     )
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,13 @@ class FolderTrainer:
         return AdapterRef(path=path, policy_version=self.version)
 
 
-def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int], num_checkpoints: int = 3) -> ServedPolicy:
+def make_policy(
+    folder: Path,
+    served: list[AdapterRef],
+    recorded: list[int],
+    num_checkpoints: int = 3,
+    checkpointed: Collection[int] = (),
+) -> ServedPolicy:
     async def no_canary() -> None:
         return
 
@@ -44,6 +50,7 @@ def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int], num
         state_path=lambda step: folder / "weights" / f"{step:06d}",
         sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
         record_checkpoint=record,
+        checkpointed=checkpointed,
     )
 
 
@@ -91,6 +98,21 @@ async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_s
 
     assert kept_while_held == ["000000", "000004", "000005", "000006"]
     assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000005", "000006", "000007"]
+
+
+async def test_a_resumed_run_keeps_the_adapter_of_the_checkpoint_that_it_began_from(tmp_path: Path) -> None:
+    await make_policy(tmp_path, [], []).save_checkpoint(10)
+
+    resumed = make_policy(tmp_path, [], [], checkpointed=[10])
+    for step in range(10, 15):  # the next checkpoint is not due yet
+        await resumed.publish(step)
+
+    assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == [
+        "000010",
+        "000012",
+        "000013",
+        "000014",
+    ]
 
 
 TEXT = ModelInput(chunks=(EncodedTextChunk(tokens=tuple(range(64))),))
