@@ -29,7 +29,7 @@ class Progress:
     newest_steps: Mapping[int, int]
     """For each policy version, the last step after which it was the newest."""
     evaluated_steps: frozenset[int]
-    """Steps after which an evaluation was completed."""
+    """Steps after which an evaluation was completed; 0 is the baseline."""
 
 
 async def load_progress(session: AsyncSession, training_id: int, num_steps: int) -> Progress:
@@ -48,7 +48,7 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
         .where(Step.training_id == training_id, Step.step <= num_steps)
     )
     evaluated = await session.scalars(
-        select(Eval.step).where(Eval.training_id == training_id, Eval.phase == "eval", Eval.status == "completed")
+        select(Eval.step).where(Eval.training_id == training_id, Eval.status == "completed")
     )
     # ended groups of later steps, without those with replays, which refer to rollouts of other steps
     unknown_turn = (

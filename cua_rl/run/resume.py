@@ -95,7 +95,8 @@ def _owed_evaluations(
     config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int
 ) -> tuple[WantedEvaluation, ...]:
     """Evaluations that were due and are not recorded, if their adapters still exist."""
-    due = [step for step in range(1, num_done) if config.eval_every and step % config.eval_every == 0]
+    due = [] if config.evaluation.skip_baseline else [0]
+    due += [step for step in range(1, num_done) if config.eval_every and step % config.eval_every == 0]
     if num_done == config.max_steps or (config.eval_every and num_done % config.eval_every == 0):
         due.append(num_done)
     missing = [step for step in due if step not in progress.evaluated_steps and folder.sampler_path(step).exists()]
@@ -103,7 +104,9 @@ def _owed_evaluations(
     newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for step in missing}
     return tuple(
         WantedEvaluation(
-            phase="eval", step=step, adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step])
+            phase="eval" if step else "baseline",
+            step=step,
+            adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step]),
         )
         for step in missing
     )

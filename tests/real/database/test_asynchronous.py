@@ -1,6 +1,7 @@
 """Groups that start before anyone knows which step trains them, and what a resumed run keeps of them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -8,6 +9,9 @@ from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import load_steps
 from cua_rl.database.rebuild import load_groups
 from cua_rl.events import BatchTaken, CheckpointSaved, Event, RolloutSource, SourceStarted
+from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.run.resume import load_resumed
+from cua_rl.run.training_config import CLIConfig, EvaluationSettings
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import make_group, source_events, start, step_end
@@ -104,3 +108,20 @@ async def test_a_resumed_run_keeps_ended_groups_of_policies_that_its_checkpoint_
     await session.rollback()
     assert await load_groups(session, training_id, 2) == [THIRD]
     assert await load_groups(session, training_id, 3) == [FIRST]
+
+
+async def test_a_resumed_run_owes_a_baseline_that_training_has_overtaken(url: str, tmp_path: Path) -> None:
+    config = CLIConfig(max_steps_off_policy=1, groups_per_batch=1, max_steps=4, eval_every=0)
+    baseline = source_events(make_group(9, group_id="held out"), step=0, phase="baseline")[:-1]  # it still runs
+    with prepare_log_directory(tmp_path / "run", "resume") as folder:
+        folder.sampler_path(0).mkdir(parents=True)
+        begun_run = replace(start(), log_path=str(folder.path))
+        await record(url, begun_run, *baseline, *killed_run()[1:])
+
+        resumed = await load_resumed(config, folder, "run", 1, url)
+        skips = CLIConfig(max_steps_off_policy=1, evaluation=EvaluationSettings(skip_baseline=True))
+        asked_without = await load_resumed(skips, folder, "run", 1, url)
+
+    (owed,) = resumed.owed_evaluations
+    assert (owed.phase, owed.step, owed.adapter.policy_version) == ("baseline", 0, 0)
+    assert asked_without.owed_evaluations == ()
