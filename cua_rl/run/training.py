@@ -119,10 +119,11 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
-            is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            status = "cancelled" if is_cancelled else "failed"
             cause = first_error(error)
-            ended = TrainingEnded(status=status, error=mask_known(f"{type(cause).__name__}: {cause}"))
+            is_cancelled = isinstance(cause, asyncio.CancelledError | KeyboardInterrupt)
+            ended = TrainingEnded(
+                status="cancelled" if is_cancelled else "failed", error=mask_known(f"{type(cause).__name__}: {cause}")
+            )
             await asyncio.shield(recorder.record(ended))
             raise
         await recorder.record(TrainingEnded(status="completed"))
