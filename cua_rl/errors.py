@@ -22,7 +22,7 @@ Messages say what was expected, what came (`!r`), and what to do.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, cast
 
 
 class CuaError(Exception):
@@ -113,3 +113,10 @@ def boundary(kind: type[CuaError], doing: str) -> Generator[None]:
         raise
     except Exception as error:
         raise kind(f"{doing}: {type(error).__name__}: {error}") from error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error that says something: of a group, as tasks side by side raise it, the first one; else `error`."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

@@ -75,8 +75,8 @@ class OwnedProcess:
         """Start the command; raises `FileNotFoundError` through the log if it does not exist."""
         await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
         mark = {MARK: str(await asyncio.to_thread(scratch_folder))}  # found by it if even its guard is killed
-        read_end, self._lifeline = os.pipe()
         log = await asyncio.to_thread(self.log_path.open, "ab")
+        read_end, self._lifeline = os.pipe()
         try:
             self._guard = await asyncio.create_subprocess_exec(
                 *GUARD,
@@ -124,14 +124,20 @@ class OwnedProcess:
             await asyncio.shield(self._guard.wait())
 
     def log_tail(self, num_lines: int = 30) -> str:
-        """The last lines of the log, for error messages; of endless lines, their ends."""
+        """The last lines of the log, for error messages; of endless lines, their ends. Somebody may have deleted it."""
+        if not self.log_path.exists():
+            return f"({self.log_path} was deleted)"
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read(_TAIL_BYTES).splitlines(keepends=True)  # of text, it would also split at U+2028
         return b"".join(lines[-num_lines:]).decode(errors="replace")
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()  # nobody else does: the block is not entered
+            raise
         return self
 
     async def __aexit__(

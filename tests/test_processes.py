@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -47,6 +48,27 @@ async def test_exit_status_and_log_tail_are_the_commands(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not Linux: a command outlives its guard")
+async def test_a_log_that_somebody_has_deleted_hides_no_exit_status(tmp_path: Path) -> None:
+    async with OwnedProcess(["sh", "-c", "exit 3"], name="failing", log_path=tmp_path / "log") as process:
+        status = await process.wait()
+        process.log_path.unlink()
+        assert (status, process.log_tail()) == (3, f"({tmp_path / 'log'} was deleted)")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: no list of descriptors")
+async def test_a_start_that_fails_or_is_cancelled_leaves_no_descriptor(tmp_path: Path) -> None:
+    scratch_folder()  # its lock stays open
+    before = set(os.listdir("/proc/self/fd"))
+    for log_path in (tmp_path, tmp_path / "log"):  # a folder is no log
+        starting = asyncio.create_task(OwnedProcess(["true"], name="brief", log_path=log_path).__aenter__())
+        while not starting.done() and len(os.listdir("/proc/self/fd")) < len(before) + 2:
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_killed_guard_reads_as_a_signal_and_leaves_no_command(tmp_path: Path) -> None:
     async with OwnedProcess(["sh", "-c", "echo $$; exec sleep 60"], name="x", log_path=tmp_path / "log") as process:
         command = await read_pid(tmp_path / "log")

@@ -27,8 +27,9 @@ _BATCH_SIZE = 64
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 30.0
-# lost connections, among them those of a process that was asleep (25P03), deadlocks, a full disk, shutdowns
-_PASSING_STATES = ("08", "25P03", "40", "53", "55", "57", "58")
+# lost connections, among them those of a process that was asleep (25P03) or to a server that another one replaces
+# (25006, read-only), deadlocks, a full disk, shutdowns
+_PASSING_STATES = ("08", "25006", "25P03", "40", "53", "55", "57", "58")
 
 WriteEvents = Callable[[Connection, Scope, Sequence[TimedEvent]], Scope]
 """Writes events, none as a heartbeat, and returns the scope of later events."""
@@ -210,5 +211,6 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
             state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
             is_lost = state is None and isinstance(error, OperationalError | InterfaceError)
             if is_lost or (state or "").startswith(_PASSING_STATES):
+                engine.dispose()  # the next attempt connects anew, perhaps to another server
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise

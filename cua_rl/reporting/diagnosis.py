@@ -7,12 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cua_rl.errors import first_error
 from cua_rl.masking import known_secrets, mask_known, mask_secrets
 from cua_rl.reporting.json_lines import write_text
 
@@ -71,8 +72,7 @@ class Diagnosis:
         return self.findings[name]
 
     def _failure(self, error: BaseException) -> Finding:
-        while isinstance(error, BaseExceptionGroup):  # of parts that start together
-            error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+        error = first_error(error)
         said = mask_known(f"{type(error).__name__}: {error}")
         _, _, rest = said.partition(", got ")
         advice = rest.partition("; ")[2]  # messages of this project say what to do

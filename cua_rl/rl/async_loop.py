@@ -241,6 +241,7 @@ class _AsyncRun:
                 metrics={**checked, **in_flight, **published},
             )
             await record_step(self._settings, self._parts, trained, clock)
+            del taken, dropped, groups, batch, result, trained  # screenshots take gigabytes
             if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
                 await save_checkpoint(self._parts, step)
             await self._saved.put(_Saved(num_steps=step, policy=saved))

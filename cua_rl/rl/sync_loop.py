@@ -1,8 +1,7 @@
 """The on-policy loop: sample, score, build datums, train, publish, record; then the next step.
 
 Stages run strictly one after the other: rollouts of step k + 1 begin when the adapter of step k is served. Steps count
-from 1; step 0 is the policy before training. The only off-policy data are replayed successes (`curriculum.py`), which
-are off by default.
+from 1; step 0 is the policy before training. Off-policy data are replayed successes only (`curriculum.py`), if any.
 """
 
 from functools import partial
@@ -69,6 +68,7 @@ async def train(settings: LoopSettings, parts: LoopParts) -> None:
             new_version=adapter.policy_version,
         )
         await record_step(settings, parts, trained, clock)
+        del groups, batch, result, trained  # screenshots take gigabytes, while the next step collects as many
         if is_checkpoint_due(settings, step):
             await save_checkpoint(parts, step)
         if is_evaluation_due(settings, step):

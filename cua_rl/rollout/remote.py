@@ -219,9 +219,13 @@ class RemoteRunner:
             worker.changed.set()
 
     async def watch(self) -> None:
-        """Give up workers that are silent, until cancelled."""
+        """Give up workers that are silent, until cancelled; while this process was stopped, it heard nobody."""
         while True:
+            due_at = time.monotonic() + self._lease_s / 15
             await asyncio.sleep(self._lease_s / 15)
+            late_s = time.monotonic() - due_at
+            for worker in self._workers.values():
+                worker.seen_at = worker.seen_at and worker.seen_at + late_s
             latest = time.monotonic() - self._lease_s
             for worker_id, worker in list(self._workers.items()):
                 if worker.seen_at is not None and worker.seen_at < latest:

@@ -17,7 +17,7 @@ from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import AdapterError
+from cua_rl.errors import AdapterError, first_error
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.masking import mask_known
@@ -121,9 +121,11 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
-            is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            status = "cancelled" if is_cancelled else "failed"
-            ended = TrainingEnded(status=status, error=mask_known(f"{type(error).__name__}: {error}"))
+            cause = first_error(error)
+            is_cancelled = isinstance(cause, asyncio.CancelledError | KeyboardInterrupt)
+            ended = TrainingEnded(
+                status="cancelled" if is_cancelled else "failed", error=mask_known(f"{type(cause).__name__}: {cause}")
+            )
             await asyncio.shield(recorder.record(ended))
             raise
         await recorder.record(TrainingEnded(status="completed"))

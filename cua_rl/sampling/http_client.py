@@ -11,6 +11,7 @@ import aiohttp
 from cua_rl.sampling.address import bearer, split_address
 
 _CONNECT_TIMEOUT_S, _GET_TIMEOUT_S = 10.0, 10.0
+_NO_SERVER = (502, 503, 504)  # so a proxy says that the server behind it does not answer
 _KEEPALIVE_S = 4.0  # less than the 5 s after which vLLM's server closes an idle connection
 
 
@@ -110,6 +111,9 @@ class HttpClient:
             async with self._session.request(
                 method, f"{self._root}{path}", json=json, data=data, timeout=timeout, allow_redirects=False
             ) as response:
-                return HttpReply(response.status, response.content_type, await response.text())
+                reply = HttpReply(response.status, response.content_type, await response.text())
+                if reply.status in _NO_SERVER:
+                    raise ConnectionError(f"status {reply.status}: {reply.message}")
+                return reply
         except aiohttp.ClientError as error:
             raise ConnectionError(f"{type(error).__name__} {error}") from error

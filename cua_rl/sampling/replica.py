@@ -153,7 +153,9 @@ class Replica:
             await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
             if self.server.model.takes_adapters:
                 await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
-        except (RequestRejected, ConnectionError, TimeoutError) as error:
+        except ReplicaLost:
+            raise
+        except (SamplingError, ConnectionError, TimeoutError) as error:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
     async def unload_all_but(self, needed: Collection[AdapterRef]) -> None:

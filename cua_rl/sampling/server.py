@@ -208,7 +208,7 @@ class VllmServer:
                 await self._start()
                 for hook in self._hooks:
                     await hook()
-            except (SamplingError, httpx.HTTPError) as error:
+            except (SamplingError, httpx.HTTPError, OSError) as error:  # the machine may be short of descriptors
                 logger.error("restart of the model server failed num_restarts=%d %s", self.num_restarts, error)
                 await self._stop()
                 continue

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -219,6 +220,17 @@ async def test_a_silent_worker_is_given_up_and_its_late_answer_refused(bench: Be
         with pytest.raises(GivenUp):
             await link.report(Report(running=(rollout_id,), adapters=()))
     assert lost.stop_reason is StopReason.DEVICE_ERROR
+
+
+async def test_a_controller_that_was_stopped_for_a_while_gives_no_worker_up(bench: Bench) -> None:
+    async with bench.worker("a") as a:
+        running = asyncio.create_task(bench.runner.run(plan()))
+        await until(lambda: a.begun)
+        time.sleep(1.2)  # noqa: ASYNC251 - as by SIGSTOP: longer than the lease, and nobody listens
+        a.gate.set()
+        ended = await running
+
+    assert (ended.device_id, ended.rollout_id) == ("a", a.begun[0])
 
 
 async def test_a_worker_that_was_given_up_drops_its_rollouts_and_registers_anew(bench: Bench) -> None:

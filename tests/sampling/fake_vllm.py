@@ -34,6 +34,9 @@ class FakeVllm:
     answers: deque[str] = field(default_factory=deque)
     failures: deque[int] = field(default_factory=deque)
     """Statuses of the next answers."""
+    load_failures: deque[int] = field(default_factory=deque)
+    unload_failures: deque[int] = field(default_factory=deque)
+    """The same, for adapters."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     unloaded: list[str] = field(default_factory=list)
@@ -89,6 +92,8 @@ class FakeVllm:
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
+        if self.load_failures:
+            return _refusal(self.load_failures.popleft(), "out of order")
         if body["lora_name"] in self.adapters:
             return _refusal(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
         if "missing" in body["lora_path"]:
@@ -98,6 +103,8 @@ class FakeVllm:
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]
+        if self.unload_failures:
+            return _refusal(self.unload_failures.popleft(), "out of order")
         if name not in self.adapters:
             return _refusal(404, f"The lora adapter '{name}' cannot be found.")
         del self.adapters[name]

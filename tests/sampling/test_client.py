@@ -127,6 +127,20 @@ async def test_an_adapter_that_the_server_cannot_load_is_an_adapter_error(client
     assert client.current is None
 
 
+async def test_a_proxy_whose_server_is_away_refuses_no_adapter(client: SamplingClient, fake: FakeVllm) -> None:
+    fake.load_failures.extend([502, 503])
+    await client.publish(adapter(1))
+    assert served_names(fake) == ["policy-000001"]
+
+
+async def test_an_adapter_that_cannot_be_unloaded_stops_nothing(client: SamplingClient, fake: FakeVllm) -> None:
+    await client.publish(adapter(1))
+    fake.unload_failures.extend([500] * 3)
+    await client.publish(adapter(2))
+    assert client.current == adapter(2)
+    assert served_names(fake) == ["policy-000001", "policy-000002"]
+
+
 async def test_a_server_without_runtime_updates_is_a_config_error(fake: FakeVllm) -> None:
     fake.can_update_adapters = False
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:

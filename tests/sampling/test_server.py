@@ -1,8 +1,9 @@
 import asyncio
+import errno
 import os
 import signal
 import socket
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +68,31 @@ async def ask_until_it_fails(client: SamplingClient) -> None:
     while True:
         await client.respond("/v1/responses", {"input": "hi", "max_output_tokens": 4})
         await asyncio.sleep(0.05)
+
+
+async def test_a_restart_that_the_machine_refuses_is_tried_again_until_the_server_is_given_up(
+    folder: Path, tmp_path: Path
+) -> None:
+    starts = count()
+
+    def command(config: ServerConfig, base_url: str) -> list[str]:
+        if next(starts):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return fake_command(folder)(config, base_url)
+
+    config = ServerConfig(model_path=folder, start_timeout_s=60.0)
+    log_path = tmp_path / "server.log"
+    async with VllmServer(config, log_path, make_command=command, max_restarts=2, backoff_s=0.01) as server:
+        os.kill(server_pids(server.base_url.removeprefix("unix:"))[0], signal.SIGKILL)
+        with pytest.raises(SamplingError, match="died 3 times"):
+            await wait_until_it_fails(server)
+
+
+async def wait_until_it_fails(server: VllmServer) -> None:
+    async with asyncio.timeout(10.0):
+        while True:
+            await server.wait_until_ready()
+            await asyncio.sleep(0.02)
 
 
 async def test_leaving_ends_the_process(folder: Path, tmp_path: Path) -> None:

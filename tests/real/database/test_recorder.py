@@ -291,6 +291,25 @@ async def test_an_absent_database_delays_but_loses_nothing(tmp_path: Path, caplo
     assert len([line for line in caplog.messages if "database back" in line]) == 1
 
 
+async def test_a_database_that_is_read_only_while_another_server_takes_over_is_waited_for(
+    url: str, server_url: str, session: AsyncSession
+) -> None:
+    group = make_group(1)
+
+    async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
+        run_sql(server_url, "ALTER DATABASE test SET default_transaction_read_only = on")
+        for event in (start(), *source_events(group)):
+            await recorder.record(event)
+        flushed = asyncio.create_task(recorder.flush())
+        await asyncio.wait([flushed], timeout=0.3)
+        is_waiting = not flushed.done()
+        run_sql(server_url, "ALTER DATABASE test RESET default_transaction_read_only")
+        await flushed
+
+    assert is_waiting
+    assert await load_groups(session, recorder.training_id or 0, 1) == [group]
+
+
 async def test_a_lost_backend_in_the_middle_is_no_loss(url: str, session: AsyncSession) -> None:
     group = make_group(1)
 
