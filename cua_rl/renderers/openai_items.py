@@ -209,8 +209,8 @@ def _tool_call(call_id: object, fields: Json, at: FieldPath) -> ToolCall:
 
 
 def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
-    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
-    items: list[Item] = [Reasoning(text=reasoning)] if isinstance(reasoning, str) else []
+    name = "reasoning_content" if fields.get("reasoning_content") else "reasoning"
+    items: list[Item] = [Reasoning(text=text_at(fields, name, at))] if isinstance(fields.get(name), str) else []
     calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
     message = _message(fields, images, at)
     if any(isinstance(part, TextPart) and part.text for part in message.content) or not (items or calls):
@@ -223,8 +223,12 @@ def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
 
 
 def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Give ids to calls and results without one: the results after calls belong to these in their order."""
+    """Give ids to calls and results without one: the results after calls belong to these in their order.
+
+    Results with ids are put in this order, because the model sees no ids.
+    """
     named: list[Item] = []
+    places: dict[str, int] = {}
     waiting: list[str] = []
     for kind, group in groupby(items, key=type):
         run = list(group)
@@ -232,6 +236,7 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
             calls = cast("list[ToolCall]", run)
             run = [replace(call, call_id=call.call_id or f"call_{at}") for at, call in enumerate(calls, len(named))]
             waiting = [call.call_id for call in run]
+            places = {call_id: place for place, call_id in enumerate(waiting)}
         elif kind is ToolResult:
             results = cast("list[ToolResult]", run)
             given = {result.call_id for result in results}
@@ -245,6 +250,8 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
                 )
             unnamed = iter(waiting)
             run = [result if result.call_id else replace(result, call_id=next(unnamed)) for result in results]
+            if given <= places.keys():
+                run.sort(key=lambda result: places[result.call_id])
         named += run
     return tuple(named)
 
