@@ -326,6 +326,21 @@ async def test_chat_streams_as_chunks_the_openai_package_understands(agent: Asyn
     assert chunks[-1].usage is not None
 
 
+async def test_an_event_is_one_line_wherever_a_client_ends_lines(gateway: Gateway, fake: FakeVllm) -> None:
+    gateway.open_rollout("r")
+    said = "one\u2028two\u0085three"
+    fake.answers.append(said)
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="http://gateway/rollouts/r/v1/")
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    headers = {"Authorization": f"Bearer {gateway.openai_client('r').api_key}"}
+
+    async with http, http.stream("POST", "chat/completions", json=body, headers=headers) as answer:
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == said
+
+
 @pytest.mark.parametrize(
     "body",
     [
