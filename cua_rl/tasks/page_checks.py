@@ -145,7 +145,7 @@ async def run_check(check: PageCheck, address: str | None, device: Device, answe
 
 def parse_verdict(printed: str, name: str) -> Verdict:
     """The verdict on the last line that a check printed; raises `TaskError`."""
-    last = (printed.strip().splitlines() or [""])[-1]
+    last = printed.strip().rpartition("\n")[2]  # `splitlines` would also split at line separators inside strings
     try:
         value = cast("object", json.loads(last))
     except (ValueError, RecursionError):  # also numbers with too many digits, and lists nested too deep

@@ -121,6 +121,7 @@ def test_a_task_that_cannot_work_is_refused(task: dict[str, object], complaint: 
         ("1", Verdict(success=True, score=1.0)),
         ('[false, "still there"]', Verdict(success=False, message="still there")),
         ('{"success": true, "score": 0.9}', Verdict(success=True, score=0.9)),
+        ('noise\r\n[false, "it says a\u2028b\x85c"]\r\n', Verdict(success=False, message="it says a\u2028b\x85c")),
     ],
 )
 def test_checks_may_answer_in_several_ways(printed: str, verdict: Verdict) -> None:
