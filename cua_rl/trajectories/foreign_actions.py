@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from cua_rl.agent.tools import MAX_COORDINATE, tool_for
+from cua_rl.agent.tools import ACTION_NAMES, MAX_COORDINATE, tool_for
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
@@ -65,8 +65,8 @@ class UnknownAction(ConfigError):
 
 def tool_arguments(action: ForeignAction, screen: EncodedImage, kind: DeviceKind) -> list[Arguments]:
     """The arguments of one or more calls of the device's tool; raises `UnknownAction`."""
-    if action.name == tool_for(kind).name:
-        return [dict(action.given)]  # ours, with relative coordinates
+    if action.name in ACTION_NAMES:
+        return [_own_call(action, kind)]
     name = str(action.given.get("action") or action.given.get("action_type") or action.name)
     name = name.rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
     reading = _Reading(ForeignAction(name=name, given=action.given), screen, kind)
@@ -93,6 +93,14 @@ def tool_arguments(action: ForeignAction, screen: EncodedImage, kind: DeviceKind
                 word in ("infeasible", "failure", "fail", "false") for word in said
             )
             return [{"action": "terminate", "status": "failure" if has_failed else "success"}]
+
+
+def _own_call(action: ForeignAction, kind: DeviceKind) -> Arguments:
+    """A call of our tool, with relative coordinates; those of the other device's tool would be read as pixels."""
+    expected = tool_for(kind).name
+    if action.name != expected:
+        raise UnknownAction(f'expected calls of {expected}, got {action.name}; give the device as "platform"')
+    return dict(action.given)
 
 
 @dataclass(frozen=True, slots=True)

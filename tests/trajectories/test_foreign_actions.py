@@ -74,6 +74,7 @@ def test_an_action_becomes_calls_of_our_tool(kind: Any, name: str, given: dict[s
         ("browser", "double_click", {"x": 1, "y": 1, "button": "right"}, "expected an action of computer_use"),
         ("android", "click", {"x": 1, "y": 1, "button": "right"}, "expected an action of mobile_use"),
         ("browser", "goto", {"url": "http://a/"}, "expected an action with a counterpart in our tools"),
+        ("browser", "mobile_use", at("click", [1, 2]), 'expected calls of computer_use, got mobile_use; .* "platform"'),
         ("android", "right_click", {"x": 1, "y": 1}, "expected an action of mobile_use"),
         ("android", "press", {"key": "F5"}, "expected Back, Home, Menu or Enter"),
         ("android", "scroll", {"direction": "inwards"}, "expected up, down, left or right"),
