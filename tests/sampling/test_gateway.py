@@ -556,6 +556,18 @@ async def test_an_agent_without_tools_reads_calls_out_of_the_text_and_its_histor
     assert before.failure is None
 
 
+async def test_a_thought_that_was_cut_off_is_no_answer_for_an_agent_without_tools(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers.append("<think>\nIt may be 42 or <tool_call>")
+    answer = await agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+
+    message = answer.choices[0].message.model_dump()
+    assert (message["content"], message["reasoning_content"]) == ("", "It may be 42 or <tool_call>")
+    (turn,) = gateway.turns("r1")
+    assert turn.failure is not None
+
+
 async def test_the_model_is_found_by_its_name(agent: AsyncOpenAI) -> None:
     assert (await agent.models.retrieve("policy")).id == "policy"
 
