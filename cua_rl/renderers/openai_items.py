@@ -229,18 +229,19 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
     """
     named: list[Item] = []
     places: dict[str, int] = {}
-    waiting: list[str] = []
+    waiting: dict[str, int] = {}
     for kind, group in groupby(items, key=type):
         run = list(group)
         if kind is ToolCall:
             calls = cast("list[ToolCall]", run)
             run = [replace(call, call_id=call.call_id or f"call_{at}") for at, call in enumerate(calls, len(named))]
-            waiting = [call.call_id for call in run]
-            places = {call_id: place for place, call_id in enumerate(waiting)}
+            places = {call.call_id: place for place, call in enumerate(run)}
+            waiting = dict(places)
         elif kind is ToolResult:
             results = cast("list[ToolResult]", run)
             given = {result.call_id for result in results}
-            waiting = [call_id for call_id in waiting if call_id not in given]
+            for call_id in given:
+                waiting.pop(call_id, None)
             num_unnamed = sum(not result.call_id for result in results)
             if num_unnamed not in (0, len(waiting)):
                 raise RequestError(

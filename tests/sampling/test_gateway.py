@@ -169,7 +169,10 @@ async def test_responses_of_another_rollout_are_unknown(agent: AsyncOpenAI, gate
 
 async def test_a_conversation_of_more_items_than_tokens_fit_is_refused_at_once(gateway: Gateway) -> None:
     gateway.open_rollout("long")
-    messages = [{"role": "assistant", "content": f"{number}"} for number in range(100_000)]
+    calls = [{"id": f"{number}", "function": {"name": "f", "arguments": ""}} for number in range(20_000)]
+    pairs = [{"role": "tool", "tool_call_id": "x"}, {"role": "user"}] * 20_000
+    answers = [{"role": "assistant", "content": f"{number}"} for number in range(40_000)]
+    messages = [{"role": "assistant", "tool_calls": calls}, *pairs, *answers]
     started = time.process_time()
 
     with pytest.raises(ContextOverflow, match="100000 items"):
