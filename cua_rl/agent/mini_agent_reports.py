@@ -26,7 +26,7 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.conversation import EncodedImage
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, as_number
 
 _STEP_STARTS = ("step_start", "turn_start")
 _STEP_ENDS = ("step_end", "turn_end")
@@ -61,13 +61,12 @@ class Step:
             given = event.get("action")
             action: Json = cast("Json", given) if isinstance(given, Mapping) else {}
             name, args, error = action.get("name"), action.get("args"), action.get("error")
-            duration = event.get("durationMs")
             if isinstance(name, str):
                 self.actions.append(
                     ReportedAction(
                         name=name,
                         args=cast("Json", args) if isinstance(args, Mapping) else {},
-                        duration_s=duration / 1000 if isinstance(duration, int | float) else 0.0,
+                        duration_s=_seconds(event, 0.0),
                         error=error if isinstance(error, str) else None,
                     )
                 )
@@ -125,6 +124,8 @@ FINISH_NAMES = frozenset({"finished", "finish", "terminate", "answer"})
 """Actions that end the run."""
 
 _BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS, "app_switch": Button.RECENTS}
+_LARGEST = 1e9
+"""Limit for coordinates and milliseconds: the model wrote some of them, and pixels of 1e308 overflow."""
 _SCROLL_SHARE = 0.3  # share of the screen, because reports give a direction without a distance
 
 
@@ -141,7 +142,7 @@ def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
         fields = cast("Json", given)
         given = [fields.get("x"), fields.get("y")]
     items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
-    numbers = [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+    numbers = [number for item in items if (number := as_number(item, largest=_LARGEST)) is not None]
     if len(numbers) != 2:
         return None
     scale = 1.0 if max(numbers) <= 1 else 1000.0
@@ -207,8 +208,8 @@ def _open(args: Json, screen: EncodedImage) -> Action | None:
 
 
 def _seconds(args: Json, default: float) -> float:
-    given = args.get("durationMs")
-    return given / 1000 if isinstance(given, int | float) and not isinstance(given, bool) else default
+    given = as_number(args.get("durationMs"), largest=_LARGEST)
+    return default if given is None else given / 1000
 
 
 _Maker = Callable[[Json, EncodedImage], Action | None]

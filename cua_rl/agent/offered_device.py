@@ -151,7 +151,7 @@ class OfferedDevice:
         async with self._one_at_a_time:
             self._require_open()
             # the device's own tool if it has this action, else the other one
-            seen, tool, action = self._join.seen, tool_for(self._device.kind), arguments.get("action")
+            seen, tool, action = self._join.seen, tool_for(self._device.kind), str(arguments.get("action"))
             other = COMPUTER_USE if tool is MOBILE_USE else MOBILE_USE
             if action in ACTION_NAMES[other.name] and action not in ACTION_NAMES[tool.name]:
                 tool = other

@@ -191,8 +191,8 @@ def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
 
 def _text(arguments: _Arguments) -> str:
     value = arguments.values.get("text")
-    if not isinstance(value, str):
-        raise _BadArguments(f"text is {value!r}. Expected text: a string.")
+    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+        raise _BadArguments(f"text is {value!r}. Expected text: a string of valid Unicode.")
     return value
 
 

@@ -98,7 +98,8 @@ def _parse_call(block: re.Match[str], tools: Sequence[Tool], *, call_id: str) ->
         return function_calls.parse_call(body, tools, call_id=call_id)
     try:
         call = json.loads(body, parse_constant=refuse_constant)
-        json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but cannot be sent on as text
+        # 1e999 is infinite, which JSON lacks; a lone surrogate is valid JSON, but cannot be sent on as text
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCallError("json", f"a tool call is not valid JSON ({error}): {shown!r}") from error
     if not isinstance(call, Mapping) or "name" not in call or "arguments" not in call:

@@ -212,8 +212,8 @@ def _tool_call(call_id: object, fields: Json, at: FieldPath) -> ToolCall:
 
 
 def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
-    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
-    items: list[Item] = [Reasoning(text=reasoning)] if isinstance(reasoning, str) else []
+    name = "reasoning_content" if fields.get("reasoning_content") else "reasoning"
+    items: list[Item] = [Reasoning(text=text_at(fields, name, at))] if isinstance(fields.get(name), str) else []
     calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
     message = _message(fields, images, at)
     if any(isinstance(part, TextPart) and part.text for part in message.content) or not (items or calls):
@@ -226,19 +226,25 @@ def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
 
 
 def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Give ids to calls and results without one: the results after calls belong to these in their order."""
+    """Give ids to calls and results without one: the results after calls belong to these in their order.
+
+    Results with ids are put in this order, because the model sees no ids.
+    """
     named: list[Item] = []
-    waiting: list[str] = []
+    places: dict[str, int] = {}
+    waiting: dict[str, int] = {}
     for kind, group in groupby(items, key=type):
         run = list(group)
         if kind is ToolCall:
             calls = cast("list[ToolCall]", run)
             run = [replace(call, call_id=call.call_id or f"call_{at}") for at, call in enumerate(calls, len(named))]
-            waiting = [call.call_id for call in run]
+            places = {call.call_id: place for place, call in enumerate(run)}
+            waiting = dict(places)
         elif kind is ToolResult:
             results = cast("list[ToolResult]", run)
             given = {result.call_id for result in results}
-            waiting = [call_id for call_id in waiting if call_id not in given]
+            for call_id in given:
+                waiting.pop(call_id, None)
             num_unnamed = sum(not result.call_id for result in results)
             if num_unnamed not in (0, len(waiting)):
                 raise RequestError(
@@ -248,6 +254,8 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
                 )
             unnamed = iter(waiting)
             run = [result if result.call_id else replace(result, call_id=next(unnamed)) for result in results]
+            if given <= places.keys():
+                run.sort(key=lambda result: places[result.call_id])
         named += run
     return tuple(named)
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
+
 from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
@@ -244,5 +246,9 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
 
 
 def _require_address(name: str, value: str | None) -> None:
-    if value is not None and not value.startswith(("http://", "https://")):
+    try:
+        is_address = value is None or (value.startswith(("http://", "https://")) and bool(httpx.URL(value).host))
+    except httpx.InvalidURL:
+        is_address = False
+    if not is_address:
         raise ConfigError(f"{name}: expected an address such as 'http://localhost:4000', got {value!r}; correct it")

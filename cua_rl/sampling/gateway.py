@@ -333,14 +333,15 @@ class Gateway:
         """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
 
         Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
-        parses calls itself.
+        parses calls itself. A thought that was cut off is none, and must not pass for an answer.
         """
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
         text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
         parsed = self._renderer.parse(text, tools)
-        if not tools and (parsed.tool_calls or parsed.failure):
+        is_cut_off = parsed.reasoning is not None and "</think>" not in text
+        if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
             return text, ParsedAnswer(reasoning=None, text=text, tool_calls=())
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
         return text, replace(parsed, tool_calls=calls)

@@ -4,12 +4,12 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httpx
 
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.request_limits import host_name
 
 MAX_IMAGE_BYTES = 20 * 2**20
 _MAX_REQUEST_BYTES = 256 * 2**20
@@ -53,7 +53,7 @@ class ImageFetcher:
         return found
 
     async def _data_url(self, url: str) -> str:
-        if urlsplit(url).hostname not in self._allowed_hosts:
+        if host_name(url) not in self._allowed_hosts:
             raise RequestError(
                 expected=f"an image inside the request, or on one of {sorted(self._allowed_hosts)}",
                 got=repr(url.partition("?")[0]),
@@ -91,7 +91,7 @@ class ImageFetcher:
                         data += piece
                         if len(data) > MAX_IMAGE_BYTES:
                             raise refused
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RequestError(expected=f"an image at {shown}", got=type(error).__name__, do="send it again") from error
         return await asyncio.to_thread(_encode, bytes(data))
 

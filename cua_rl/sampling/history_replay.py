@@ -2,8 +2,9 @@
 
 import json
 from ast import literal_eval
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import cast
 
 from cua_rl.conversation import Item, Message, ParsedAnswer, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
@@ -30,7 +31,8 @@ def replay_answers(
     not differ. Items that match no answer are kept: agents may edit their history.
     """
     replayed: list[Item] = []
-    sampled_ids = {call.call_id for answer in answers for call in answer.parsed.tool_calls}
+    calls = [call for answer in answers for call in answer.parsed.tool_calls]
+    sampled_ids = {call.call_id: place for place, call in enumerate(calls)}
     left, rest = list(answers), _as_sampled(items, answers, sampled_ids, stops)
     while rest:
         if (found := _find_answer(left, rest, sampled_ids)) is None:
@@ -41,14 +43,8 @@ def replay_answers(
             continue
         answer, rest = found
         left.remove(answer)
-        results: list[ToolResult] = []
-        for item in rest:
-            if not isinstance(item, ToolResult):
-                break
-            results.append(item)
-        rest = rest[len(results) :]
-        replayed += (SampledAnswer(text=answer.text), *_in_order_of_calls(results, answer))
-    return tuple(replayed)
+        replayed.append(SampledAnswer(text=answer.text))
+    return tuple(_in_order_of_calls(replayed, sampled_ids))
 
 
 def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
@@ -95,11 +91,15 @@ def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Colle
     return [*results, *items[num_taken:]] if num_taken and not (missing or calls) else None
 
 
-def _in_order_of_calls(results: Sequence[ToolResult], answer: EarlierAnswer) -> Sequence[ToolResult]:
-    """Results in the order of their calls, because the model sees no ids."""
-    ids = [call.call_id for call in answer.parsed.tool_calls]
-    is_known = all(result.call_id in ids for result in results)
-    return sorted(results, key=lambda result: ids.index(result.call_id)) if is_known else results
+def _in_order_of_calls(items: Sequence[Item], places: Mapping[str, int]) -> Iterator[Item]:
+    """Consecutive results in the order of their calls, because the model sees no ids."""
+    for kind, run in groupby(items, key=type):
+        group = list(run)
+        if kind is ToolResult:
+            results = cast("list[ToolResult]", group)
+            is_known = all(result.call_id in places for result in results)
+            group = sorted(results, key=lambda result: places[result.call_id]) if is_known else results
+        yield from group
 
 
 def _said(item: Item) -> str | None:

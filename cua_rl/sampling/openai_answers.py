@@ -203,4 +203,5 @@ def chat_events(answer: Answer, *, with_usage: bool) -> Iterator[bytes]:
 
 def _event(data: dict[str, Any], *, name: str | None = None) -> bytes:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    # in ASCII, because httpx and others end a line at U+2028 and U+0085 too
+    return f"{head}data: {json.dumps(data)}\n\n".encode()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from cua_rl.agent.tools import MAX_COORDINATE, tool_for
+from cua_rl.agent.tools import ACTION_NAMES, MAX_COORDINATE, tool_for
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
@@ -43,10 +43,12 @@ _LARGEST = 1e6
 """Limit for pixels, seconds and notches, because JSON may contain NaN and integers too large for a float."""
 _PAGE_SHARE = 0.6  # share of the screen to scroll if only a direction is given
 _POSITIONAL: Mapping[str, Sequence[str]] = {
-    "write": ("text",), "typewrite": ("text",), "scroll": ("clicks",), "sleep": ("time",), "wait": ("time",),
-    "terminate": ("status",), "answer": ("text",), "drag": ("from_x", "from_y", "x", "y"),
-    "swipe": ("from_x", "from_y", "x", "y"), "type": ("text",),
+    "write": ("text", "interval"), "typewrite": ("text", "interval"), "scroll": ("clicks", "x", "y"),
+    "sleep": ("time",), "wait": ("time",), "terminate": ("status",), "answer": ("text",), "type": ("text",),
+    "drag": ("from_x", "from_y", "x", "y"), "swipe": ("from_x", "from_y", "x", "y"), "press": ("keys", "presses"),
+    "click": ("x", "y", "clicks", "interval", "button"), "mouse_click": ("x", "y", "button"),
 }  # fmt: skip
+_MAX_PRESSES = 100  # of one call; each becomes a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,8 @@ class UnknownAction(ConfigError):
 
 def tool_arguments(action: ForeignAction, screen: EncodedImage, kind: DeviceKind) -> list[Arguments]:
     """The arguments of one or more calls of the device's tool; raises `UnknownAction`."""
-    if action.name == tool_for(kind).name:
-        return [dict(action.given)]  # ours, with relative coordinates
+    if action.name in ACTION_NAMES:
+        return [_own_call(action, kind)]
     name = str(action.given.get("action") or action.given.get("action_type") or action.name)
     name = name.rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
     reading = _Reading(ForeignAction(name=name, given=action.given), screen, kind)
@@ -93,6 +95,14 @@ def tool_arguments(action: ForeignAction, screen: EncodedImage, kind: DeviceKind
             return [{"action": "terminate", "status": "failure" if has_failed else "success"}]
 
 
+def _own_call(action: ForeignAction, kind: DeviceKind) -> Arguments:
+    """A call of our tool, with relative coordinates; those of the other device's tool would be read as pixels."""
+    expected = tool_for(kind).name
+    if action.name != expected:
+        raise UnknownAction(f'expected calls of {expected}, got {action.name}; give the device as "platform"')
+    return dict(action.given)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """Reads the arguments of one action on one screenshot."""
@@ -108,9 +118,13 @@ class _Reading:
         )
 
     def pointed(self, what: str) -> Arguments:
-        on_phone = {"click": "click", "long_press": "long_press", "double_click": "", "right_click": "", "move": ""}
+        button, clicks = str(self.action.given.get("button") or "left").lower(), self.action.given.get("clicks") or 1
+        if button != "left" or clicks != 1:
+            is_known = what == "click" and (button, clicks) in (("right", 1), ("left", 2))
+            what = f"{'right' if clicks == 1 else 'double'}_click" if is_known else ""
+        on_phone = {"click": "click", "long_press": "long_press"}
         on_computer = {"click": "left_click", "move": "mouse_move", "long_press": ""}
-        name = on_phone[what] if self.kind == "android" else on_computer.get(what, what)
+        name = on_phone.get(what, "") if self.kind == "android" else on_computer.get(what, what)
         if not name:
             raise self.error(f"an action of {tool_for(self.kind).name}")
         return {"action": name, "coordinate": self.point()}
@@ -235,12 +249,26 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
             given = {word.arg or "": cast("object", ast.literal_eval(word.value)) for word in call.keywords}
         except (ValueError, TypeError, RecursionError, MemoryError):
             raise UnknownAction(f"expected constants in {code[:200]!r}, got names; leave the trajectory out") from None
-        if name in ("press", "hotkey"):
+        if name == "hotkey":
             is_list = len(positional) == 1 and isinstance(positional[0], list)
             given["keys"] = (positional[0] if is_list else positional) or given.get("keys")
         else:
-            given |= dict(zip(_POSITIONAL.get(name, ("x", "y")), positional, strict=False))
+            names = _POSITIONAL.get(name, ("x", "y", "duration"))
+            given |= dict(zip(names, positional, strict=False))
+            if len(positional) > len(names):
+                raise UnknownAction(f"expected {name}{names}, got {code[:200]!r}; leave the trajectory out")
+        if name == "press":  # one key after the other, unlike a hotkey
+            yield from _presses(given, code)
+            continue
         yield ForeignAction(name=name, given={key: value for key, value in given.items() if value is not None})
+
+
+def _presses(given: Mapping[str, object], code: str) -> list[ForeignAction]:
+    keys, times = given.get("keys"), given.get("presses", 1)
+    pressed = cast("list[object]", keys) if isinstance(keys, list) else [keys]
+    if not isinstance(times, int) or times * len(pressed) > _MAX_PRESSES:
+        raise UnknownAction(f"expected up to {_MAX_PRESSES} keys, got {code[:200]!r}; leave the trajectory out")
+    return [ForeignAction(name="press", given={"keys": [key]}) for key in pressed] * times
 
 
 def _points(given: Mapping[str, object], prefixes: Sequence[str]) -> Iterator[tuple[float, float]]:

@@ -37,6 +37,10 @@ HARNESS: dict[str, object] = {"source_type": "harness", "file_path": "rows.jsonl
         ({"harness_url": "http://a"}, "agent.harness_url: expected it only with agent=harness"),
         ({"agent": "harness", "harness_url": "a", "tasks": HARNESS}, "agent.harness_url: expected an address"),
         (
+            {"agent": "harness", "harness_url": "http://h:8O", "tasks": HARNESS},
+            "agent.harness_url: expected an address",
+        ),
+        (
             {"agent": "harness", "harness_url": "http://a"},
             "agent=harness with source_type 'harness', and with no other",
         ),

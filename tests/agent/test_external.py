@@ -138,6 +138,7 @@ async def test_turns_are_answers_joined_with_the_device_steps_that_followed_them
         await desk.ask()
         told = await desk.act(action="fly")
         assert "Expected one of" in told.json()["error"]
+        assert "Expected one of" in (await desk.act(action=["click"])).json()["error"]
         await desk.ask()
         bench.device.state = "1"
         assert (await desk.act(action="answer", text="42")).json()["finished"]

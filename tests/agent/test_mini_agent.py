@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText
+from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
 from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
 from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -145,3 +145,5 @@ def test_actions_are_read_whatever_the_range_of_their_coordinates() -> None:
     assert read("type", content="hi") == TypeText(text="hi")
     assert read("press_home") == PressButton(button="home")  # type: ignore[arg-type]
     assert read("dance") is None
+    assert read("tap", point=[1.7e308, 1.7e308]) is None
+    assert read("wait", durationMs=10**400) == Wait(duration_s=1.0)

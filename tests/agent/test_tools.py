@@ -85,6 +85,7 @@ def test_every_desktop_action_is_understood(arguments: dict[str, object], expect
         ("mobile_use", "{", "tool_arguments", "no JSON"),
         ("mobile_use", "[1]", "tool_arguments", "Expected an object"),
         ("mobile_use", {"action": "tap"}, "tool_arguments", "Expected one of click"),
+        ("mobile_use", {"action": "type", "text": "\ud800"}, "tool_arguments", "valid Unicode"),
         ("mobile_use", {"action": ["click"]}, "tool_arguments", "Expected one of click"),
         ("mobile_use", {"action": "click"}, "tool_arguments", "coordinate is None"),
         ("mobile_use", {"action": "click", "coordinate": [1, 2, 3]}, "tool_arguments", "[1, 2, 3]"),

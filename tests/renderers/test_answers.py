@@ -49,6 +49,7 @@ def test_answers_are_taken_apart(text: str, expected: ParsedAnswer) -> None:
         (f'<tool_call>{{"name": "click" {CLICK}', "unclosed"),
         ("<tool_call>click(1, 2)</tool_call>", "json"),
         ('<tool_call>{"name": "click", "arguments": {"x": NaN}}</tool_call>', "json"),
+        ('<tool_call>{"name": "click", "arguments": {"x": 1e999}}</tool_call>', "json"),
         (f'<tool_call>{{"name": "click", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>', "json"),
         (f"<tool_call>{'[' * 100_000}</tool_call>", "json"),
         ('<tool_call>{"name": "type", "arguments": {"text": "\\ud800"}}</tool_call>', "json"),

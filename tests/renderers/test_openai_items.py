@@ -203,6 +203,8 @@ def test_what_cannot_be_given_to_the_model_is_refused_with_its_place(
         ([{"role": "tool", "content": "x"}], "1 results without an id after 0 calls"),
         ([{"role": "tool", "content": "x", "tool_call_id": 5}], r"messages\[0\].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{"id": "c"}]}], r"messages\[0\].tool_calls\[0\].function"),
+        ([{"role": "assistant", "content": "x", "reasoning_content": "\ud800"}], r"Unicode at messages\[0\].reasoning"),
+        ([{"role": "assistant", "content": "x", "reasoning": "\ud800"}], r"Unicode at messages\[0\].reasoning"),
         ("hi", "a list at messages"),
     ],
 )

@@ -169,7 +169,10 @@ async def test_responses_of_another_rollout_are_unknown(agent: AsyncOpenAI, gate
 
 async def test_a_conversation_of_more_items_than_tokens_fit_is_refused_at_once(gateway: Gateway) -> None:
     gateway.open_rollout("long")
-    messages = [{"role": "assistant", "content": f"{number}"} for number in range(100_000)]
+    calls = [{"id": f"{number}", "function": {"name": "f", "arguments": ""}} for number in range(20_000)]
+    pairs = [{"role": "tool", "tool_call_id": "x"}, {"role": "user"}] * 20_000
+    answers = [{"role": "assistant", "content": f"{number}"} for number in range(40_000)]
+    messages = [{"role": "assistant", "tool_calls": calls}, *pairs, *answers]
     started = time.process_time()
 
     with pytest.raises(ContextOverflow, match="100000 items"):
@@ -324,6 +327,21 @@ async def test_chat_streams_as_chunks_the_openai_package_understands(agent: Asyn
     assert calls[0].function.name == "click"
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "tool_calls"
     assert chunks[-1].usage is not None
+
+
+async def test_an_event_is_one_line_wherever_a_client_ends_lines(gateway: Gateway, fake: FakeVllm) -> None:
+    gateway.open_rollout("r")
+    said = "one\u2028two\u0085three"
+    fake.answers.append(said)
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="http://gateway/rollouts/r/v1/")
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    headers = {"Authorization": f"Bearer {gateway.openai_client('r').api_key}"}
+
+    async with http, http.stream("POST", "chat/completions", json=body, headers=headers) as answer:
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == said
 
 
 @pytest.mark.parametrize(
@@ -539,6 +557,18 @@ async def test_an_agent_without_tools_reads_calls_out_of_the_text_and_its_histor
     whole = before.prompt.token_ids(0) + list(before.sampled_tokens)
     assert after.prompt.token_ids(0)[: len(whole)] == whole
     assert before.failure is None
+
+
+async def test_a_thought_that_was_cut_off_is_no_answer_for_an_agent_without_tools(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers.append("<think>\nIt may be 42 or <tool_call>")
+    answer = await agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+
+    message = answer.choices[0].message.model_dump()
+    assert (message["content"], message["reasoning_content"]) == ("", "It may be 42 or <tool_call>")
+    (turn,) = gateway.turns("r1")
+    assert turn.failure is not None
 
 
 async def test_the_model_is_found_by_its_name(agent: AsyncOpenAI) -> None:

@@ -64,6 +64,12 @@ async def test_linked_screenshots_are_fetched_once_from_allowed_hosts_and_stored
     assert "allowed_media_domains" in refusals[2]
 
 
+@pytest.mark.parametrize("link", ["http://[::1/a.png", "http://127.0.0.1:x/a.png", "http://127.0.0.1/\x01"])
+async def test_a_link_that_is_no_address_is_refused(link: str) -> None:
+    with pytest.raises(RequestError, match="expected an image"):
+        await ImageFetcher(["127.0.0.1"]).inline({"input": [{"type": "input_image", "image_url": link}]})
+
+
 async def test_an_image_that_was_compressed_once_more_is_refused_without_being_inflated() -> None:
     bomb = gzip.compress(gzip.compress(SCREEN + bytes(200 * 2**20)))  # 200 MiB in less than 1 KiB
     assert len(bomb) < 2000

@@ -101,6 +101,13 @@ def test_parallel_calls_in_another_order_are_the_answer_and_their_results_take_i
     assert replay_answers(items, [PAIR]) == (SampledAnswer(text=PAIR.text), result("call_b"), result("call_c"))
 
 
+def test_results_of_a_stored_answer_take_the_order_of_its_calls() -> None:
+    stored = SampledAnswer(text=PAIR.text)  # named by `previous_response_id`
+    items = [stored, result("call_c"), result("call_b")]
+
+    assert replay_answers(items, [PAIR]) == (stored, result("call_b"), result("call_c"))
+
+
 def test_code_that_smolagents_repeats_as_a_call_is_not_part_of_the_answer() -> None:
     code = earlier("I look.\n<code>\nlook()\n\nclick(1)\n</code>")
     made = "\nCalling tools:\n[{'id': 'call_1', 'function': {'name': 'python_interpreter', 'arguments': '%s'}}]"

@@ -143,6 +143,7 @@ async def test_missing_ids_of_calls_and_results_are_matched_in_order(
     named = [{**call, "id": name} for call, name in zip(calls, "ab", strict=True)]
     given = [{**result, "tool_call_id": name} for result, name in zip(results, "ab", strict=True)]
     assert whole == await ask({**assistant, "tool_calls": named}, *given)
+    assert whole == await ask({**assistant, "tool_calls": named}, *reversed(given))
     if not has_ids:
         with pytest.raises(RequestError, match="1 results without an id after 2 calls"):
             await ask(assistant, results[0])

@@ -41,6 +41,9 @@ def at(action: str, *points: list[int], **more: Any) -> dict[str, Any]:
         ("android", "answer", {"text": "12"}, [at("answer", text="12")]),
         ("android", "mobile_use", at("click", [1, 2]), [at("click", [1, 2])]),
         ("browser", "mouse_click", {"x": 0.25, "y": 0.5}, [at("left_click", [250, 500])]),
+        ("browser", "click", {"x": 500, "y": 250, "button": "left"}, [at("left_click", [500, 500])]),
+        ("browser", "click", {"x": 500, "y": 250, "button": "right"}, [at("right_click", [500, 500])]),
+        ("linux", "click", {"x": 500, "y": 250, "clicks": 2, "button": None}, [at("double_click", [500, 500])]),
         ("browser", "computer", at("double_click", [500, 250]), [at("double_click", [500, 500])]),
         ("browser", "scroll", {"delta_x": 0, "delta_y": 200}, [at("scroll", [500, 500], pixels=-200.0)]),
         ("browser", "scroll", {"clicks": -5}, [at("scroll", [500, 500], pixels=-500.0)]),
@@ -66,7 +69,12 @@ def test_an_action_becomes_calls_of_our_tool(kind: Any, name: str, given: dict[s
     [
         ("browser", "click", {"bid": "a51"}, "expected coordinates on the screenshot of 1000 x 500 pixels"),
         ("browser", "click", {"x": 1200, "y": 10}, "expected coordinates on the screenshot"),
+        ("browser", "click", {"x": 1, "y": 1, "button": "middle"}, "expected an action of computer_use"),
+        ("browser", "click", {"x": 1, "y": 1, "clicks": 3}, "expected an action of computer_use"),
+        ("browser", "double_click", {"x": 1, "y": 1, "button": "right"}, "expected an action of computer_use"),
+        ("android", "click", {"x": 1, "y": 1, "button": "right"}, "expected an action of mobile_use"),
         ("browser", "goto", {"url": "http://a/"}, "expected an action with a counterpart in our tools"),
+        ("browser", "mobile_use", at("click", [1, 2]), 'expected calls of computer_use, got mobile_use; .* "platform"'),
         ("android", "right_click", {"x": 1, "y": 1}, "expected an action of mobile_use"),
         ("android", "press", {"key": "F5"}, "expected Back, Home, Menu or Enter"),
         ("android", "scroll", {"direction": "inwards"}, "expected up, down, left or right"),
@@ -89,6 +97,8 @@ def test_code_is_read_call_by_call_and_never_run() -> None:
         ForeignAction(name="write", given={"interval": 0.1, "text": "a"}),
     ]
     for broken in (
+        "mouse_drag_and_drop(1, 2, 30, 40)",
+        "press('left', presses=1000)",
         "x = 1",
         "click(",
         "click(x=where)",
@@ -99,3 +109,19 @@ def test_code_is_read_call_by_call_and_never_run() -> None:
     ):
         with pytest.raises(UnknownAction, match="expected"):
             list(parse_code(broken))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("pyautogui.click(500, 250, 2)", [at("double_click", [500, 500])]),
+        ("pyautogui.click(500, 250, 1, 0.0, 'right')", [at("right_click", [500, 500])]),
+        ("pyautogui.moveTo(500, 250, 0.5)", [at("mouse_move", [500, 500])]),
+        ("pyautogui.scroll(-5, 500, 250)", [at("scroll", [500, 500], pixels=-500.0)]),
+        ("pyautogui.press('tab', presses=2)", [at("key", keys=["tab"])] * 2),
+        ("pyautogui.press(['up', 'enter'])", [at("key", keys=["up"]), at("key", keys=["enter"])]),
+        ("pyautogui.hotkey(['ctrl', 'c'])", [at("key", keys=["ctrl", "c"])]),
+    ],
+)
+def test_code_means_what_pyautogui_would_do(code: str, expected: list[Any]) -> None:
+    assert [call for action in parse_code(code) for call in tool_arguments(action, SCREEN, "linux")] == expected
