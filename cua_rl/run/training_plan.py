@@ -38,10 +38,12 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.ray_workers import require_ray
+from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
+from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
 from cua_rl.training.libraries import require_libraries
@@ -374,10 +376,11 @@ def check_workers(config: CLIConfig, backend_name: BackendName, environ: Mapping
             f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
             f"server, got {num_workers}; raise the one or lower the other"
         )
-    if config.has_workers and (config.gateway.port is not None or config.gateway.public_url is not None):
+    listening = with_values(config.gateway, allowed_media_domains=[])
+    if config.has_workers and listening != GatewaySettings():
         raise ConfigError(
-            "gateway.port: expected no fixed port or public_url with rollout workers, which have a gateway each; give "
-            "them to each worker that is started by hand"
+            "gateway: expected no host, port or public_url with rollout workers, which have a gateway each, got "
+            f"{listening!r}; give them to each worker that is started by hand"
         )
 
 
