@@ -18,6 +18,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, require_servable
+from cua_rl.run.preflight import require_vllm_args
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from cua_rl.scratch import make_scratch_folder
@@ -32,7 +33,7 @@ class ServeModelConfig:
 
     model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
     host: str = setting("127.0.0.1", "address of this host to listen on; choose that of the network of the runs")
-    port: int = setting(8000, "port to listen on", at_least=1)
+    port: int = setting(8000, "port to listen on", within=(0, 65535))
     max_lora_rank: int = setting(32, "at least the lora_rank of the runs; vLLM has 8, 16, 32, 64, 128, 256, 320, 512")
     max_model_len: int | None = setting(None, "context length, tokens, at least that of the runs; None is the default")
     max_images: int = setting(32, "maximum images per prompt", at_least=1)
@@ -43,7 +44,7 @@ class ServeModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     gpus: tuple[str, ...] = setting((), "GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs that hold the model together", at_least=1)
-    gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM")
+    gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM", within=(0.0, 1.0))
     vllm_args: str = setting("", "more options of vLLM's server, as on a command line")
     start_timeout_s: float = setting(900.0, "limit for the start of the server, seconds", within=(1.0, 86400.0))
     log_path: str = setting("vllm.log", "file for the server's output")
@@ -58,6 +59,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
     require_key(environ.get(API_KEY_VARIABLE))
     model_path = await asyncio.to_thread(find_model, config.model_name)
     require_servable(model_path, None)
+    await require_vllm_args(config.vllm_args, "vllm_args")
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
     served = ServerConfig(
         model_path=model_path,

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,17 @@ async def test_a_model_that_vllm_cannot_serve_here_is_refused(tmp_path: Path) ->
 
     with pytest.raises(ConfigError, match="model_name: expected a model that vLLM serves with adapters on a CPU"):
         await cli_main(ServeModelConfig(model_name=str(tmp_path)), {API_KEY_VARIABLE: "0123456789abcdef"})
+
+
+async def test_options_that_vllm_cannot_take_are_refused_before_the_weights_are_fetched() -> None:
+    with pytest.raises(ConfigError, match=r"vllm_args: expected options of vLLM's server.*close the quotes"):
+        await cli_main(ServeModelConfig(vllm_args="--block-size '32"), {API_KEY_VARIABLE: "0123456789abcdef"})
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"gpu_memory_utilization": 7.0}])
+def test_numbers_that_no_server_can_have_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected a number above 0"):
+        ServeModelConfig(**wrong)
 
 
 def test_several_servers_are_separated_by_commas() -> None:
