@@ -23,7 +23,7 @@ from cua_rl.tasks.harness_tasks import load_harness_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import load_page_tasks
-from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, take_side
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, take_side, task_backend_of
 from cua_rl.tasks.task import Task, Template
 
 __all__ = [
@@ -118,7 +118,7 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
 
 def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
-    if site_of(config) != device.site:
+    if task_backend_of(config) != device.task_backend:
         raise ConfigError(
             f"expected tasks that run on {device.name}, got source_type {config.source_type!r}; give training and "
             "evaluation tasks for one kind of device"

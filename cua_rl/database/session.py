@@ -66,7 +66,7 @@ def shown_url(url: str) -> str:
     return _sqlalchemy_url(url).render_as_string(hide_password=True)
 
 
-def make_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
+def make_engine(url: str, *, pool_size: int) -> AsyncEngine:
     """An engine for readers on the event loop; dispose of it when done."""
     return create_async_engine(
         _sqlalchemy_url(url), pool_size=pool_size, max_overflow=10, pool_pre_ping=True, **_ENGINE_ARGUMENTS
@@ -80,9 +80,9 @@ def make_writer_engine(url: str) -> Engine:
 
 
 @asynccontextmanager
-async def open_sessions(url: str, *, pool_size: int = 10) -> AsyncGenerator[async_sessionmaker[AsyncSession]]:
+async def open_sessions(url: str) -> AsyncGenerator[async_sessionmaker[AsyncSession]]:
     """A session factory for readers; leaving the context closes all connections."""
-    engine = make_engine(url, pool_size=pool_size)
+    engine = make_engine(url, pool_size=10)
     try:
         yield async_sessionmaker(engine, expire_on_commit=False)
     finally:

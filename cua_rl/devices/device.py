@@ -105,7 +105,7 @@ class DeviceAbilities:
     """They are `ShellDevice`s."""
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
-    site: str | None = None
-    """The web site that they show, or "desktop": its tasks, and no others, run there."""
+    task_backend: str | None = None
+    """The source type whose tasks, and no others, run there; None for tasks of sources without devices of their own."""
     queries: frozenset[str] | None = None
     """Names that `query` knows, without what may follow a colon; None if only a device can tell."""

@@ -17,7 +17,7 @@ from cua_rl.errors import DeviceError, TaskError
 from cua_rl.json_types import Json, as_number
 from cua_rl.judgement import MAX_REWARD
 
-HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, site="harness")
+HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, task_backend="harness")
 
 HARNESS_ID = "harness"
 """The device id of every harness's world."""

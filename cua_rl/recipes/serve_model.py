@@ -19,6 +19,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.processes import free_port
 from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, require_servable
+from cua_rl.run.preflight import require_vllm_args
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from cua_rl.scratch import make_scratch_folder
@@ -67,6 +68,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)
     require_servable(model_path, None)
+    await require_vllm_args(config.vllm_args, "vllm_args")
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
     served = ServerConfig(
         model_path=model_path,

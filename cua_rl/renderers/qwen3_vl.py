@@ -75,10 +75,6 @@ class Qwen3VLRenderer:
         """Tokens that end an answer, the end of turn first."""
 
     @property
-    def supports_images(self) -> bool:
-        return self.image_settings is not None
-
-    @property
     def closes_thinking(self) -> bool:
         """Whether a prompt ends with a think block that is closed: the model answers without reasoning."""
         return "</think>" in self._format.answer_header

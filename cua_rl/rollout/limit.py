@@ -1,15 +1,14 @@
 """Limits concurrent rollouts to what model server and machine can hold.
 
 Additive increase, multiplicative decrease: while the model server keeps up, each measurement of its load raises the
-limit by one rollout (`growth`); when the server is overloaded, the limit falls by a quarter. So it settles just below
+limit by one rollout; when the server is overloaded, the limit falls by a quarter. So it settles just below
 the capacity of server and machine, for prompts of any length.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cua_rl.errors import SamplingError
@@ -34,7 +33,6 @@ class RolloutLimit:
 
     largest: int
     smallest: int = 1
-    growth: float = 1.0
     num_running: int = 0
     _allowed: float = field(init=False)
     _waiting: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
@@ -52,9 +50,9 @@ class RolloutLimit:
         return len(self._waiting)
 
     def grow(self) -> None:
-        """Raise the limit by `growth`, unless the present one is not reached."""
+        """Raise the limit by one rollout, unless the present one is not reached."""
         if self.num_running >= self.allowed:
-            self._allowed = min(float(self.largest), self._allowed + self.growth)
+            self._allowed = min(float(self.largest), self._allowed + 1)
             self._wake()
 
     def shrink(self) -> None:
@@ -81,15 +79,6 @@ class RolloutLimit:
         """Return a slot."""
         self.num_running -= 1
         self._wake()
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncGenerator[None]:
-        """Hold a slot for the length of the block."""
-        await self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
 
     def _wake(self) -> None:
         while self._waiting and self.num_running < self.allowed:

@@ -26,6 +26,7 @@ from cua_rl.policy import AdapterRef
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
+from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
     EvaluationPlan,
@@ -41,7 +42,6 @@ from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
-from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -76,7 +76,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
             if plan.judge is not None:
                 (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt, encoding="utf-8")
             devices = await stack.enter_async_context(
-                open_devices(config, plan.site, max_devices=config.max_concurrent_rollouts)
+                open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
             )
             await _run_models(plan, folder, Surroundings(devices=devices, judge=judge), record)
         comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)

@@ -22,6 +22,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
+from cua_rl.run.devices import DevicePlan, find_backend_name, name_gym, plan_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
@@ -33,7 +34,6 @@ from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_r
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run.site import Site, find_site_name, make_site, name_gym, require_own_model
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
@@ -91,7 +91,7 @@ class EvaluationPlan:
     models: tuple[Model, ...]
     engines: Mapping[Path, LocalEngine]
     """By the folder of the model."""
-    site: Site
+    device_plan: DevicePlan
     tasks: tuple[Task, ...]
     max_images: int
     """Maximum images of one prompt."""
@@ -123,8 +123,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     # the same models give the same folder, so that the same command can resume
     names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
     log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
-    site_name = find_site_name(config.tasks, config.device)
-    check_agent(config, site_name)
+    backend_name = find_backend_name(config.tasks, config.device)
+    check_agent(config, backend_name)
     others = [model.name for model in models if not isinstance(model, LocalModel)]
     if config.agent.name != "gbox" and others:
         raise ConfigError(
@@ -132,13 +132,13 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"{', '.join(others)}; evaluate them apart"
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
-        require_own_model(site_name, None)
-    site = make_site(config, log_path)
+        require_own_model(backend_name, None)
+    device_plan = plan_devices(config, log_path)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),
         seed=config.seed,
         split="eval",
-        device=site.backend.abilities,
+        device=device_plan.backend.abilities,
         has_judge=config.judge.model is not None,
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
@@ -148,14 +148,14 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.max_model_len) for engine in engines.values()]
-    config = choose_history(config, site.usual_screen, contexts, num_turns)
-    max_images = await plan_prompts(config, site.smallest_screen, contexts, num_turns)
+    config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
+    max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
         models=models,
         engines=engines,
-        site=site,
+        device_plan=device_plan,
         tasks=tasks,
         max_images=max_images,
         reward=load_reward(config.reward),

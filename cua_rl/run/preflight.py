@@ -160,7 +160,12 @@ async def plan_prompts(
             agent does not answer.
     """
     await require_agent_server(config.agent)
-    await require_vllm_args(config)
+    if config.server.vllm_args and config.base_url is not None:
+        raise ConfigError(
+            f"server.vllm_args: expected none with base_url, whose server has been started already, got "
+            f"{config.server.vllm_args!r}; leave them out"
+        )
+    await require_vllm_args(config.server.vllm_args, "server.vllm_args")
     max_images = plan_max_images(config, num_turns)
     for renderer, max_model_len in models:
         if screen is not None:
@@ -203,15 +208,13 @@ async def require_model_server(base_url: str, renderer: Renderer, *, max_model_l
         )
 
 
-async def require_vllm_args(config: RolloutConfig) -> None:
-    """Raise `ConfigError` unless the installed vLLM takes `server.vllm_args`; its own parser decides, in 10 to 40 s."""
-    if not config.server.vllm_args:
+async def require_vllm_args(vllm_args: str, setting: str) -> None:
+    """Raise `ConfigError` unless the installed vLLM takes these options; its own parser decides, in 10 to 40 s."""
+    if not vllm_args:
         return
-    problem = f"server.vllm_args: expected options of vLLM's server, got {config.server.vllm_args!r}"
-    if config.base_url is not None:
-        raise ConfigError(f"{problem} with base_url, whose server has been started already; leave them out")
+    problem = f"{setting}: expected options of vLLM's server, got {vllm_args!r}"
     try:
-        words = shlex.split(config.server.vllm_args)
+        words = shlex.split(vllm_args)
     except ValueError as error:
         raise ConfigError(f"{problem} ({error}); close the quotes") from None
     require_vllm()

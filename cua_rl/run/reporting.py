@@ -38,7 +38,8 @@ def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, firs
     config = plan.config
     display = stack.enter_context(ProgressDisplay(config.max_steps, first_step=first_step))
     if config.model_name is None:
-        display.note(f"embedded demo: tiny Qwen3-VL ({plan.site.name}), real vLLM (name a model with model_name=...)")
+        devices = plan.device_plan.backend_name
+        display.note(f"embedded demo: tiny Qwen3-VL ({devices}), real vLLM (name a model with model_name=...)")
     display.note(f"run {plan.run_name} in {folder.path}")
     metric_log = stack.enter_context(
         MetricLog(

@@ -8,7 +8,7 @@ from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
 from cua_rl.masking import secret_names
 from cua_rl.settings import Given, check_numbers, remembers_given, setting
-from cua_rl.tasks.source_config import TaskSources, find_site
+from cua_rl.tasks.source_config import TaskSources, find_task_backend
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
@@ -22,22 +22,22 @@ PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
 
 def device_presets(given: Given) -> Given:
     """Defaults of the device: Linux boxes imply GBox, few paid devices run at a time, a harness reports the reward."""
-    site = given_site(given.get("tasks"))
+    backend = given_task_backend(given.get("tasks"))
     presets: dict[str, object] = {}
-    if site is None and given.get("box_type") == "linux":
+    if backend is None and given.get("box_type") == "linux":
         presets["device"] = "gbox"
-    if site == "harness":
+    if backend == "harness":
         presets["reward"] = "score"
-    is_gbox = site is None and given.get("device", presets.get("device")) == "gbox"
-    return {**presets, **PAID_DEVICES} if is_gbox or site == "gym" else presets
+    is_gbox = backend is None and given.get("device", presets.get("device")) == "gbox"
+    return {**presets, **PAID_DEVICES} if is_gbox or backend == "gym" else presets
 
 
-def given_site(tasks: object) -> str | None:
-    """The site on which these task sources run; None for the configured device, and for what cannot be read."""
+def given_task_backend(tasks: object) -> str | None:
+    """The devices that these task sources bring; None for the configured device, and for what cannot be read."""
     if tasks is None:
         return None
     try:
-        return find_site(cast("TaskSources", tasks))
+        return find_task_backend(cast("TaskSources", tasks))
     except ConfigError:
         return None  # load_tasks reports what is wrong with them
 

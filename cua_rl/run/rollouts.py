@@ -26,9 +26,9 @@ from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.run.devices import BackendName, OpenDevices
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import RolloutConfig
-from cua_rl.run.site import OpenDevices, SiteName
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -46,7 +46,7 @@ _ONLY_WITH = {
 }
 
 
-def check_agent(config: RolloutConfig, site_name: SiteName) -> None:
+def check_agent(config: RolloutConfig, backend_name: BackendName) -> None:
     """Raise `ConfigError` for agent settings that cannot work."""
     agent = config.agent
     given = {
@@ -69,17 +69,17 @@ def check_agent(config: RolloutConfig, site_name: SiteName) -> None:
         _check_program(agent.name, "command", agent.command, agent.url)
     if agent.name == "harness":
         _check_program(agent.name, "harness_command", agent.harness_command, agent.harness_url)
-    if (agent.name == "harness") != (site_name == "harness"):
+    if (agent.name == "harness") != (backend_name == "harness"):
         raise ConfigError(
             f"agent: expected agent=harness with source_type 'harness', and with no other, got agent={agent.name} on "
-            f"{site_name}; change one of them"
+            f"{backend_name}; change one of them"
         )
     if agent.name != "gbox" and config.devices.coordinate_mode != "direct":
         raise ConfigError(
             f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
             "leave it out, or set agent=gbox"
         )
-    if agent.name == "mini_agent" and site_name != "gym":
+    if agent.name == "mini_agent" and backend_name != "gym":
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
         )

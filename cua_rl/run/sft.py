@@ -15,12 +15,12 @@ from cua_rl.metrics import mean_of
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.run.devices import make_local_backend
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.sft_plan import SftPlan, plan_sft, require_same_run
-from cua_rl.run.site import make_local_backend
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum

@@ -21,6 +21,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.checkpoints import find_checkpoint
+from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.log_directory import LogDirectory, run_folder
 from cua_rl.run.machine import find_machine
@@ -29,7 +30,6 @@ from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.site import find_site_name, make_experts, require_own_model
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
@@ -95,7 +95,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     """
     require_wandb(config.wandb_project)
     if config.data == "experts":
-        require_own_model(find_site_name(config.tasks), config.model_name)
+        require_own_model(find_backend_name(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
     require_trainable(model_path)

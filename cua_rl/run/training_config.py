@@ -17,7 +17,7 @@ from cua_rl.run.rollout_config import (
     RolloutConfig,
     Tasks,
     device_presets,
-    given_site,
+    given_task_backend,
 )
 from cua_rl.run.worker_config import WorkerSettings
 from cua_rl.settings import Given, remembers_given, setting, with_presets
@@ -44,14 +44,14 @@ EMBEDDED_DEMO: dict[str, object] = {
 
 
 def train_presets(given: Given) -> Given:
-    """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same site."""
+    """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same source."""
     name = given.get("preset")
     chosen: Given = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
-    tasks, site = given.get("tasks"), given_site(given.get("tasks"))
+    tasks, backend = given.get("tasks"), given_task_backend(given.get("tasks"))
     # pages and rows of the user's are the same for every seed, so they have no held-out tasks
-    held_out = {} if site is None else {"eval_tasks": None if site in ("page", "harness") else tasks}
+    held_out = {} if backend is None else {"eval_tasks": None if backend in ("page", "harness") else tasks}
     return {**chosen, **demo, **held_out, **device_presets(given)}
 
 

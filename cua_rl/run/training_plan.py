@@ -20,6 +20,7 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
+from cua_rl.run.devices import BackendName, DevicePlan, find_backend_name, plan_devices, require_own_model, split_gyms
 from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
@@ -37,11 +38,12 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.ray_workers import require_ray
+from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run.site import Site, SiteName, find_site_name, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
+from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
 from cua_rl.training.libraries import require_libraries
@@ -63,7 +65,7 @@ class RunPlan:
     log_path: Path
     model_path: Path
     renderer: Renderer
-    site: Site
+    device_plan: DevicePlan
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
@@ -126,19 +128,19 @@ class RunPlan:
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     _warn_of_idle_keys(config)
-    site_name = find_site_name(config.tasks, config.device)
-    check_agent(config, site_name)
-    check_workers(config, site_name, environ)
+    backend_name = find_backend_name(config.tasks, config.device)
+    check_agent(config, backend_name)
+    check_workers(config, backend_name, environ)
     check_learning(config)
     require_wandb(config.wandb_project)
-    require_own_model(site_name, config.model_name)
-    site = make_site(config, log_path(config), environ)
+    require_own_model(backend_name, config.model_name)
+    device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_trainable(model_path)
     require_servable(model_path, config.base_url, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    train_tasks, held_out = load_task_sets(config, site)
+    train_tasks, held_out = load_task_sets(config, device_plan)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
     used = [tasks for tasks in (train_tasks, held_out) if tasks]
     judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
@@ -157,8 +159,8 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
     _check_trainer(config, environ)
-    config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
-    max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
+    config = choose_history(config, device_plan.usual_screen, [(renderer, max_model_len)], num_turns)
+    max_images = await plan_prompts(config, device_plan.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
@@ -169,7 +171,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         log_path=log_path(config),
         model_path=model_path,
         renderer=renderer,
-        site=site,
+        device_plan=device_plan,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
@@ -187,9 +189,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     )
 
 
-def load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
+def load_task_sets(config: CLIConfig, device_plan: DevicePlan) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
-    has_judge, device = config.judge.model is not None, site.backend.abilities
+    has_judge, device = config.judge.model is not None, device_plan.backend.abilities
     train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
     train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
     if eval_sources is None:
@@ -351,7 +353,7 @@ def check_learning(config: CLIConfig) -> None:
             )
 
 
-def check_workers(config: CLIConfig, site_name: SiteName, environ: Mapping[str, str]) -> None:
+def check_workers(config: CLIConfig, backend_name: BackendName, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings of workers that cannot work."""
     host, num_workers = config.workers.host, config.rollout_workers
     num_characters = len(environ.get(TOKEN_VARIABLE, ""))
@@ -364,20 +366,21 @@ def check_workers(config: CLIConfig, site_name: SiteName, environ: Mapping[str, 
         )
     if num_workers and config.workers.launcher == "ray":
         require_ray(environ)
-    if num_workers > 1 and site_name == "adb":
+    if num_workers > 1 and backend_name == "adb":
         raise ConfigError(
             f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
             f"{num_workers}; leave it out"
         )
-    if site_name == "gym" and num_workers > config.devices.gym_parallel_creates:
+    if backend_name == "gym" and num_workers > config.devices.gym_parallel_creates:
         raise ConfigError(
             f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
             f"server, got {num_workers}; raise the one or lower the other"
         )
-    if config.has_workers and (config.gateway.port is not None or config.gateway.public_url is not None):
+    listening = with_values(config.gateway, allowed_media_domains=[])
+    if config.has_workers and listening != GatewaySettings():
         raise ConfigError(
-            "gateway.port: expected no fixed port or public_url with rollout workers, which have a gateway each; give "
-            "them to each worker that is started by hand"
+            "gateway: expected no host, port or public_url with rollout workers, which have a gateway each, got "
+            f"{listening!r}; give them to each worker that is started by hand"
         )
 
 

@@ -29,9 +29,9 @@ from cua_rl.rollout.group import Runner
 from cua_rl.rollout.remote import RemoteRunner, ReportingRunner
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import WorkerSetup
+from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.judge import open_judge
 from cua_rl.run.rollouts import make_runner, open_gateway
-from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, sampling_params
 from cua_rl.run.worker_config import TOKEN_VARIABLE
@@ -62,7 +62,7 @@ async def open_local_devices(stack: AsyncExitStack, plan: RunPlan) -> OpenDevice
     """The devices of the run, unless workers have them."""
     if plan.config.has_workers:
         return None
-    devices = open_devices(plan.config, plan.site, max_devices=plan.config.max_concurrent_rollouts)
+    devices = open_devices(plan.config, plan.device_plan, max_devices=plan.config.max_concurrent_rollouts)
     return await stack.enter_async_context(devices)
 
 

@@ -22,10 +22,10 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.rollout.worker import ControllerLink, GivenUp, Workplace, open_link, work
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
+from cua_rl.run.devices import open_devices, plan_devices
 from cua_rl.run.judge import open_judge, plan_judge
 from cua_rl.run.model_folder import find_model, make_image_renderer
 from cua_rl.run.rollouts import configured_history, freeze_loaded_objects, make_runner, open_gateway
-from cua_rl.run.site import make_site, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import load_task_sets, sampling_params
 from cua_rl.run.worker_config import FLUSH_LINGER_S, LINGER_S, TOKEN_VARIABLE, WorkerConfig
@@ -84,10 +84,10 @@ async def open_workplace(
     run_config = _run_config(config, setup)
     # a folder and name of its own keep its files, and its devices at services, apart from those of other workers
     folder = Path(setup.log_path) / "workers" / f"{Path(setup.log_path).name}-{name}"
-    site = make_site(run_config, folder, environ)
+    device_plan = plan_devices(run_config, folder, environ)
     model_path = find_model(run_config.model_name)
     renderer = make_image_renderer(model_path, run_config.renderer_name, run_config.server.max_pixels)
-    train_tasks, eval_tasks = load_task_sets(run_config, site)
+    train_tasks, eval_tasks = load_task_sets(run_config, device_plan)
     judge_config = plan_judge(
         run_config.judge, run_config.reward, *(tasks for tasks in (train_tasks, eval_tasks) if tasks)
     )
@@ -111,7 +111,9 @@ async def open_workplace(
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
         client = SamplingClient(*servers, namespace=setup.namespace, max_attempts=_MODEL_ATTEMPTS)
         sampler = await stack.enter_async_context(client)
-        devices = await stack.enter_async_context(open_devices(run_config, site, max_devices=config.device_slots))
+        devices = await stack.enter_async_context(
+            open_devices(run_config, device_plan, max_devices=config.device_slots)
+        )
         gateway = await stack.enter_async_context(
             open_gateway(run_config, sampler, renderer, sampling_params(run_config, run_config.temperature))
         )

@@ -151,7 +151,7 @@ class VllmServer:
         except TimeoutError as error:
             raise SamplingError(
                 f"expected the model server to answer within {self._config.start_timeout_s:.0f} s, it did not; "
-                f"raise server_start_timeout_s or read {self._log_path}, which ends:\n{self._process.log_tail()}"
+                f"raise start_timeout_s or read {self._log_path}, which ends:\n{self._process.log_tail()}"
             ) from error
         logger.info("model server ready url=%s start_s=%.1f", self.base_url, time.monotonic() - clock)
 

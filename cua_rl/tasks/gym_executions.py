@@ -15,7 +15,7 @@ from cua_rl.errors import DeviceError, TaskError
 
 logger = logging.getLogger(__name__)
 
-GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, site="gym")
+GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, task_backend="gym")
 
 
 class GymExecutions:

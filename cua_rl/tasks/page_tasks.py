@@ -33,7 +33,7 @@ PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
     has_shell=False,
     is_seeded=False,
-    site="page",
+    task_backend="page",
     queries=frozenset({"url", "title", "text", "value", "checked", "count"}),
 )
 _NOWHERE = "http://127.0.0.1:0/"

@@ -17,8 +17,8 @@ SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
     "page", "desktop", "harness",
 ]  # fmt: skip
-TaskSite = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
-"""Sources whose tasks bring their own environment: web pages, desktops, devices of a gym server, harnesses."""
+TaskBackendName = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
+"""Sources whose tasks bring their own devices: web pages, desktops, devices of a gym server, harnesses."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -141,18 +141,18 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     return [_parse_source(item) for item in items]
 
 
-def find_site(sources: TaskSources) -> TaskSite | None:
-    """The site on which all these tasks run; None if they run on the configured device."""
-    used: list[TaskSite | None] = list({site_of(config): None for config in parse_sources(sources)})
+def find_task_backend(sources: TaskSources) -> TaskBackendName | None:
+    """The devices that all these tasks bring; None if they run on the configured device."""
+    used: list[TaskBackendName | None] = list({task_backend_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
-        names = ", ".join(site or "the configured device" for site in used)
+        names = ", ".join(name or "the configured device" for name in used)
         raise ConfigError(f"expected tasks that run on one kind of device, got {names}; train on one of them at a time")
     return used[0]
 
 
-def site_of(config: TaskSourceConfig) -> TaskSite | None:
-    """The site on which this source's tasks run; None if they run on the configured device."""
-    return cast(TaskSite, config.source_type) if config.source_type in get_args(TaskSite) else None
+def task_backend_of(config: TaskSourceConfig) -> TaskBackendName | None:
+    """The devices that this source's tasks bring; None if they run on the configured device."""
+    return cast(TaskBackendName, config.source_type) if config.source_type in get_args(TaskBackendName) else None
 
 
 def _parse_source(item: object) -> TaskSourceConfig:

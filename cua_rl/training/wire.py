@@ -142,7 +142,6 @@ class Started:
     """The model is loaded."""
 
     device: str
-    num_parameters: int
     num_trainable_parameters: int
 
 

@@ -155,9 +155,7 @@ class _Worker:
                 num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
                 device = str(trainer.model.device)
                 logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
-                return wire.Started(
-                    device=device, num_parameters=num_parameters, num_trainable_parameters=num_trainable
-                )
+                return wire.Started(device=device, num_trainable_parameters=num_trainable)
         except CuaError as error:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"

@@ -115,10 +115,14 @@ def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Calla
     files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
     if not files:
         raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
+    is_empty = True
     for file in files:
         for number, value in enumerate(_read_values(file), start=1):
+            is_empty = False
             images = _Images(folder=file.absolute().parent, root=(path if path.is_dir() else path.parent).absolute())
             yield _Parser(value=value, where=f"{file}, trajectory {number}", images=images, given=given)
+    if is_empty:
+        raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

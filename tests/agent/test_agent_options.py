@@ -9,9 +9,9 @@ import pytest
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.run.devices import find_backend_name, make_gym_executions, name_gym, split_gyms
 from cua_rl.run.rollout_config import AgentSettings, DeviceSettings
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import find_site_name, make_gym_executions, name_gym, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from tests.agent.gym_bench import open_gym
 
@@ -54,7 +54,7 @@ def test_agents_that_cannot_work_are_refused_with_advice(options: dict[str, obje
 
 
 def check(config: CLIConfig) -> None:
-    check_agent(config, find_site_name(config.tasks, config.device))
+    check_agent(config, find_backend_name(config.tasks, config.device))
 
 
 def test_agents_that_can_work_are_taken() -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_a_server_that_cannot_start_is_explained(
     elsewhere = [f"log_path={tmp_path}/vllm.log", f"port={free_port()}"]
     assert main([nowhere, *elsewhere, argument.format(folder=tmp_path)]) == 2
     assert words in capsys.readouterr().err.replace("\n    ", ", ")
+
+
+async def test_options_that_vllm_cannot_take_are_refused_before_the_weights_are_fetched() -> None:
+    with pytest.raises(ConfigError, match=r"vllm_args: expected options of vLLM's server.*close the quotes"):
+        await cli_main(ServeModelConfig(vllm_args="--block-size '32"), {API_KEY_VARIABLE: "0123456789abcdef"})
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"gpu_memory_utilization": 7.0}])
+def test_numbers_that_no_server_can_have_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected a number above 0"):
+        ServeModelConfig(**wrong)
 
 
 def test_several_servers_are_separated_by_commas() -> None:

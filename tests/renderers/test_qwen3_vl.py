@@ -151,7 +151,7 @@ def test_answers_are_parsed_with_or_without_their_end_of_turn(small_renderer: Qw
 def test_the_renderer_is_detected_from_the_type_of_the_model(small_folder: Path, model_type: str, name: str) -> None:
     renderer = make_renderer(_folder_like(small_folder, model_type))
     assert renderer.name == name
-    assert renderer.supports_images == (name != "qwen3")
+    assert (renderer.image_settings is None) == (name == "qwen3")
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])

@@ -33,9 +33,10 @@ async def test_slots_go_to_those_who_wait_longest_and_come_back_from_the_cancell
     order: list[str] = []
 
     async def work(name: str) -> None:
-        async with limit.slot():
-            order.append(name)
-            await asyncio.sleep(0)
+        await limit.acquire()
+        order.append(name)
+        await asyncio.sleep(0)
+        limit.release()
 
     tasks = [asyncio.create_task(work(name)) for name in "abcd"]
     await asyncio.sleep(0)
@@ -101,8 +102,11 @@ async def test_all_who_wait_can_be_cancelled_together_with_those_who_run() -> No
     limit = RolloutLimit(largest=1)
 
     async def work() -> None:
-        async with limit.slot():
+        await limit.acquire()
+        try:
             await asyncio.Event().wait()
+        finally:
+            limit.release()
 
     tasks = [asyncio.create_task(work()) for _ in range(4)]
     await asyncio.sleep(0)

@@ -9,6 +9,7 @@ import pytest
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.rollout.remote import RemoteRunner
 from cua_rl.run.ray_workers import connect, reachable
+from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import check_workers
 from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerSettings
@@ -39,6 +40,22 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
             check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {TOKEN_VARIABLE: token})
     check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
     check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
+
+
+@pytest.mark.parametrize(
+    "gateway",
+    [
+        GatewaySettings(host="10.0.0.1"),
+        GatewaySettings(port=8100),
+        GatewaySettings(public_url="http://trainer:8100"),
+    ],
+)
+def test_where_agents_reach_a_gateway_is_refused_if_workers_would_not_heed_it(gateway: GatewaySettings) -> None:
+    check_workers(CLIConfig(gateway=gateway), "simulator", {})
+    for workers in ({"rollout_workers": 2}, {"workers": WorkerSettings(port=8300)}):
+        with pytest.raises(ConfigError, match="gateway: expected no host, port or public_url with rollout workers"):
+            check_workers(CLIConfig(gateway=gateway, **workers), "simulator", {})
+    check_workers(CLIConfig(rollout_workers=2, gateway=GatewaySettings(allowed_media_domains=["a.org"])), "page", {})
 
 
 async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run() -> None:

@@ -13,7 +13,7 @@ from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, PageElement, Write
 from cua_rl.tasks.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
 from cua_rl.tasks.miniwob.tiny_tasks import LABELS, TINY_TASKS
 from cua_rl.tasks.page_tasks import PAGE_BROWSER, allowed_urls
-from cua_rl.tasks.source_config import find_site, parse_sources
+from cua_rl.tasks.source_config import find_task_backend, parse_sources
 
 
 def element(kind: str, text: str = "", *, id: str = "", value: str = "", is_focused: bool = False) -> PageElement:
@@ -61,8 +61,8 @@ def test_tasks_of_a_site_run_on_its_browser_and_nowhere_else() -> None:
     with pytest.raises(ConfigError, match="MiniWoB"):
         load_tasks({"source_type": "demo_training"}, seed=0, split="train", device=MINIWOB_BROWSER)
     with pytest.raises(ConfigError, match="one kind of device"):
-        find_site([{"source_type": "miniwob"}, {"source_type": "demo_training"}])
-    assert find_site({"source_type": "demo_training"}) is None
+        find_task_backend([{"source_type": "miniwob"}, {"source_type": "demo_training"}])
+    assert find_task_backend({"source_type": "demo_training"}) is None
 
 
 def test_training_on_a_site_is_evaluated_there_unless_told_otherwise() -> None:

@@ -28,7 +28,7 @@ class FakeRank:
     def reply(self, request: wire.Request) -> wire.Reply:
         match request:
             case wire.Start():
-                return wire.Started(device="cpu", num_parameters=1, num_trainable_parameters=1)
+                return wire.Started(device="cpu", num_trainable_parameters=1)
             case wire.ForwardBackward(loss=loss):
                 self._has_gradient = loss.name != "gspo"
                 if self._has_gradient:

@@ -203,6 +203,14 @@ async def test_every_family_is_taught_answers_that_continue_its_prompts(family: 
             assert bool(parsed.reasoning or parsed.text.strip()) is told
 
 
+@pytest.mark.parametrize(("name", "content"), [("lines.jsonl", "\n"), ("list.json", "[]")])
+def test_a_file_without_trajectories_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(ConfigError, match="path: expected at least one trajectory"):
+            list(read_trajectories(path))
+
+
 def test_a_file_that_is_no_json_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a file or folder with trajectories"):
         list(read_trajectories(tmp_path))

@@ -33,7 +33,7 @@ DESKTOP_ABILITIES = DeviceAbilities(
     has_shell=True,
     is_seeded=True,
     queries=frozenset({"file", "files", "window_titles"}),
-    site="desktop",
+    task_backend="desktop",
 )
 
 _P = ParamSpec("_P")

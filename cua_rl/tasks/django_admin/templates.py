@@ -16,7 +16,7 @@ ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",
     has_shell=False,
     is_seeded=True,
-    site="django_admin",
+    task_backend="django_admin",
     queries=frozenset({"site_state"}),
 )
 MAX_TURNS = 15

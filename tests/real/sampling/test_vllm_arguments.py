@@ -4,13 +4,11 @@ import asyncio
 
 from cua_rl.errors import ConfigError
 from cua_rl.run.preflight import require_vllm_args
-from cua_rl.run.rollout_config import ServerSettings
-from cua_rl.run.training_config import CLIConfig
 
 
 async def complaint(vllm_args: str) -> str:
     try:
-        await require_vllm_args(CLIConfig(server=ServerSettings(vllm_args=vllm_args)))
+        await require_vllm_args(vllm_args, "server.vllm_args")
     except ConfigError as error:
         return str(error)
     return ""

@@ -41,9 +41,9 @@ def settings_row(name: str, *moves: Move) -> tuple[Move, ...]:
     return OPEN_SETTINGS, tap("settings", EXTRA_ROWS[name].label), *moves
 
 
-def on_page(page: str, operation: Operation, query: str | None = None, value: str = "") -> Move:
+def on_page(page: str, operation: Operation, query: str | None = None) -> Move:
     """What to do on a page of Settings."""
-    return Move(screen=f"settings/{page}", operation=operation, query=query, value=value)
+    return Move(screen=f"settings/{page}", operation=operation, query=query)
 
 
 def tap_on(page: str, label: str) -> Move:

@@ -1,4 +1,4 @@
-"""The site of a run: the kind of device that its tasks run on, resolved once, and its backend."""
+"""The devices of a run: their backend, which its tasks or its settings choose, resolved once and opened."""
 
 import os
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -29,10 +29,10 @@ from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
 from cua_rl.tasks.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
 from cua_rl.tasks.page_tasks import UserPages
-from cua_rl.tasks.source_config import Split, TaskSite, find_site, parse_sources
+from cua_rl.tasks.source_config import Split, TaskBackendName, find_task_backend, parse_sources
 
-SiteName = TaskSite | Literal["simulator", "gbox", "adb"]
-"""The kind of device: determined by the tasks, otherwise the configured device."""
+BackendName = TaskBackendName | Literal["simulator", "gbox", "adb"]
+"""What operates the devices: determined by the tasks, otherwise the configured device."""
 
 _SMALLEST_SCREENS = {
     "simulator": Screen(kind="android", width_px=192, height_px=320),
@@ -46,10 +46,10 @@ _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class DevicePlan:
     """The devices of a run, before they are opened."""
 
-    name: SiteName
+    backend_name: BackendName
     backend: DeviceBackend
     """Not yet entered."""
     smallest_screen: Screen | None
@@ -58,25 +58,27 @@ class Site:
     """The expected size, for planning, of a device whose size is known only when it is leased."""
 
 
-def find_site_name(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> SiteName:
-    """The kind of device that these tasks run on; raises `ConfigError` for a mixture."""
-    return find_site(tasks) or device
+def find_backend_name(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> BackendName:
+    """The backend of the devices that these tasks run on; raises `ConfigError` for a mixture."""
+    return find_task_backend(tasks) or device
 
 
-def make_site(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> Site:
-    """Resolve the configured site; raises `ConfigError` if it cannot work."""
-    name = find_site_name(config.tasks, config.device)
+def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> DevicePlan:
+    """Resolve the configured devices; raises `ConfigError` if they cannot work."""
+    name = find_backend_name(config.tasks, config.device)
     screen = _smallest_screen(name, config) if config.agent.name == "gbox" else None
     is_phone = screen == _SMALLEST_SCREENS["android"]
-    return Site(
-        name=name,
+    return DevicePlan(
+        backend_name=name,
         backend=_make_backend(name, config, log_path, environ),
         smallest_screen=screen,
         usual_screen=_USUAL_PHONE if is_phone else screen,
     )
 
 
-def _make_backend(name: SiteName, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]) -> DeviceBackend:
+def _make_backend(
+    name: BackendName, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]
+) -> DeviceBackend:
     if name == "gym":
         return make_gym_executions(config, environ)
     _check_devices(config, environ)
@@ -112,7 +114,7 @@ def _make_backend(name: SiteName, config: RolloutConfig, log_path: Path, environ
 
 def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float | None) -> DeviceBackend:
     """Simulated phones, or the browser or Linux desktop that tasks bring with them; raises `ConfigError`."""
-    match find_site_name(tasks):
+    match find_backend_name(tasks):
         case "desktop":
             if find_spec("Xlib") is None or find_spec("mss") is None:
                 raise ConfigError(
@@ -140,7 +142,7 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
 
 def make_experts(tasks: Tasks) -> Experts:
     """The scripted experts for these tasks."""
-    match find_site_name(tasks):
+    match find_backend_name(tasks):
         case "miniwob":
             return MiniWobExperts()
         case "django_admin":
@@ -149,7 +151,7 @@ def make_experts(tasks: Tasks) -> Experts:
             return DemoExperts()
 
 
-def require_own_model(name: SiteName, model_name: str | None) -> None:
+def require_own_model(name: BackendName, model_name: str | None) -> None:
     """Raise `ConfigError` if the included tiny model would run on a device other than the simulated phone."""
     if model_name is None and name != "simulator":
         raise ConfigError(
@@ -158,7 +160,7 @@ def require_own_model(name: SiteName, model_name: str | None) -> None:
         )
 
 
-def _smallest_screen(name: SiteName, config: RolloutConfig) -> Screen:
+def _smallest_screen(name: BackendName, config: RolloutConfig) -> Screen:
     match name:
         case "miniwob":
             return _SMALLEST_SCREENS["miniwob"].scaled(config.devices.browser_scale or MINIWOB_SCALE)
@@ -213,7 +215,7 @@ class OpenDevices:
 
 
 @asynccontextmanager
-async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
+async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
     """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
     devices = config.devices
     limits = TimeLimits(
@@ -223,7 +225,7 @@ async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -
         validate_s=devices.validate_timeout_s,
     )
     lease_timeout_s = devices.lease_timeout_s
-    if site.name == "gym":  # creations are queued, and each has its own limit
+    if plan.backend_name == "gym":  # creations are queued, and each has its own limit
         lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
     pool_limits = PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=devices.device_creations_per_s)
     async with AsyncExitStack() as stack:
@@ -234,7 +236,7 @@ async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -
 
             grounder = GboxCoordinateModel(make_gbox(config.gbox_api_key).client)
             stack.push_async_callback(grounder.close)
-        pool = await stack.enter_async_context(open_pool(site.backend, max_devices=max_devices, limits=pool_limits))
+        pool = await stack.enter_async_context(open_pool(plan.backend, max_devices=max_devices, limits=pool_limits))
         yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
 
 
