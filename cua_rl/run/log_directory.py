@@ -240,14 +240,15 @@ def new_folder(setting: str, given: str) -> Path:
 
 def _is_used(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
-    if not path.exists():
-        return False
-    if path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+    with boundary(ConfigError, f"log_path: expected a folder that can be read, got {str(path)!r}; choose another"):
+        if not path.exists():
             return False
-        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
-            return True
+        if path.is_dir():
+            names = {entry.name for entry in path.iterdir()}
+            if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+                return False
+            if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
+                return True
     raise ConfigError(
         f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
         "things in it; choose another log_path"

@@ -121,6 +121,8 @@ BAD = [
     (["box_type=linux", "device=simulator"], "box_type: expected 'android'"),
     (["renderer_name=llama3"], "renderer"),
     (["model_name={place}/nowhere"], "model_name: expected"),
+    ([f"model_name={'long' * 64}"], "check its permissions: OSError"),
+    ([f"log_path={{place}}/{'long' * 64}"], "choose another: OSError"),
     (["model_name={place}/empty_model"], "without config.json"),
     (["model_name={place}/text_model"], "a model that sees screenshots"),
     (["load_checkpoint_path={place}/weights/000080"], "load_checkpoint_path: expected"),
