@@ -45,7 +45,9 @@ async def cli_main(config: DoctorConfig) -> None:
     started = datetime.now(UTC)
     folder = run_folder(config.log_path, config.log_dir, f"doctor-{started:%Y%m%d-%H%M%S}")
     path = config.json or folder / "doctor.json"
-    with boundary(ConfigError, f"log_path, json: expected folders that can be made for {str(folder)!r}, {str(path)!r}"):
+    with boundary(
+        ConfigError, f"log_path, json: expected places to write to, got {str(folder)!r}, {str(path)!r}; change them"
+    ):
         for needed in (folder / "logs", path.parent):
             needed.mkdir(parents=True, exist_ok=True)
     diagnosis = Diagnosis(folder)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import chz
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_damage, load_adapter_folder
 from cua_rl.run.model_card import ExportKind, format_model_card
@@ -71,6 +71,8 @@ async def cli_main(config: ExportModelConfig) -> None:
     source = find_source(config)
     if config.kind == "adapter" and source.adapter is None:
         raise ConfigError("kind: expected merged for a run that trained all weights, got adapter; leave kind out")
+    with boundary(ConfigError, f"out: expected a folder that can be made, got {str(config.out)!r}; choose another"):
+        await asyncio.to_thread(config.out.absolute().parent.mkdir, parents=True, exist_ok=True)
     rounding = await asyncio.to_thread(_write, config, source)
     print(f"{config.kind} model of step {source.step} in {config.out}")
     if rounding > _MUCH_LOST:

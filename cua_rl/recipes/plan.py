@@ -39,11 +39,11 @@ async def cli_main(config: PlanConfig) -> None:
     if config.plot is not None:
         title = f"{config.gpus or 'as recorded'}, {scenario.schedule.groups_per_batch} groups of "
         title += f"{scenario.schedule.group_size} per step, policy lag {scenario.schedule.max_lag}"
-        with boundary(ConfigError, f"plot: {str(config.plot)!r} cannot be written"):
+        with boundary(ConfigError, f"plot: expected a file to write, got {str(config.plot)!r}; choose another"):
             await asyncio.to_thread(write_plan_plot, config.plot, plan, title=title)
         print(f"plot in {config.plot}")
     if config.json is not None:
-        with boundary(ConfigError, f"json: {str(config.json)!r} cannot be written"):
+        with boundary(ConfigError, f"json: expected a file to write, got {str(config.json)!r}; choose another"):
             write_plan_json(config.json, plan)
         print(f"figures in {config.json}")
 

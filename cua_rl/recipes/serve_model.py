@@ -59,11 +59,15 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
     """Serve until interrupted."""
     require_key(environ.get(API_KEY_VARIABLE))
     log_path = await asyncio.to_thread(Path(config.log_path).absolute)
-    with boundary(ConfigError, f"vllm_args: expected options of vLLM's server, got {config.vllm_args!r}"):
+    with boundary(
+        ConfigError, f"vllm_args: expected options of vLLM's server, got {config.vllm_args!r}; close the quotes"
+    ):
         vllm_args = tuple(shlex.split(config.vllm_args))
-    with boundary(ConfigError, f"host, port: cannot listen on port {config.port} of {config.host!r}; choose others"):
+    with boundary(
+        ConfigError, f"host, port: expected a free port, got {config.port} of {config.host!r}; choose another"
+    ):
         free_port(config.port, config.host)
-    with boundary(ConfigError, f"log_path: {str(log_path)!r} cannot be written; choose another"):
+    with boundary(ConfigError, f"log_path: expected a file to write, got {str(log_path)!r}; choose another"):
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True)
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, boundary
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
 from cua_rl.run.log_directory import run_folder
@@ -29,7 +29,9 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
             f"judge.base_url: expected an address such as 'http://localhost:8000/v1', got {settings.base_url!r}; "
             "correct it"
         )
-    if urlsplit(settings.base_url).username is not None:
+    with boundary(ConfigError, f"judge.base_url: expected an address, got {settings.base_url!r}; correct it"):
+        parts = urlsplit(settings.base_url)
+    if parts.username is not None:
         raise ConfigError(
             "judge.base_url: expected an address without a name or password, which would be stored with the run, got "
             "one with them; put the key into JUDGE_API_KEY"

@@ -24,6 +24,7 @@ from typing import Literal, Self, cast
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
 from cua_rl.run.checkpoints import find_damage
+from cua_rl.system import is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -226,6 +227,8 @@ def check_log_directory(path: Path, behavior: Behavior) -> None:
     path = path.expanduser().absolute()
     if not _is_used(path):
         _require_makeable(path)
+    elif is_locked(path / LOCK_NAME):
+        raise ConfigError(_in_use(path, (path / LOCK_NAME).read_text(errors="replace")))
     elif behavior == "ask" and not sys.stdin.isatty() and _has_results(path):
         raise ConfigError(_nobody_to_ask(path))
 
@@ -240,14 +243,15 @@ def new_folder(setting: str, given: str) -> Path:
 
 def _is_used(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
-    if not path.exists():
-        return False
-    if path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+    with boundary(ConfigError, f"log_path: expected a folder that can be read, got {str(path)!r}; choose another"):
+        if not path.exists():
             return False
-        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
-            return True
+        if path.is_dir():
+            names = {entry.name for entry in path.iterdir()}
+            if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+                return False
+            if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
+                return True
     raise ConfigError(
         f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
         "things in it; choose another log_path"
@@ -275,6 +279,13 @@ def _nobody_to_ask(path: Path) -> str:
     )
 
 
+def _in_use(path: Path, owner: str) -> str:
+    return (
+        f"expected log_path to be free, got {str(path)!r}, which another run (process {owner.strip() or '?'}) is "
+        "using; stop it or choose another log_path"
+    )
+
+
 def _step(record: Mapping[str, object]) -> int:
     return cast("int", record["step"])
 
@@ -285,12 +296,9 @@ def _lock(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        owner = os.pread(lock, 32, 0).decode(errors="replace")
         os.close(lock)
-        raise ConfigError(
-            f"expected log_path to be free, got {str(path)!r}, which another run (process {owner or '?'}) is using; "
-            "stop it or choose another log_path"
-        ) from None
+        raise ConfigError(_in_use(path, owner)) from None
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock

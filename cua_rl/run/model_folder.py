@@ -27,21 +27,22 @@ def find_model(name: str | None) -> Path:
     if name is None:
         return TINY_QWEN3_VL
     folder = Path(name).expanduser()
-    if folder.exists():
-        folder = folder.absolute()
-        missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
-        if missing:
-            raise ConfigError(
-                f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
-                f"{' and '.join(missing)}; name the folder of a checkpoint such as Qwen3-VL's"
-            )
-        _require_readable(folder, name)
-        if not _has_weights(folder):
-            raise ConfigError(
-                f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; "
-                "download the whole model"
-            )
-        return folder
+    with boundary(ConfigError, f"model_name: expected a folder that can be read, got {name!r}; check its permissions"):
+        if folder.exists():
+            folder = folder.absolute()
+            missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+            if missing:
+                raise ConfigError(
+                    f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
+                    f"{' and '.join(missing)}; name the folder of a checkpoint such as Qwen3-VL's"
+                )
+            _require_readable(folder, name)
+            if not _has_weights(folder):
+                raise ConfigError(
+                    f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; "
+                    "download the whole model"
+                )
+            return folder
     # imported here: that takes 0.3 s, and most runs name a folder
     from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, boundary
 from cua_rl.events import Recorder
 from cua_rl.masking import is_secret_name
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
@@ -34,7 +34,8 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
                     f"got none; set monitor.base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
                 )
         return None
-    parts = urlsplit(base_url)
+    with boundary(ConfigError, f"monitor.base_url: expected an address, got {base_url!r}; correct or drop it"):
+        parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
             f"monitor.base_url: expected the address of a monitor (https://…), got {base_url!r}; correct or drop it"

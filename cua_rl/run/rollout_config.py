@@ -90,7 +90,7 @@ class AgentSettings:
 class DeviceSettings:
     """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
 
-    screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen", at_least=1)
+    screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
     browser_scale: float | None = setting(
         None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
     )

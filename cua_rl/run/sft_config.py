@@ -55,9 +55,11 @@ class SftConfig:
     error_rate: float = setting(
         0.0, "experts: probability per turn that the expert acts on a random element", at_least=0.0
     )
-    screen_scale: int = setting(1, "experts: scale factor of the simulated 192x320 pixel screen", at_least=1)
+    screen_scale: int = setting(
+        1, "experts: scale factor of the simulated 192x320 pixel screen, 1 to 16", within=(0, 16)
+    )
     browser_scale: float | None = setting(
-        None, "experts: scale factor of web-page screenshots; None uses the task set's default"
+        None, "experts: scale factor of web-page screenshots; None uses the task set's default", within=(0.0, 4.0)
     )
     max_turns: int = setting(20, "experts: maximum turns of a conversation; a task may allow fewer", at_least=1)
     from_run: str | None = setting(

@@ -308,6 +308,9 @@ def _require_free_ports(config: CLIConfig) -> None:
     for group, port in ports.items():
         if port is None:
             continue
+        other = next(name for name, one in ports.items() if one == port)
+        if other != group:
+            raise ConfigError(f"{group}.port: expected another port than {other}.port, got {port} for both; change one")
         try:
             free_port(port)
         except OSError as error:

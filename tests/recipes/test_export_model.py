@@ -123,6 +123,7 @@ def test_the_newest_checkpoint_is_exported_unless_another_is_named(run: Path, tm
         (["run={place}/run", "step=7"], "step: expected one of the checkpoints [2]\n    got 7"),
         (["run={place}/run", "kind=adapter"], "expected merged for a run that trained all weights"),
         (["run={place}/run", "out={place}/run"], "out: expected a folder that does not exist"),
+        (["run={place}/run", "out={place}/run/config.json/out"], "out: expected a folder that can be made"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_with_the_reason(

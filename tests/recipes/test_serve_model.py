@@ -37,10 +37,10 @@ async def test_a_model_that_vllm_cannot_serve_here_is_refused(tmp_path: Path) ->
     ("argument", "words"),
     [
         ("port=70000", "port: expected a number above 0 and at most 65535"),
-        ("host=no.such.host.invalid", "of 'no.such.host.invalid'; choose others"),
+        ("host=no.such.host.invalid", "of 'no.such.host.invalid', choose another"),
         ("gpu_memory_utilization=2", "gpu_memory_utilization: expected a number above 0"),
         ("vllm_args=--block-size '32", "vllm_args: expected options of vLLM's server"),
-        ("log_path={folder}/file/vllm.log", "file/vllm.log' cannot be written"),
+        ("log_path={folder}/file/vllm.log", "file/vllm.log', choose another"),
     ],
 )
 def test_a_server_that_cannot_start_is_explained(

@@ -199,7 +199,7 @@ def test_a_place_for_the_findings_is_needed_before_the_checks(
     (tmp_path / "file").touch()
 
     assert main([f"log_path={tmp_path}/doctor", f"json={tmp_path}/file/doctor.json"]) == 2
-    assert "json: expected folders that can be made" in capsys.readouterr().err
+    assert "log_path, json: expected places to write to" in capsys.readouterr().err
 
 
 async def test_only_visible_gpus_are_examined(exam: Examination, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,9 +148,12 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
     with prepare_log_directory(tmp_path, "ask"):
         with pytest.raises(ConfigError, match=r"which another run \(process \d+\) is using"):
             prepare_log_directory(tmp_path, "overwrite")
+        with pytest.raises(ConfigError, match=rf"which another run \(process {os.getpid()}\) is using"):
+            check_log_directory(tmp_path, "resume")
 
     with prepare_log_directory(tmp_path, "overwrite") as directory:
         assert directory.decision is Decision.FRESH
+    check_log_directory(tmp_path, "overwrite")
 
 
 def test_checkpoints_carry_their_step_in_their_folders(tmp_path: Path) -> None:
