@@ -19,9 +19,10 @@ the proof, every step measures it). No group is discarded. Only the trainer is f
 it, and one that fails cancels all.
 
 The parity gate compares sampler and trainer at the same weights, so only turns of the version that the trainer holds
-before the step count. A batch may have none; then finished groups that wait for a later batch are probed. If the gate
-saw no turn for `PARITY_EVERY` steps, because training is the bottleneck, the next batch waits until a group with such a
-turn has finished: one rollout's time in ten steps. In between, the canary proves every adapter.
+before the step count. A batch may train none; then its constant groups and finished ones that wait for a later batch
+are probed. If the gate saw no turn for `PARITY_EVERY` steps, because training is the bottleneck, the next batch waits
+until a group with such a turn has finished: one rollout's time in ten steps. In between, the canary proves every
+adapter.
 """
 
 import asyncio
@@ -253,7 +254,7 @@ class _AsyncRun:
             buffer = self._buffer
             is_announced = buffer.announced_step == buffer.next_step - 1
             is_over = is_announced and not buffer.num_running and not buffer.may_start
-            return is_over or any(map(self._is_fresh, self._trained_rollouts(buffer.waiting)))
+            return is_over or any(self._fresh_rollouts(buffer.waiting))
 
         async with self._changed:
             if step >= self._parity_due:
@@ -266,7 +267,7 @@ class _AsyncRun:
     async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
         """Record which groups a step takes, check their policy lag, and probe parity; the metrics of both.
 
-        The gate compares waiting groups if the batch has no turn of the version that the trainer holds.
+        The gate compares other groups if the batch trains no turn of the version that the trainer holds.
         """
         await self._begin_step(step)
         await self._parts.recorder.record(
@@ -277,7 +278,9 @@ class _AsyncRun:
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
         metrics = lag_metrics(lags)
-        probes = [] if self._fresh_datums(taken) else self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
+        teaching = (scored for scored in taken if not scored.group.is_constant)
+        others = [*groups, *self._buffer.waiting]
+        probes = [] if self._fresh_datums(teaching) else self._fresh_datums(others)[:NUM_PROBES]
         if probes:
             rows = await self._parts.trainer.forward(probes, temperature=train.loss.temperature)
             gate = ParityGate(limit=train.parity_limit, step=step, policy_version=self._trainer_version)
@@ -287,16 +290,16 @@ class _AsyncRun:
     def _fresh_datums(self, groups: Iterable[ScoredGroup]) -> list[Datum]:
         """Sequences with turns of the trainer's version; a few are enough."""
         datums: list[Datum] = []
-        for rollout in islice(filter(self._is_fresh, self._trained_rollouts(groups)), NUM_PROBES):
+        for rollout in islice(self._fresh_rollouts(groups), NUM_PROBES):
             built = build_datums(rollout, 0.0, self._settings.image_token_id).datums
             datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
         return datums
 
-    def _trained_rollouts(self, groups: Iterable[ScoredGroup]) -> Iterator[Rollout]:
-        return (rollout for scored in groups if not scored.group.is_constant for rollout in scored.group.rollouts)
-
-    def _is_fresh(self, rollout: Rollout) -> bool:
-        return any(turn.model.policy_version == self._trainer_version for turn in rollout.turns)
+    def _fresh_rollouts(self, groups: Iterable[ScoredGroup]) -> Iterator[Rollout]:
+        """Rollouts with a turn of the trainer's version."""
+        for rollout in (rollout for scored in groups for rollout in scored.group.rollouts):
+            if any(turn.model.policy_version == self._trainer_version for turn in rollout.turns):
+                yield rollout
 
     async def publish(self) -> None:
         """Serve saved weights, announce them, and hand them to the evaluator where an evaluation is due."""

@@ -7,7 +7,7 @@ import pytest
 
 from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
-from cua_rl.events import CheckpointSaved, GroupEnded, RolloutSource, StepTrained
+from cua_rl.events import BatchTaken, CheckpointSaved, GroupEnded, RolloutSource, StepTrained
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
@@ -217,6 +217,21 @@ async def test_the_parity_gate_has_something_to_look_at_every_ten_steps_even_if_
     assert len(looked) < 40
     assert max(later - earlier for earlier, later in pairwise(looked)) <= PARITY_EVERY
     assert times_trained(world.batches) == dict.fromkeys(range(80), 1)
+
+
+async def test_where_nothing_teaches_the_parity_gate_looks_at_that_and_rollouts_go_on() -> None:
+    class Failed(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 0.0
+
+    world = Failed()
+
+    await world.train(2, max_steps=6)
+
+    kinds = [type(event) for event in world.recorder.events if isinstance(event, GroupEnded | BatchTaken)]
+    # three batches of groups may be under way: the first step does not wait until all of them have ended
+    assert kinds.index(BatchTaken) < 3 * len(world.batches[0])
+    assert all("policy/parity_mean_abs" in metrics for _, metrics in world.log.steps)
 
 
 async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again() -> None:
