@@ -33,6 +33,7 @@ from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
+MAX_TYPED_CHARACTERS = 4000  # a browser takes about 4 ms for each; a text that outlasts its time would be a fault
 MAX_SCROLL_PX = 100_000
 """A device turns its wheel notch by notch."""
 _EXPECTED_OBJECT = 'Expected an object such as {"action": "wait", "time": 1}.'
@@ -254,7 +255,10 @@ def _scroll(arguments: _Arguments) -> Action:
 
 
 def _type(arguments: _Arguments) -> Action:
-    return TypeText(text=_text(arguments))
+    text = _text(arguments)
+    if len(text) > MAX_TYPED_CHARACTERS:
+        raise _BadArguments(f"text has {len(text)} characters. Expected at most {MAX_TYPED_CHARACTERS} to type.")
+    return TypeText(text=text)
 
 
 def _key(arguments: _Arguments) -> Action:

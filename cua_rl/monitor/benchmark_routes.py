@@ -27,7 +27,10 @@ async def list_benchmarks(request: Request) -> list[Benchmark]:
 def load_benchmarks(folder: Path) -> list[Benchmark]:
     """Every readable results.json in the folder and in the folders directly below it."""
     paths = [
-        path for pattern in ("results.json", "*/results.json", "*/*/results.json") for path in folder.glob(pattern)
+        path
+        for pattern in ("results.json", "*/results.json", "*/*/results.json")
+        for path in folder.glob(pattern)
+        if path.is_file()
     ]
     paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     found = [_load(path, folder) for path in paths[:_MAX_RESULTS]]
@@ -35,20 +38,18 @@ def load_benchmarks(folder: Path) -> list[Benchmark]:
 
 
 def _load(path: Path, folder: Path) -> Benchmark | None:
-    if path.stat().st_size > _MAX_BYTES:
-        return None
     try:
-        results: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        results: Any = None if path.stat().st_size > _MAX_BYTES else json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(results, dict):
+            return None
+        page = path.with_suffix(".md")
+        title = page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ") if page.is_file() else None
+        return Benchmark(
+            name=path.parent.name,
+            title=title,
+            path=str(path.parent.relative_to(folder)),
+            written_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
+            results=mask_secrets(cast("dict[str, object]", results)),
+        )
+    except (OSError, ValueError, RecursionError):  # also closed to us, or gone meanwhile: the others are shown
         return None
-    if not isinstance(results, dict):
-        return None
-    page = path.with_suffix(".md")
-    title = page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ") if page.is_file() else None
-    return Benchmark(
-        name=path.parent.name,
-        title=title,
-        path=str(path.parent.relative_to(folder)),
-        written_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
-        results=mask_secrets(cast("dict[str, object]", results)),
-    )

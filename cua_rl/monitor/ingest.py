@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, Row, select, update
+from sqlalchemy import Connection, Engine, Row, Text, func, select, update
+from sqlalchemy import cast as cast_to_type
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 
@@ -242,6 +243,8 @@ def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
     else:
         raise ItemRefused("expected a run_name, or the training_id of a run that was sent before")
     training_id = batch.write(received.training_report(item, payload, run_name, folder))
+    length = select(func.length(cast_to_type(Training.config, Text))).where(Training.id == training_id)
+    received.require_short_settings(connection.scalar(length) or 0)  # earlier ones stay
     mine = insert(ProjectRun).values(training_id=training_id, project_id=batch.project_id)
     connection.execute(mine.on_conflict_do_nothing())
     return training_id

@@ -66,10 +66,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
             columns[column] = max(0, value)
     settings = {name: value for name, value in payload.items() if name not in _NOT_SETTINGS and value is not None}
     settings |= item.config_json or {}
-    if (length := len(dumps(settings))) > _MAX_SETTINGS_CHARACTERS:
-        raise ItemRefused(
-            f"expected a config_json of at most {_MAX_SETTINGS_CHARACTERS} characters, got {length}; leave out parts"
-        )
+    require_short_settings(len(dumps(settings)))
     return TrainingReport(
         run_name=run_name,
         log_path=folder,
@@ -81,6 +78,14 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         settings=mask_secrets(settings),
         columns=columns,
     )
+
+
+def require_short_settings(length: int) -> None:
+    """Raise `ItemRefused` if the settings of a run, as JSON, have too many characters."""
+    if length > _MAX_SETTINGS_CHARACTERS:
+        raise ItemRefused(
+            f"expected a config_json of at most {_MAX_SETTINGS_CHARACTERS} characters, got {length}; leave out parts"
+        )
 
 
 def task_of(item: sent.SentTask) -> Task:

@@ -119,11 +119,12 @@ def test_phones_get_mobile_use_and_desktops_and_browsers_computer_use() -> None:
         f'{{"action": "scroll", "pixels": {"1" * 400}}}',
         '{"action": "scroll", "pixels": 1e300}',
         '{"action": "scroll", "pixels": NaN}',
+        f'{{"action": "type", "text": "{" " * 4001}"}}',
         f'{{"action": {"[" * 5000}{"]" * 5000}}}',
         f'{{"action": "left_click", "coordinate": {"[" * 5000}{"]" * 5000}}}',
     ],
 )
-def test_a_model_cannot_break_the_parser_or_scroll_for_ever(arguments: str) -> None:
+def test_a_model_cannot_break_the_parser_or_scroll_or_type_for_ever(arguments: str) -> None:
     call = ToolCall(call_id="c", name="computer_act", arguments=arguments)
     for parsed in (parse("computer_use", arguments), parse_element_action(call)):
         assert isinstance(parsed, ParseFailure)

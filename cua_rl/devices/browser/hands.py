@@ -53,10 +53,11 @@ def key_chord(keys: tuple[str, ...]) -> str:
     """Keys pressed together, such as "Control+s"; raises `ActionRejected` for an unknown key."""
     names: list[str] = []
     for key in keys:
-        name = key if len(key) == 1 else _NAMES.get(key.strip().lower())
+        # Playwright's keyboard is American: another character would be an error of the browser
+        name = key if len(key) == 1 and (" " <= key <= "~" or key in "\r\n") else _NAMES.get(key.strip().lower())
         if name is None:
             raise ActionRejected(
-                f"There is no key {key!r}. Expected a character or one of {', '.join(sorted(_NAMES))}."
+                f"There is no key {key!r}. Expected an ASCII character or one of {', '.join(sorted(_NAMES))}."
             )
         names.append(name)
     return "+".join(names)

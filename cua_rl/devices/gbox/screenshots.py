@@ -10,7 +10,7 @@ from PIL import Image
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.gbox.service import Gbox, ask
-from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError
+from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError, boundary
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DOWNLOAD_TIMEOUT_S = 60.0
@@ -24,10 +24,12 @@ async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: st
         head, comma, body = uri.partition(",")
         if not comma or not head.endswith(";base64"):
             raise DeviceError(f"expected a screenshot as data:image/png;base64,... from GBox, got {uri[:60]!r}")
-        return await asyncio.to_thread(lambda: build_observation(b64decode(body)))
+        with boundary(DeviceError, "read a screenshot of GBox"):
+            return await asyncio.to_thread(lambda: build_observation(b64decode(body)))
     address = uri if uri.startswith(("http://", "https://")) else presigned_url
     data = await fetch_stored(gbox, box_id, storage_key=uri, presigned_url=address)
-    return await asyncio.to_thread(build_observation, data)
+    with boundary(DeviceError, "read a screenshot of GBox"):
+        return await asyncio.to_thread(build_observation, data)
 
 
 async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_url: str | None) -> bytes:

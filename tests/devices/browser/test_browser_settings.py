@@ -75,8 +75,13 @@ def test_settings_that_cannot_work_are_refused() -> None:
 def test_keys_have_the_names_that_agents_give_them() -> None:
     assert key_chord(("ctrl", "a")) == "Control+a"
     assert key_chord(("Page_Down",)) == "PageDown"
-    with pytest.raises(ActionRejected, match="bogus"):
-        key_chord(("bogus",))
+    assert key_chord(("ctrl", "+")) == "Control++"
+
+
+@pytest.mark.parametrize("key", ["bogus", "é", "\t", "\0", "\x7f", ""])
+def test_a_key_that_the_browser_does_not_know_is_told_to_the_model(key: str) -> None:
+    with pytest.raises(ActionRejected, match="There is no key"):
+        key_chord((key,))
 
 
 @pytest.mark.parametrize("action", [OpenApp(name="Mail"), PressButton(button=Button.HOME), PressKey(keys=("nokey",))])

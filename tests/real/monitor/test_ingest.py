@@ -165,6 +165,16 @@ async def test_what_is_sent_twice_is_stored_once(monitor: Monitor) -> None:
     assert run_sql(monitor.url, "SELECT count(*) FROM ingest_items") == [(9,)]
 
 
+async def test_settings_do_not_grow_without_end_piece_by_piece(monitor: Monitor) -> None:
+    pieces = [{"run_name": "r", "config_json": {name: "x" * 600_000}} for name in ("a", "b")]
+    await send(monitor, training=pieces[0])
+
+    answer = await monitor.project.post("/api/ingest/batch", json={"training": pieces[1]})
+
+    assert answer.status_code == 422
+    assert "at most 1048576 characters" in answer.json()["errors"][0]["error"]
+
+
 async def test_one_bad_item_does_not_spoil_its_batch(monitor: Monitor) -> None:
     training_id = (await send(monitor, training={"run_name": "r"}))["training_id"]
     steps = [
