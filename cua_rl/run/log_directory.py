@@ -152,7 +152,8 @@ class LogDirectory:
         """
         steps = {*keep, *(checkpoint.step for checkpoint in self.checkpoints())}
         for path in [*self.path.glob("weights/*"), *self.path.glob("sampler_weights/*")]:
-            if path.name.isdigit() and (int(path.name) not in steps or int(path.name) > num_steps):
+            is_half_written = ".partial-" in path.name or ".replaced-" in path.name  # see training/folders.py
+            if is_half_written or (path.name.isdigit() and (int(path.name) not in steps or int(path.name) > num_steps)):
                 shutil.rmtree(path)
 
     def truncate_after(self, step: int) -> None:

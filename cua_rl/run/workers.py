@@ -44,7 +44,7 @@ Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and returns the cause; raises `ConfigError` if a restart would end the same way."""
 
 
-_MAX_RESTARTS = 5
+_PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)  # before each start: what a worker needs, as the database, may be away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,8 @@ async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
     An error of `attempt` stops the run.
     """
     why = ""
-    for _ in range(_MAX_RESTARTS + 1):
+    for pause_s in _PAUSES_S:
+        await asyncio.sleep(pause_s)
         try:
             with boundary(CuaError, f"cannot start rollout worker {name}"):
                 why = await attempt()
@@ -225,7 +226,7 @@ async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
         runner.give_up(name, why)
     runner.fail(
         CuaError(
-            f"expected rollout worker {name} to run, it ended {_MAX_RESTARTS + 1} times, the last time because {why}; "
+            f"expected rollout worker {name} to run, it ended {len(_PAUSES_S)} times, the last time because {why}; "
             "read its log"
         )
     )

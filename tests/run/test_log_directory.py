@@ -259,6 +259,7 @@ def test_what_a_killed_attempt_left_beside_its_checkpoints_goes(tmp_path: Path) 
             save(directory, step)
         for step in (0, 4):
             directory.sampler_path(step).mkdir(parents=True)
+        directory.state_path(3).with_name(".000003.partial-17").mkdir()  # killed while it wrote
         directory.truncate_after(2)
 
         directory.remove_strays(2, keep=[0])

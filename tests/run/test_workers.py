@@ -1,7 +1,9 @@
 """What a run plans for its rollout workers."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise
 from threading import Event
 
 import pytest
@@ -15,6 +17,7 @@ from cua_rl.run.training_plan import check_workers
 from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerSettings
 from cua_rl.run.workers import keep_alive
 from tests.fakes import FakeRecorder
+from tests.jumping_time import run_jumping
 from tests.rollout.test_workers import SETUP, FakeAdapters, plan
 
 
@@ -68,6 +71,19 @@ async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run
 
     with pytest.raises(CuaError, match="cannot start rollout worker ray-2: AssertionError: Perhaps"):
         await runner.run(plan())
+
+
+def test_a_worker_that_ends_again_and_again_gets_half_a_minute_for_what_it_needs() -> None:
+    runner = RemoteRunner(FakeAdapters(), FakeRecorder(), lambda: SETUP)
+    started: list[float] = []
+
+    async def attempt() -> str:
+        started.append(asyncio.get_running_loop().time())
+        return "its process ended with status 1"
+
+    run_jumping(keep_alive(runner, "local-1", attempt))
+
+    assert [round(later - earlier) for earlier, later in pairwise(started)] == [0, 2, 4, 8, 16]
 
 
 def test_two_workers_that_start_at_once_connect_to_the_cluster_once() -> None:

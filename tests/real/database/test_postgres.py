@@ -99,6 +99,23 @@ async def test_a_crashed_server_recovers_what_was_committed(tmp_path: Path) -> N
     assert "was not properly shut down" in (tmp_path / "log").read_text()
 
 
+async def test_a_server_that_dies_is_started_again_at_the_same_address(tmp_path: Path) -> None:
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+        run_sql(postgres.url, "CREATE TABLE kept AS SELECT 7 AS number")
+        first = server_pids(tmp_path / "data")
+        os.kill(first[0], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            rows: list[tuple[object, ...]] = []
+            while not rows:
+                await asyncio.sleep(0.1)
+                with contextlib.suppress(psycopg.OperationalError):
+                    rows = await asyncio.to_thread(run_sql, postgres.url, "SELECT number FROM kept")
+        second = server_pids(tmp_path / "data")
+
+    assert rows == [(7,)]
+    assert wait_until_dead(*first, *second)
+
+
 async def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as first:
         with pytest.raises(DatabaseError, match=r"expected the database folder .* to be free, but another run uses it"):
