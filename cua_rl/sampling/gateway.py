@@ -211,7 +211,7 @@ class Gateway:
             try:
                 answer, to_store = await self._answer(rollout_id, rollout, request, api)
             except ContextOverflow:
-                if watch is not None:
+                if watch is not None and is_trained:  # other requests are not the policy's work
                     watch.overflowed()
                 raise
             except (SamplingError, ConfigError) as error:

@@ -136,6 +136,12 @@ async def test_rule_3_a_refusal_for_context_is_no_fault_either(bench: Bench) -> 
     assert outcome(rollout) == (StopReason.CONTEXT_OVERFLOW, 0.0)
 
 
+async def test_a_program_whose_own_request_exceeds_the_context_is_a_fault(bench: Bench) -> None:
+    rollout = await bench.run("ask(); assert ask('word ' * 3000, **{'CUA-Train': 'no'}) == 400; sys.exit('too long')")
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+
+
 async def test_rule_4_status_78_stops_the_run_with_the_programs_message(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="no browser installed"):
         await bench.run("print('no browser installed'); sys.exit(78)")
