@@ -44,7 +44,7 @@ class LinearSizes:
 
     @property
     def state_bytes(self) -> int:
-        """State of a sequence in the server, over all layers: a float32 matrix per head, and the convolution's tokens."""
+        """State of a sequence in the server, over all layers: a float32 matrix per head, and convolution tokens."""
         matrices = BYTES_32 * self.value * self.key_head_dim
         return self.num_layers * (matrices + BYTES_16 * (self.convolution - 1) * (2 * self.key + self.value))
 
