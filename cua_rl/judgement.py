@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MAX_REWARD = 1e6
-"""Of scores and rewards, in both directions: their squares, and sums of these in float32, stay finite."""
+"""Largest absolute value of scores and rewards: their squares, and sums of these in float32, stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class OwnedProcess:
         self._lifeline: int | None = None
 
     async def start(self) -> None:
-        """Start the command; raises `FileNotFoundError` through the log if it does not exist."""
+        """Start the command; one that does not exist ends with a `FileNotFoundError` in its log."""
         await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
         mark = {MARK: str(await asyncio.to_thread(scratch_folder))}  # found by it if even its guard is killed
         log = await asyncio.to_thread(self.log_path.open, "ab")

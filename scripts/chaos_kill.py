@@ -119,7 +119,7 @@ class Chaos:
         return len(read_steps(self.run_folder))
 
     async def wait_for_steps(self, process: asyncio.subprocess.Process, num_steps: int) -> None:
-        """Until so many steps are complete, or the attempt has ended."""
+        """Wait until so many steps are complete, or the attempt has ended."""
         deadline = time.monotonic() + self.config.timeout_s
         while self.num_steps() < num_steps and process.returncode is None:
             if time.monotonic() > deadline:

@@ -14,9 +14,9 @@ class SecondHost:
     """A host that reaches this one, and nothing else."""
 
     our_address: str
-    """Of this machine, as the other one sees it."""
+    """Address of this machine, as the other one sees it."""
     interface: str
-    """Of this machine, at the end of the cable."""
+    """Interface of this machine, at the end of the cable."""
     prefix: list[str]
     """What a command begins with to run there."""
 

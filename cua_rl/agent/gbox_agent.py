@@ -96,11 +96,9 @@ class GBoxAgent:
         return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=task.max_turns)
 
     async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> "Response | None":
-        """Ask the model; None if the conversation has outgrown the budget or the model's context."""
+        """Ask the model; None if the conversation has outgrown the model's context."""
         from openai import BadRequestError  # already imported with `client`
 
-        if not self.history.has_room(used_tokens=conversation.used_tokens):
-            return None
         clock = time.monotonic()
         with boundary(SamplingError, "asking the model"):
             try:
@@ -119,7 +117,6 @@ class GBoxAgent:
                     raise
                 return None
         conversation.durations_s = {"respond": time.monotonic() - clock}
-        conversation.used_tokens = response.usage.total_tokens if response.usage else 0
         conversation.items += [cast("Json", item.to_dict()) for item in response.output]
         return response
 
@@ -135,7 +132,6 @@ class _Conversation:
     """The last screenshot."""
     items: list[Json]
     cursor: tuple[int, int] | None = None
-    used_tokens: int = 0
     durations_s: dict[str, float] = field(default_factory=dict[str, float])
 
     @property

@@ -25,23 +25,13 @@ class History(Protocol):
         """The items of the next request, oldest first; an extension of the previous request if possible."""
         ...
 
-    def has_room(self, *, used_tokens: int) -> bool:
-        """False if the next request, after one of `used_tokens` (prompt and answer), would exceed the budget."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHistory:
-    """Keeps everything; the rollout ends when the budget or the model's context is used up."""
-
-    max_tokens: int | None = None
-    """Limit for the tokens of a request, prompt plus answer; None: the server's context length."""
+    """Keeps everything; the rollout ends when the model's context is used up."""
 
     def visible(self, items: Sequence[Json]) -> list[Json]:
         return list(items)
-
-    def has_room(self, *, used_tokens: int) -> bool:
-        return self.max_tokens is None or used_tokens < self.max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +62,6 @@ class DropOldScreenshots:
                 shown.append({"type": "input_text", "text": DROPPED_IMAGE} if is_dropped else part)
             kept.append(item if shown == parts else {**item, _content_key(item): shown})
         return kept
-
-    def has_room(self, *, used_tokens: int) -> bool:
-        return True
 
 
 def system_item(prompt: str) -> Json:

@@ -94,7 +94,7 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
 
 
 def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:
-    """Without the events of rollouts that have ended: a worker that was given up may still write for a moment.
+    """Leave out events of rollouts that have ended: a worker that was given up may still write for a moment.
 
     The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
     """

@@ -46,7 +46,7 @@ from cua_rl.monitor.security import Bearer, BodyRoute, unauthorized
 from cua_rl.request_limits import BodyBudget, bearer_key
 
 _MAX_BYTES = 64 * 2**20
-"""Of a project's unanswered batches together."""
+"""Limit for the unanswered batches of a project together."""
 _WRONG_TOKEN = "expected the token of a project, got another one"
 _PHASES: dict[str, Phase] = {"steps": "step", "baselines": "baseline", "evals": "eval"}
 _SENDERS_MISTAKES = (
@@ -104,9 +104,9 @@ class IngestState:
     """What the batches that arrive at the same time share."""
 
     budgets: dict[int, BodyBudget] = field(default_factory=dict[int, BodyBudget])
-    """By project."""
+    """Budget of each project."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of the batch that is being stored: waiting for the database's one writer takes no thread."""
+    """Held by the batch that is being stored: waiting for the database's one writer takes no thread."""
 
 
 class _IngestRoute(BodyRoute):

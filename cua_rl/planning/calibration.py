@@ -17,12 +17,12 @@ from cua_rl.monitor.databases import Database
 from cua_rl.planning.fleet import DeviceTime, Placement, Speed, Spread
 from cua_rl.run.memory_parts import LARGEST_BATCH
 
-_LARGEST_SIGMA = 2.0  # beyond, single outliers would make the mean
+_LARGEST_SIGMA = 2.0  # with a larger one, single outliers would dominate the mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """From when to when something was in progress, Unix seconds."""
+    """Start and end of an activity, Unix seconds."""
 
     start_s: float
     end_s: float
@@ -57,7 +57,7 @@ class RecordedRun:
 
     @property
     def first_step(self) -> int:
-        """In which server, trainer and caches are cold."""
+        """The first recorded step, in which server, trainer and caches are cold."""
         return self.steps[0].step
 
 
@@ -226,7 +226,7 @@ class _Phases:
 
     starts: Sequence[Interval]
     betweens: Sequence[Interval]
-    """From an answer to the next request."""
+    """Intervals from an answer to the next request."""
     tails: Sequence[Interval]
     requests: Sequence[Interval]
 

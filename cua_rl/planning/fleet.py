@@ -15,7 +15,7 @@ class Spread:
     sigma: float = 0.0
 
     def draw(self, random: Random) -> float:
-        """One of them."""
+        """Draw one number."""
         if not self.sigma or not self.mean:
             return self.mean
         return random.lognormvariate(math.log(self.mean) - self.sigma * self.sigma / 2, self.sigma)
@@ -35,12 +35,12 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """What a device takes for something, seconds."""
+    """Duration of a device operation, seconds."""
 
     own: Spread
-    """However many devices there are."""
+    """The time that does not depend on the number of devices."""
     computed: Spread = Spread(mean=0.0)
-    """On a processor that all devices share, as simulated phones do: half as fast with two at a time."""
+    """Processor time of devices that share one processor, as simulated phones do: two at a time run at half speed."""
 
     @property
     def alone_s(self) -> float:
@@ -61,7 +61,7 @@ class Workload:
     end: DeviceTime
     """From the last answer, which ends the rollout, to the reward."""
     request_work: Spread
-    """Of a model request, in units of the mean one."""
+    """Work of a model request, relative to the mean request."""
     controller_s: float
     """Processor time of the controller per turn."""
     prompt_tokens: float
@@ -95,11 +95,11 @@ class Placement:
     is_shared: bool
     """Server and trainer use the same hardware."""
     max_requests: int
-    """That a copy decodes at a time."""
+    """Requests that a copy decodes at a time."""
 
     @property
     def num_gpus(self) -> int:
-        """Of server and trainer together."""
+        """GPUs of server and trainer together."""
         server = self.num_servers * self.gpus_per_server
         trainer = self.num_trainers if self.gpus_per_server else 0
         return max(server, trainer) if self.is_shared else server + trainer
@@ -112,15 +112,15 @@ class Fleet:
     num_devices: int
     placement: Placement
     server: Speed
-    """Of one copy of the model, per request."""
+    """Speed of one copy of the model."""
     trained_token_s: float
     """Seconds of one rank per token of a training sequence."""
     save_s: float
-    """The trainer writes the adapter."""
+    """Time in which the trainer writes the adapter."""
     publish_s: float
-    """The servers load and prove it."""
+    """Time in which the servers load and verify it."""
     overhead_s: float = 0.0
-    """Of the controller, per rollout of a step, while the trainer waits: datums, their fingerprint, records."""
+    """Time of the controller per rollout of a step, for datums, their fingerprint and records; the trainer waits."""
     num_controllers: int = 1
     """Processes that run rollouts."""
 
@@ -151,7 +151,7 @@ class Prices:
     device: float
 
     def per_hour(self, fleet: Fleet) -> float:
-        """Of all GPUs and devices."""
+        """Price of all GPUs and devices."""
         return fleet.placement.num_gpus * self.gpu + fleet.num_devices * self.device
 
 

@@ -15,7 +15,7 @@ class GpuKind:
     """A GPU's limits as its maker states them."""
 
     memory_gib: float
-    """As its driver reports it."""
+    """Memory that its driver reports."""
     tflop_per_s: float
     """Dense bfloat16, 10^12 operations per second."""
     gb_per_s: float
@@ -53,16 +53,16 @@ class TurnTokens:
     text: float
     sampled: float
     context: float
-    """Of a request, on average over the turns of a rollout."""
+    """Context of a request, averaged over the turns of a rollout."""
 
     @property
     def total(self) -> float:
-        """That the turn adds."""
+        """Tokens that the turn adds."""
         return self.screen + self.text + self.sampled
 
 
 def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, shares: Shares) -> Speed:
-    """Of one copy of the model on `tensor_parallel` GPUs.
+    """Speed of one copy of the model on `tensor_parallel` GPUs.
 
     A pass of the decoder reads all weights, whatever the batch, and the KV cache of every request in it. The prompt is
     in the prefix cache but for what the turn adds.

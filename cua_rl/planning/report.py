@@ -19,7 +19,7 @@ from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.plots import EVALUATION_COLOUR, TRAINING_COLOUR, make_axes, save_figure
 
 _FACTORS = (0.25, 0.5, 2.0)
-"""Of the planned number of devices, for the plot."""
+"""Multiples of the planned number of devices, for the plot."""
 _BOUND_COLOURS: Mapping[str, str] = {
     "devices": "#54a24b",
     "sampling": "#b279a2",
@@ -47,7 +47,7 @@ class Outlook:
 
     @property
     def usd_per_1000(self) -> float:
-        """For 1,000 rollouts."""
+        """Cost of 1,000 rollouts."""
         return 1000 * self.usd_per_hour / self.prediction.rollouts_per_hour
 
 
@@ -61,7 +61,7 @@ class Plan:
     bottleneck: str
     more: Mapping[str, Outlook]
     by_devices: Sequence[Outlook]
-    """For fewer, as many and more devices."""
+    """Predictions for fewer, as many and more devices."""
 
 
 def make_plan(scenario: Scenario, prices: Prices) -> Plan:

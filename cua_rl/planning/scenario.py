@@ -1,4 +1,4 @@
-"""From settings, and runs recorded before, to what is simulated."""
+"""Builds the simulated scenario from settings and recorded runs."""
 
 import os
 import re
@@ -30,7 +30,7 @@ from cua_rl.run.training_plan import plan_training_memory
 from cua_rl.settings import with_values
 
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400
-_REQUEST_SIGMA = 0.5  # answers of the same model differ so much in length
+_REQUEST_SIGMA = 0.5  # typical spread of answer lengths of one model
 _NUM_QUANTILES = 200
 _MOST_GPUS = 64
 
@@ -192,7 +192,7 @@ def spread_turns(mean: float, largest: int) -> tuple[int, ...]:
 
 
 def _device_time(known: DeviceTime, mean_s: float | None, sigma: float | None) -> DeviceTime:
-    """With another time of the device's own; what it computes stays."""
+    """The same time with another `own` part; the computed part stays."""
     return replace(known, own=Spread(mean=_given(mean_s, known.own.mean), sigma=_given(sigma, known.own.sigma)))
 
 

@@ -39,7 +39,7 @@ class StepEnd:
 
     at_s: float
     server_busy_s: float
-    """Of all copies together."""
+    """Sum over all copies of the model."""
     trainer_busy_s: float
     device_busy_s: float
     policy_lag_mean: float
@@ -52,7 +52,7 @@ class Prediction:
 
     steps_per_hour: float
     rollouts_per_hour: float
-    """That are trained on."""
+    """Rollouts that are trained on."""
     server_busy_frac: float
     trainer_busy_frac: float
     device_busy_frac: float
@@ -171,7 +171,7 @@ class _World:
         self.tokens: dict[str, float] = {}
         """Per rollout that has not been trained on, the length of its training sequence."""
         self.num_rollouts = [0] * placed.num_servers
-        """In progress, per copy of the model."""
+        """Rollouts in progress, per copy of the model."""
         self.device_busy_s = 0.0
         """Ends of leases less beginnings: negative while there are leases."""
         self.step_ends: list[StepEnd] = []

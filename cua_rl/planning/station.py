@@ -23,7 +23,7 @@ class Station:
     neighbours: list["Station"] = field(default_factory=list["Station"])
     busy_s: float = 0.0
     _progress: float = 0.0
-    """Units that a request would have behind it that was there from the beginning."""
+    """Units done so far of a request that has been in progress since the beginning."""
     _settled_at: float = 0.0
     _timer: asyncio.TimerHandle | None = None
     _num_admitted: int = 0

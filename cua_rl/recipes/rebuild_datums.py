@@ -91,12 +91,12 @@ async def rebuild_step(
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
     config_path = config.log_path / "config.json"
-    if not config_path.is_file():
+    settings: Mapping[str, Any] = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    if "model_path" not in settings:  # an evaluation has several models
         raise ConfigError(
-            f"log_path: expected the folder of a run, got {str(config.log_path)!r} without config.json; name the "
-            "folder that the run printed"
+            f"log_path: expected the folder of a training run, got {str(config.log_path)!r} without its config.json; "
+            "name the folder that the run printed"
         )
-    settings: Mapping[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
     rules = Rules(
         keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),

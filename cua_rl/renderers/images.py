@@ -112,7 +112,7 @@ def largest_image_tokens(model_path: Path, max_pixels: int | None) -> int:
 
 
 MAX_PIXELS = 40_000_000
-"""Of an image: an 8K screen has 33 million, and decoded each takes three bytes."""
+"""Largest image: an 8K screen has 33 million pixels, and each takes three bytes once decoded."""
 
 
 def image_size(data: bytes) -> tuple[int, int]:

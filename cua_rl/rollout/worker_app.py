@@ -21,7 +21,7 @@ from cua_rl.rollout.remote import RemoteRunner, WorkerRefused
 from cua_rl.rollout.worker_wire import Ended, Hello, MessageError, Report, decode, encode
 
 MAX_BODY_BYTES = 2 * 2**30
-"""Of all rollouts that are being delivered together."""
+"""Limit for the rollouts that are being delivered at the same time, together."""
 
 _Answer = Callable[[Request, bytes], Awaitable[object | None]]
 

@@ -97,7 +97,7 @@ class Report:
     period_s: float = 0.0
     """Time since the last report."""
     device_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of its devices, in this period."""
+    """Metrics of its devices in this period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,8 @@ async def start_trainer(exam: Examination) -> Finding:
     config = trainer_config(exam.plan)
     exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, exam.folder / "logs" / "trainer.log"))
     exam.there.add("trainer")
+    if config.address is not None:  # its nodes decide on processes and GPUs
+        return finding_of(f"reached at {config.address}")
     where = f"GPU {', '.join(config.gpus)}" if config.gpus else "CPU"
     return finding_of(f"processes: {config.num_processes}, on {where}")
 
@@ -267,6 +269,8 @@ async def check_sampling(exam: Examination) -> Finding:
 async def check_two_processes(exam: Examination) -> Finding:
     """Two trainer processes give the gradient of one; the last check, because it ends server and trainer."""
     config, gpus = trainer_config(exam.plan), exam.plan.memory.machine.gpus
+    if config.address is not None:
+        return Finding(verdict="not tried", got="a trainer on other hosts, whose nodes decide on its processes")
     if config.num_processes > 1:
         return finding_of(f"{config.num_processes} processes made the steps above")
     if len(gpus) == 1:

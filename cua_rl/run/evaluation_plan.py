@@ -90,7 +90,7 @@ class EvaluationPlan:
     log_path: Path
     models: tuple[Model, ...]
     engines: Mapping[Path, LocalEngine]
-    """By the folder of the model."""
+    """Engine of each model folder."""
     device_plan: DevicePlan
     tasks: tuple[Task, ...]
     max_images: int

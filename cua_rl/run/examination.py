@@ -60,7 +60,7 @@ class Examination:
     num_published: int = 0
     num_asked: int = 0
     grad_norm: float | None = None
-    """Of the trainer's first step, on short sequences."""
+    """Gradient norm of the trainer's first step, on short sequences."""
     trained: Mapping[str, float] = field(default_factory=dict[str, float])
     """The trainer's metrics of the long backward pass."""
 

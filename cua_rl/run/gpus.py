@@ -21,7 +21,7 @@ class Gpu:
     """A GPU that a process here may use."""
 
     name: str
-    """As in CUDA_VISIBLE_DEVICES."""
+    """Its name in CUDA_VISIBLE_DEVICES."""
     memory_gib: float | None = None
     """None if the driver does not report it: for a slice of a GPU (MIG), or memory shared with the CPU."""
 

@@ -69,7 +69,7 @@ class LogDirectory:
     _lock: int = field(repr=False)
     """Descriptor of the lock file; the lock goes with it."""
     _umask: int = field(repr=False)
-    """That of the process before; while the folder is in use, new files are for their owner alone."""
+    """The process's umask before; while the folder is in use, only their owner can read new files."""
 
     @property
     def metrics_path(self) -> Path:

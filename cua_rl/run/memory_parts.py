@@ -34,9 +34,9 @@ class Demand:
     largest_image_tokens: int
     """What the server reserves work space for."""
     num_rollouts: int = 128
-    """At a time."""
+    """Rollouts at a time."""
     num_adapters: int = 4
-    """Loaded into the server at a time."""
+    """Adapters loaded into the server at a time."""
     is_float32: bool = False
     """Whether the trainer computes in float32."""
     serves_float32: bool = False
@@ -102,7 +102,7 @@ def trainer_parts(
 
 
 def weight_bytes(demand: Demand) -> int:
-    """Of each of the trainer's weights: trained ones are float32."""
+    """Bytes per weight of the trainer: trained weights are float32."""
     return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
 
 

@@ -50,7 +50,7 @@ class MemoryPlan:
 
     @property
     def image_cache_gib(self) -> float:
-        """Of each copy of the model server, for processed screenshots."""
+        """Cache of each copy of the model server for processed screenshots."""
         return self.host.get("image cache", 0.0) / len(self.gpus.server_copies) / GIB
 
     def table(self) -> str:
@@ -147,7 +147,7 @@ def _find_plan(request: Request) -> MemoryPlan | None:
 
 
 def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
-    """From one GPU per copy of the server's model upwards: copies are faster than parts."""
+    """Possible numbers of GPUs per copy of the server's model, the smallest first: more copies are faster."""
     wanted = request.gpu_wishes.server_tensor_parallel
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
     if wanted is not None or not gpus.server_gpus:

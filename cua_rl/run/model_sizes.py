@@ -33,7 +33,7 @@ class LinearSizes:
     """Tokens that the convolution sees."""
 
     def parameters(self, hidden: int) -> int:
-        """Of one layer's attention."""
+        """Parameters of one layer's attention."""
         mixed = 2 * self.key + self.value
         maps = hidden * (mixed + 2 * self.value + 2 * self.num_value_heads)
         return maps + self.convolution * mixed + 2 * self.num_value_heads + self.value_head_dim
@@ -44,7 +44,7 @@ class LinearSizes:
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence in the server, in all layers: a float32 matrix per head, and what the convolution sees."""
+        """State of a sequence in the server, over all layers: a float32 matrix per head, and convolution tokens."""
         matrices = BYTES_32 * self.value * self.key_head_dim
         return self.num_layers * (matrices + BYTES_16 * (self.convolution - 1) * (2 * self.key + self.value))
 
@@ -59,7 +59,7 @@ class ModelSizes:
     num_kv_heads: int
     head_dim: int
     intermediate: int
-    """Of a dense layer, or of one expert."""
+    """Width of a dense layer, or of one expert."""
     num_experts: int
     """0 for a dense model."""
     experts_per_token: int
@@ -73,7 +73,7 @@ class ModelSizes:
     feature_levels: int
     """Vectors per image token: the merger's and those of every deepstack level."""
     pixel_bytes_per_token: int
-    """Of an image as the server keeps it: a byte per channel of every pixel, once per frame of a patch."""
+    """Size of an image in the server: a byte per channel of every pixel, once per frame of a patch."""
     linear: LinearSizes | None = None
     """The layers with linear attention, of a model that has some."""
 
@@ -88,7 +88,7 @@ class ModelSizes:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer with softmax attention."""
+        """Parameters of one decoder layer with softmax attention."""
         attention = self._attention_parameters
         one = 3 * self.hidden * self.intermediate
         feed_forward = self.num_experts * (one + self.hidden) if self.num_experts else one
@@ -96,12 +96,12 @@ class ModelSizes:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of embedding, head and the last norm."""
+        """Parameters of embedding, head and the last norm."""
         return (1 if self.is_head_tied else 2) * self.vocabulary * self.hidden + self.hidden
 
     @property
     def decoder_parameters(self) -> int:
-        """Of all decoder layers."""
+        """Parameters of all decoder layers."""
         extra = self._mixer_difference(lambda linear: linear.parameters(self.hidden), self._attention_parameters)
         return self.num_layers * self.layer_parameters + extra
 
@@ -125,7 +125,7 @@ class ModelSizes:
         return self.parameters - idle * self.num_layers * 3 * self.hidden * self.intermediate
 
     def lora_parameters(self, rank: int) -> int:
-        """Of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
+        """Parameters of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
         # q, k, v, o: inputs and outputs
         attention = 4 * self.hidden + 2 * (self.query + self.key) + (self.query if self.linear else 0)
         extra = self._mixer_difference(lambda linear: linear.lora_sides(self.hidden), attention)
@@ -135,13 +135,13 @@ class ModelSizes:
         return rank * (self.num_layers * sides + extra)
 
     def kv_bytes_per_token(self, tensor_parallel: int) -> int:
-        """On one GPU; heads that cannot be split further are repeated."""
+        """KV cache per token on one GPU; heads that cannot be split further are repeated."""
         heads = max(1, self.num_kv_heads // tensor_parallel)
         num_layers = self.num_layers - (self.linear.num_layers if self.linear else 0)
         return 2 * num_layers * heads * self.head_dim * BYTES_16
 
     def feature_bytes(self, num_tokens: int) -> int:
-        """Of the visual features of that many image tokens."""
+        """Size of the visual features of that many image tokens."""
         return self.feature_levels * num_tokens * self.hidden * BYTES_16
 
     def layer_activations(self, rank: int) -> int:
@@ -166,7 +166,7 @@ class ModelSizes:
         return 2 * BYTES_16 * self.intermediate
 
     def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
-        """Of one row of `num_tokens`, at the peak of a step; embeddings, features and head included."""
+        """Activations of one row of `num_tokens` at the peak of a step; embeddings, features and head included."""
         layer, backward = self.layer_activations(rank), self.layer_backward()
         inner = self.num_layers - 1  # the last layer computes the few tokens that predict a trained one
         # what is alive beside them at the peak follows from measured ones

@@ -55,7 +55,7 @@ class OpenedData:
     """Changes if what is learned from changes: a run resumes only on the data it began with."""
     description: str
     longest_tokens: int
-    """Of the conversations; of demonstrations, which are made as they are needed, the first one's."""
+    """Tokens of the longest conversation; with demonstrations, which are made as needed, of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 IN_PROCESS_HOST = "gateway"
 MAX_BODY_BYTES = 256 * 2**20
-"""For all open requests of a rollout together; each contains all screenshots of its conversation."""
+"""Limit for all open requests of a rollout together; each contains all screenshots of its conversation."""
 
 
 class UnknownRollout(LookupError):

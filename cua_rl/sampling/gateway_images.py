@@ -13,7 +13,7 @@ from cua_rl.request_limits import host_name
 
 MAX_IMAGE_BYTES = 20 * 2**20
 _MAX_REQUEST_BYTES = 256 * 2**20
-"""For all images of a request as `data:` URLs, like the limit for the body of a request."""
+"""Limit for all images of a request as `data:` URLs, equal to the limit for the body of a request."""
 _MAX_CACHED_BYTES = 512 * 2**20
 _MAX_FETCHES = 8  # at a time
 _IMAGE_TYPES = ("image_url", "input_image")

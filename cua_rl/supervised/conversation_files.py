@@ -32,7 +32,7 @@ class ConversationLine:
     """1-based, as in editors."""
     offset_bytes: int
     content_sha256: str
-    """Of tokens and images: lines with the same content are the same conversation."""
+    """Hash of tokens and images: lines with the same hash are the same conversation."""
     num_tokens: int
 
 

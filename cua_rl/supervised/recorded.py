@@ -40,7 +40,7 @@ class RecordedSuccesses:
 
     rollouts: tuple[Rollout, ...]
     image_token_id: int
-    """Of the recorded model."""
+    """Image token of the recorded model."""
     num_successes: int
     num_repeats: int
     """Successes identical to an earlier one, token for token and pixel for pixel."""

@@ -64,7 +64,7 @@ class Fields:
         return float(value)
 
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
-        """One of some words."""
+        """One of the given words; None if the key is missing."""
         value = self.raw.get(key)
         if value is None:
             return None

@@ -106,7 +106,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seals:
-    """Of a TCP connection: each direction has a key of its own."""
+    """The seals of a TCP connection: each direction has a key of its own."""
 
     controller: Seal
     trainer: Seal

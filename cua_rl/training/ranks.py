@@ -56,7 +56,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """As `launch_ranks` and torchrun say it; a process that nobody has told anything is alone."""
+        """Read the variables that `launch_ranks` and torchrun set; without them, the process is the only rank."""
         return cls(
             rank=int(environ.get("RANK", 0)),
             size=int(environ.get("WORLD_SIZE", 1)),

@@ -60,9 +60,9 @@ class ForwardBackward:
     token_weights: tuple[float, ...] | None = None
     """Weight of each trained token of the datum in the sum; None: `OptimStep` takes the mean over trained tokens."""
     proximal_logprobs: tuple[tuple[float, ...], ...] | None = None
-    """Of the policy at the start of the step, aligned with the datum's tokens; None: that of the current policy."""
+    """Log-probabilities of the policy at the start of the step, per token of the datum; None: the current policy's."""
     reference_logprobs: tuple[tuple[float, ...], ...] | None = None
-    """Of the policy that training started from, aligned with the datum's tokens; for `kl_loss_coef`."""
+    """Log-probabilities of the policy that training started from, per token of the datum; for `kl_loss_coef`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

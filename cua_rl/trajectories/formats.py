@@ -204,14 +204,14 @@ def _parse_android_control(value: Row, where: str, images: _Images) -> ForeignTr
         where=where,
         trajectory_id=f"android_control/{value.get('episode_id', where)}",
         instruction=_instruction(value["goal"]),
-        steps=_without_app_starts(steps, where),
+        steps=_without_app_starts(steps),
         last_screen=screens[-1] if len(screens) > len(actions) else None,
         kind="android",
     )
 
 
-def _without_app_starts(steps: Sequence[ForeignStep], where: str) -> tuple[ForeignStep, ...]:
-    """Without the apps that are opened by name at the beginning, which our tools cannot do: they begin in the app."""
+def _without_app_starts(steps: Sequence[ForeignStep]) -> tuple[ForeignStep, ...]:
+    """Drop leading steps that open an app by name, which our tools cannot do: the task begins in the app."""
     first = next((place for place, step in enumerate(steps) if step.action.name not in OPENS_APP), len(steps))
     return tuple(steps[first:])
 
@@ -248,7 +248,7 @@ def _parse_adp(value: Row, where: str, images: _Images) -> ForeignTrajectory:
         where=where,
         trajectory_id=f"adp/{value['id']}",
         instruction=instruction,
-        steps=_without_app_starts(steps, where),
+        steps=_without_app_starts(steps),
         last_screen=screen if is_seen_after else None,
         kind=_kind_of(details.get("platform")),
         success=_success_of(details),
@@ -284,7 +284,7 @@ def _parse_atif(value: Row, where: str, images: _Images) -> ForeignTrajectory:
         where=where,
         trajectory_id=f"atif/{value.get('session_id') or value.get('trajectory_id') or where}",
         instruction=instruction,
-        steps=_without_app_starts(steps, where),
+        steps=_without_app_starts(steps),
         last_screen=screen if is_seen_after else None,
         kind=_kind_of(extra.get("platform")),
         success=_success_of(extra),

@@ -43,7 +43,7 @@ class _RecordedDevice:
     kind: DeviceKind
     calls: Sequence[_Call]
     index: int = 0
-    """Of the call that is being answered."""
+    """Index of the call that is being answered."""
     device_id: str = "recorded"
 
     async def observe(self) -> EncodedImage:

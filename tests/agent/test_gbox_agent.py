@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from cua_rl.actions import Action, Button, Click, PressButton, Wait
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.agent.history import FullHistory
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected, DeviceKind
@@ -243,12 +242,6 @@ async def test_a_full_context_ends_the_work_and_is_no_fault() -> None:
     outcome, turns = await work(ScriptedModel([CLICK], overflow), FakeDevice())
     assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.CONTEXT_OVERFLOW, 1, 1)
     assert not outcome.stop_reason.is_fault
-
-
-async def test_a_used_up_token_budget_ends_the_work_without_asking() -> None:
-    model = ScriptedModel([CLICK])
-    outcome, _ = await work(model, FakeDevice(), agent=GBoxAgent(history=FullHistory(max_tokens=100)))
-    assert (outcome.stop_reason, len(model.requests)) == (StopReason.CONTEXT_OVERFLOW, 1)
 
 
 async def test_a_failing_server_is_a_sampling_error() -> None:

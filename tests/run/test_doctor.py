@@ -29,6 +29,7 @@ from cua_rl.run.doctor import (
     check_plan,
     check_publication,
     check_sampling,
+    check_two_processes,
     run_doctor,
     start_server,
 )
@@ -36,6 +37,7 @@ from cua_rl.run.examination import Examination, long_datum
 from cua_rl.run.machine import find_machine
 from cua_rl.run.machine_checks import check_driver, check_gpus, untested
 from cua_rl.run.memory_parts import GIB
+from cua_rl.settings import with_values
 from cua_rl.types import Datum
 from tests.fakes import FakeTrainer
 from tests.sampling.fake_vllm import FakeVllm
@@ -133,6 +135,15 @@ async def test_a_gpu_that_another_program_uses_is_named(exam: Examination) -> No
     assert finding.verdict == "warn"
     assert finding.got == "NVIDIA L4: 22.5 GiB, 8.8 in use, NVIDIA L4: 22.5 GiB, 0.0 in use"
     assert finding.do.startswith("other programs use GPU 0: ")
+
+
+async def test_no_second_trainer_is_asked_for_on_other_hosts(exam: Examination) -> None:
+    elsewhere = with_values(exam.config.trainer, address="10.0.0.1:29400")
+    exam.plan = replace(exam.plan, config=with_values(exam.config, trainer=elsewhere))
+    exam.grad_norm = 1.0
+
+    assert (await check_two_processes(exam)).verdict == "not tried"
+    assert {"server", "trainer"} <= exam.there  # both go on
 
 
 @pytest.mark.parametrize(

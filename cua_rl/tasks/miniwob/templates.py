@@ -90,7 +90,7 @@ class MiniWobTemplate(Template):
 
     @property
     def name(self) -> str:
-        """Of the page, such as "click-button"."""
+        """Name of the page, such as "click-button"."""
         return self.task_id.removeprefix("miniwob/")
 
     def make_task(self, seed: int) -> Task:
