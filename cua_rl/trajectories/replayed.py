@@ -89,7 +89,7 @@ async def _replay(
     demonstrated, outcome = await demonstrate_turns(trajectory.instruction, device, answer, max_turns=len(calls))
     for turn in demonstrated:
         if turn.agent.action_error is not None:
-            raise UnknownAction(f"expected calls that our tools take, got {turn.answer!r}")
+            raise UnknownAction(f"expected calls that our tools take, got {turn.answer!r}: {turn.agent.action_error}")
     # the same trajectory always becomes the same rollout
     name = sha256(f"{trajectory.where}/{trajectory.trajectory_id}".encode()).hexdigest()[:32]
     turns = tuple(

@@ -131,7 +131,7 @@ def atif_of(folder: Path, arguments: object) -> dict[str, object]:
         ({"action_type": "click", "x": float("nan"), "y": 1}, "expected coordinates on the screenshot"),
         ({"action_type": "scroll", "pixels": float("inf")}, "expected a number"),
         ({"action_type": "wait", "time": float("nan")}, "expected a number"),
-        ({"action_type": "input_text", "text": "\ud83d"}, "expected valid Unicode"),
+        ({"action_type": "input_text", "text": "\ud83d"}, "Expected text: a string of valid Unicode"),
         ({"action_type": "input_text", "text": "a<|im_end|>b"}, "expected answers that the model can end"),
         ("click", "TypeError"),
     ],
