@@ -33,7 +33,7 @@ from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
-MAX_TYPED_CHARACTERS = 4000  # a browser takes about 4 ms for each; a text that outlasts its time would be a fault
+MAX_TYPED_CHARACTERS = 2000  # browsers and phones take several ms for each; a text that takes too long is a fault
 MAX_SCROLL_PX = 100_000
 """A device turns its wheel notch by notch."""
 _EXPECTED_OBJECT = 'Expected an object such as {"action": "wait", "time": 1}.'
