@@ -8,7 +8,7 @@ exceeding it is a fault. Neither is charged for the other's time.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -29,6 +29,7 @@ class RolloutClock:
         self._acts_between_calls = False
         self._turn_s = self._turn_left_s = turn_s
         self._policy_left_s = policy_s
+        self._num_pauses = 0
         self._num_calls = 0
         self._num_waits = 0
         """Calls in which the device is executing a wait that the policy asked for."""
@@ -85,6 +86,18 @@ class RolloutClock:
             self._num_calls -= 1
             self._rearm()
 
+    async def pause(self, work: Awaitable[None]) -> None:
+        """Await `work`, for whose time nobody is charged: the database may be away."""
+        self._charge()
+        self._num_pauses += 1
+        self._rearm()
+        try:
+            await work
+        finally:
+            self._charge()
+            self._num_pauses -= 1
+            self._rearm()
+
     @contextmanager
     def wait(self, duration_s: float) -> Generator[None]:
         """Inside a `call`: charge the policy for the wait that it asked for, and the device for any time beyond it."""
@@ -125,7 +138,8 @@ class RolloutClock:
 
     @property
     def _charges_policy(self) -> bool:
-        return self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
+        is_policys = self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
+        return is_policys and not self._num_pauses
 
     def _charge(self) -> None:
         """Charge the time since the last change to its owner."""
@@ -133,12 +147,13 @@ class RolloutClock:
         passed_s, self._since = now - self._since, now
         if self._charges_policy:
             self._policy_left_s -= passed_s
-        else:
+        elif not self._num_pauses:
             self._turn_left_s -= passed_s
 
     def _rearm(self) -> None:
         """Set the time limit of model server and device anew, or suspend it while the policy is charged."""
-        when = None if self._charges_policy else asyncio.get_running_loop().time() + self._turn_left_s
+        is_stopped = self._num_pauses or self._charges_policy
+        when = None if is_stopped else asyncio.get_running_loop().time() + self._turn_left_s
         with suppress(RuntimeError):  # the block has not begun, has ended, or is being cancelled
             self._turn_limit.reschedule(when)
         self._changed.set()

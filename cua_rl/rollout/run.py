@@ -115,7 +115,7 @@ class RolloutRunner:
                 with clock.call():
                     model = _find_answer(done.response_id, self.gateway.turns(rollout_id))
                     turns.append(Turn(index=len(turns), model=model, agent=done))
-                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
+                    await clock.pause(self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1])))
                     if self.watch_goal and first_success_turn is None and task.validate is not None:
                         is_reached = (await validate(task, device, None)).success
                         first_success_turn = len(turns) if is_reached else None

@@ -1,7 +1,7 @@
 """Time that the policy spends ends a rollout as its turns do; time of server and device is a fault."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -12,12 +12,12 @@ from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
-from cua_rl.events import RolloutSource
+from cua_rl.events import Event, RolloutSource
 from cua_rl.policy import AdapterRef
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
-from tests.fakes import FakeDevice, make_task
+from tests.fakes import FakeAgent, FakeDevice, FakeRecorder, make_task
 from tests.jumping_time import run_jumping
 from tests.rollout.test_run import PARAMS, Bench, plan
 
@@ -111,6 +111,20 @@ def test_time_of_server_and_device_is_never_the_policys_and_a_call_that_hangs_is
     assert max(rollout.duration_s for rollout in slow) < 5  # of real time: the test waits for nothing
     assert {rollout.stop_reason for rollout in hanging} == {StopReason.TIME_LIMIT}
     assert hanging[0].error == "expected model server and device to take at most 100 s for a turn, they took longer"
+
+
+def test_an_outage_of_the_database_is_nobodys_time() -> None:
+    class Away(FakeRecorder):
+        async def record(self, event: Event) -> None:
+            await asyncio.sleep(600.0)
+
+    async def run() -> Rollout:
+        bench = Bench(FakeAgent(["1"]), time_limits=TimeLimits(turn_s=100.0, agent_s=5.0))
+        return await replace(bench.runner, recorder=Away()).run(plan())
+
+    ended = run_jumping(run())
+
+    assert (ended.stop_reason, ended.success) == (StopReason.FINISHED, True)
 
 
 def test_a_wait_longer_than_the_limit_of_a_turn_is_no_fault_and_a_device_that_hangs_in_it_is() -> None:
