@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Group, RolloutRow, Screenshot, Step
+from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
 from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
@@ -72,7 +73,8 @@ def _write(path: Path, page: str) -> None:
 async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:
     query = select(RolloutRow.rollout_id).where(RolloutRow.training_id == run.training.id)
     if config.rollout_id is not None:
-        query = query.where(RolloutRow.rollout_id.startswith(config.rollout_id, autoescape=True)).limit(1)
+        query = query.where(RolloutRow.rollout_id.startswith(config.rollout_id, autoescape=True))
+        query = query.order_by(func.length(RolloutRow.rollout_id)).limit(2)  # the whole id before longer ones
     else:
         query = query.join(Group, RolloutRow.group_pk == Group.id).join(Step, Group.step_id == Step.id)
         query = query.where(Step.step == config.step).order_by(RolloutRow.group_index, RolloutRow.member_index)
@@ -80,7 +82,12 @@ async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:
     if not found:
         wanted = f"rollout {config.rollout_id!r}" if config.rollout_id is not None else f"step {config.step}"
         raise NotFoundError(f"expected {wanted} in run {run.training.run_name!r}, got none; the monitor lists them")
-    return found
+    if config.rollout_id is not None and len(found) > 1 and found[0] != config.rollout_id:
+        raise ConfigError(
+            f"rollout_id: expected the beginning of one rollout's id, got {config.rollout_id!r}, with which several "
+            "begin; write more of it"
+        )
+    return found if config.rollout_id is None else found[:1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,12 @@
 """A rollout as one page that a colleague opens without a network."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from cua_rl.errors import ConfigError
 from cua_rl.recipes.export_rollout import ExportConfig, cli_main
 from tests.real.monitor.conftest import Shown
 
@@ -25,3 +27,14 @@ async def test_an_exported_step_refers_to_nothing_outside_of_its_file(shown: Sho
     assert not re.search(r"<(script|link|iframe|object|embed|base)\b|@import|\son\w+=", page)
     assert "https:" not in page
     assert "http:" not in page
+
+
+async def test_a_prefix_of_several_ids_is_refused_and_a_longer_one_is_enough(shown: Shown, tmp_path: Path) -> None:
+    ids = [item["rollout_id"] for item in (await shown.json("/api/runs/1/rollouts", phase="step", step=1))["items"]]
+    out = tmp_path / "rollout.html"
+
+    with pytest.raises(ConfigError, match="rollout_id: expected the beginning of one rollout's id"):
+        await cli_main(ExportConfig(run="run", rollout_id=os.path.commonprefix(ids), out=str(out)), {"DATABASE_URL": shown.url})
+
+    await cli_main(ExportConfig(run="run", rollout_id=ids[0], out=str(out)), {"DATABASE_URL": shown.url})
+    assert [one in out.read_text(encoding="utf-8") for one in ids] == [True, *[False] * (len(ids) - 1)]
