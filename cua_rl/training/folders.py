@@ -1,6 +1,5 @@
 """Folders that are complete or absent, and their contents as bytes. Does not import torch."""
 
-import glob
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,9 +11,8 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-    for kind in ("partial", "replaced"):  # of a process that was killed
-        for leftover in path.parent.glob(f".{glob.escape(path.name)}.{kind}-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
         write(partial)
