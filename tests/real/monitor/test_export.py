@@ -1,6 +1,5 @@
 """A rollout as one page that a colleague opens without a network."""
 
-import os
 import re
 from pathlib import Path
 
@@ -34,7 +33,7 @@ async def test_a_prefix_of_several_ids_is_refused_and_a_longer_one_is_enough(sho
     out = tmp_path / "rollout.html"
 
     with pytest.raises(ConfigError, match="rollout_id: expected the beginning of one rollout's id"):
-        await cli_main(ExportConfig(run="run", rollout_id=os.path.commonprefix(ids), out=str(out)), {"DATABASE_URL": shown.url})
+        await cli_main(ExportConfig(run="run", rollout_id="", out=str(out)), {"DATABASE_URL": shown.url})
 
     await cli_main(ExportConfig(run="run", rollout_id=ids[0], out=str(out)), {"DATABASE_URL": shown.url})
     assert [one in out.read_text(encoding="utf-8") for one in ids] == [True, *[False] * (len(ids) - 1)]
