@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Self, cast, get_args
 
 from cua_rl.actions import Action
@@ -25,6 +26,7 @@ HARNESS_ID = "harness"
 FaultKind = Literal["environment", "model", "harness"]
 
 _MAX_METRIC = 1e100  # sums over all rollouts of a run stay finite
+_MAX_METRICS, _MAX_METRIC_NAME = 100, 100  # each is a metric of every step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,8 @@ def parse_result(value: object) -> HarnessResult | None:
     metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
     numbers = {
         # a part of a metric's name
-        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number, largest=_MAX_METRIC)
-        for name, number in metrics.items()
+        re.sub(r"[^\w.-]+", "_", str(name))[:_MAX_METRIC_NAME]: as_number(number, largest=_MAX_METRIC)
+        for name, number in islice(metrics.items(), _MAX_METRICS)
     }
     return HarnessResult(
         reward=as_number(reward, largest=MAX_REWARD),

@@ -111,5 +111,8 @@ class Spool:
 
     def _save_position(self) -> None:
         aside = self._folder / "position.json.new"
-        aside.write_text(json.dumps({"segment": self._segment, "offset": self._offset}), encoding="utf-8")
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump({"segment": self._segment, "offset": self._offset}, file)
+            file.flush()
+            os.fsync(file.fileno())  # an empty file after a loss of power would end the next attempt
         os.replace(aside, self._folder / "position.json")

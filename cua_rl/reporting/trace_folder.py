@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.conversation import EncodedImage
+from cua_rl.errors import CuaError, boundary
 from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
 from cua_rl.types import Rollout, Turn
 
@@ -63,8 +64,9 @@ class TraceRecorder:
             event = await self._queue.get()
             try:
                 if not self._has_failed:
-                    await asyncio.to_thread(self._write, event)
-            except (OSError, SyntaxError, ValueError) as error:  # of PNG data, too
+                    with boundary(CuaError, "write a trace"):
+                        await asyncio.to_thread(self._write, event)
+            except CuaError as error:
                 self._has_failed = True
                 logger.warning("traces end here, training goes on: %s", error)
             finally:

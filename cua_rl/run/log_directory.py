@@ -216,6 +216,10 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
                 else:
                     entry.unlink()
             write_text(path / "metrics.jsonl", "")
+        for replaced in path.glob("*weights/.*.replaced-*"):  # killed between the two renames of training/folders.py
+            complete = replaced.with_name(replaced.name[1:].rpartition(".replaced-")[0])
+            if not complete.exists():
+                replaced.rename(complete)
     except BaseException:
         os.umask(umask)
         os.close(lock)

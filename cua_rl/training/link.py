@@ -12,15 +12,17 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import queue
 import secrets
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from cua_rl.errors import ConfigError
 from cua_rl.training import wire
@@ -33,6 +35,7 @@ _LENGTH = struct.Struct(">Q")
 _NONCE_BYTES = 32
 _CODE_BYTES = 32
 _HANDSHAKE_TIMEOUT_S = 10.0
+_LOOK_S = 0.05  # how long a proven controller waits for rank 0
 _KEEP_ALIVE_S = 30  # between two probes; a peer that misses six is dead, a cut of half a minute is none
 
 
@@ -195,9 +198,10 @@ class WorkerLink:
     def accept(
         cls, listener: socket.socket, token: str, handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
     ) -> "WorkerLink":
-        """Wait until a controller that knows the token connects; others are turned away."""
-        while True:
-            connection, peer = cast("tuple[socket.socket, object]", listener.accept())
+        """Wait until a controller that knows the token connects; others are turned away, and delay nobody."""
+        proven = queue.SimpleQueue[WorkerLink]()
+
+        def shake_hands(connection: socket.socket, peer: object) -> None:
             deadline = time.monotonic() + handshake_timeout_s
             try:
                 connection.settimeout(handshake_timeout_s)
@@ -208,13 +212,20 @@ class WorkerLink:
                 if not hmac.compare_digest(proof, _prove(token, "controller", nonces)):
                     raise ConnectionError("it does not know the token")
                 connection.sendall(_prove(token, "trainer", nonces))
+                connection.settimeout(None)
+                _keep_alive(connection)
             except (OSError, EOFError) as error:
                 logger.warning("turned away connection peer=%s: %s", peer, error)
                 connection.close()
-                continue
-            connection.settimeout(None)
-            _keep_alive(connection)
-            return cls(connection, _make_seals(token, nonces))
+            else:
+                proven.put(cls(connection, _make_seals(token, nonces)))
+
+        listener.settimeout(_LOOK_S)
+        while True:
+            with suppress(TimeoutError):
+                threading.Thread(target=shake_hands, args=listener.accept(), daemon=True).start()
+            with suppress(queue.Empty):
+                return proven.get_nowait()
 
     def send(self, message: wire.Reply) -> None:
         """Write one frame."""

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
-from cua_rl.devices.harness import HarnessResult
+from cua_rl.devices.harness import HarnessResult, parse_result
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -240,6 +240,14 @@ async def test_the_largest_rewards_and_metrics_can_be_compared_and_averaged(benc
     metrics = rollout_metrics([group])
     assert metrics["rollout/harness/far"] == 1e100
     assert "rollout/harness/too_far" not in metrics
+
+
+def test_a_program_cannot_report_metrics_without_end() -> None:
+    result = parse_result({"reward": 1, "metrics": {"long" * 100: 1.0} | {str(number): 1 for number in range(200)}})
+
+    assert result is not None
+    assert len(result.metrics) == 100
+    assert max(map(len, result.metrics)) == 100
 
 
 async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_cost_none(bench: Bench) -> None:

@@ -123,3 +123,18 @@ async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the
         await asyncio.wait_for(recorder.flush(), 10)
 
     assert "broken PNG file" in caplog.text
+
+
+async def test_an_action_that_cannot_be_drawn_ends_traces_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, taken, *later = events_of_a_group()
+    assert isinstance(taken, TurnTaken)
+    aimed = replace(taken.turn.agent, before=screenshot(), action=Click(x=10**400, y=1))
+
+    async with TraceRecorder(FakeRecorder(), tmp_path) as recorder:
+        for event in (started, replace(taken, turn=replace(taken.turn, agent=aimed)), *later):
+            await recorder.record(event)
+        await asyncio.wait_for(recorder.flush(), 10)
+
+    assert "traces end here, training goes on: write a trace: " in caplog.text

@@ -272,6 +272,19 @@ def test_what_a_killed_attempt_left_beside_its_checkpoints_goes(tmp_path: Path) 
         assert sorted(path.name for path in (directory.path / "weights").iterdir()) == ["000001", "000002"]
 
 
+def test_an_adapter_that_was_being_replaced_when_its_writer_was_killed_comes_back(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "config.json").write_text("{}")
+    for name in (".000010.replaced-7", ".000020.replaced-7", "000020"):
+        (tmp_path / "sampler_weights" / name).mkdir(parents=True)
+
+    with prepare_log_directory(tmp_path, "resume") as folder:
+        assert folder.sampler_path(10).is_dir()
+        folder.remove_strays(20, keep=[10, 20])
+
+    assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000010", "000020"]
+
+
 def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -216,6 +216,20 @@ async def test_a_stranger_who_dribbles_does_not_keep_the_controller_out() -> Non
         accepted = await accepting
 
     assert num_bytes < 10  # of the 64 that a controller sends
+    link.close()
+    accepted.close()
+
+
+async def test_strangers_who_say_nothing_do_not_delay_the_controller() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as strangers:
+        host, port = listener.getsockname()
+        for _ in range(20):
+            strangers.enter_context(socket.create_connection((host, port)))
+        accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 600.0))
+        async with asyncio.timeout(60):
+            link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
+            accepted = await accepting
+
     link.close()
     accepted.close()
 
