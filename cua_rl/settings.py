@@ -9,7 +9,7 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import chz
-from chz.tiepin import is_subtype_instance, type_repr
+from chz.tiepin import is_subtype_instance, type_repr  # pyright: ignore[reportUnknownVariableType] - of what takes a type
 
 Config = TypeVar("Config")
 Metadata = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import cast
 import chz
 
 from cua_rl.command_line.settings import explain_field
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, boundary
 from cua_rl.run.training_config import CLIConfig, train_presets
 from cua_rl.settings import Given, setting, with_presets
 
@@ -64,7 +64,8 @@ def _recorded_settings(run: Path) -> Given:
         raise ConfigError(
             f"from_run: expected the folder of a run, with its config.json, got {str(run)!r}; name such a folder"
         )
-    config = json.loads(path.read_text(encoding="utf-8"))
+    with boundary(ConfigError, f"from_run: expected a run's settings in {str(path)!r}"):
+        config = json.loads(path.read_text(encoding="utf-8"))
     try:
         server = {f"server.{name}": config["server"][name] for name in ("max_model_len", "max_pixels")}
         return {name: config[name] for name in _RECORDED} | server

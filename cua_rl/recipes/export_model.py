@@ -90,7 +90,8 @@ def find_source(config: ExportModelConfig) -> _Source:
             f"run: expected the folder of a run with a checkpoint, got {str(config.run)!r} without config.json or "
             "checkpoints.jsonl; name the folder that the run printed"
         )
-    settings: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
+    with boundary(ConfigError, f"run: expected a run's settings in {str(config_path)!r}"):
+        settings: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
     weights = {int(str(one["step"])): config.run / str(one["sampler_path"]) for one in read_records(checkpoints_path)}
     step = max(weights, default=0) if config.step is None else config.step
     if step not in weights:
