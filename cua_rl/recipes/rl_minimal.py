@@ -1,8 +1,7 @@
 """GRPO on one page: `python -m cua_rl.recipes.rl_minimal` trains the tiny phone model in minutes on two cores.
 
-The simulated phone, the agent, the vLLM server and the trainer are the real ones. What `cua_rl.recipes.train` adds is
-left out: settings, database, monitor, checkpoints, asynchronous rollouts. The same algorithm with all of that around it
-is `cua_rl/rl/sync_loop.py`.
+Simulated phone, agent, vLLM server and trainer are the real ones; what `cua_rl.recipes.train` adds is left out, such as
+settings, database, monitor and checkpoints. The same algorithm with all of that around it is `cua_rl/rl/sync_loop.py`.
 
     task --GROUP_SIZE rollouts--> rewards --minus their mean--> advantages --> datums --> gradient --> new adapter --+
       ^                                                                                                              |
@@ -10,8 +9,8 @@ is `cua_rl/rl/sync_loop.py`.
 """
 
 import asyncio
-import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -102,9 +101,8 @@ def mean_reward(groups: Iterable[RolloutGroup]) -> float:
 @asynccontextmanager
 async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, SamplingClient, RolloutRunner]]:
     """Start the trainer and the model server, which stop at the end of the block."""
-    server = VllmServer(
-        ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048), folder / "vllm.log"
-    )
+    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
+    server = VllmServer(config, folder / "vllm.log")
     lora = LoraConfig(rank=16, alpha=32)
     trainer = TrainingClient(TrainerConfig(model_path=TINY_QWEN3_VL, lora=lora), folder / "trainer.log")
     async with AsyncExitStack() as stack:
@@ -123,7 +121,9 @@ async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, Samp
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="rl_minimal_"))
+    parser = ArgumentParser(description="Train the tiny phone model with GRPO, without any settings.")
+    parser.add_argument("folder", nargs="?", type=Path, help="adapters and logs go there; by default a temporary one")
+    path = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="rl_minimal_"))
     path.mkdir(parents=True, exist_ok=True)
     print(f"adapters and logs in {path}")
     asyncio.run(train(path))

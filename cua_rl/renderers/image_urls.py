@@ -25,6 +25,8 @@ class ImageUrls:
     def __init__(self) -> None:
         self._images: dict[str, EncodedImage] = {}
         self._urls: dict[str, str] = {}
+        self.num_characters = 0
+        """Length of all URLs."""
 
     def url(self, image: EncodedImage) -> str:
         """The image as a URL, from which `image` gives back this object."""
@@ -77,6 +79,8 @@ class ImageUrls:
 
     def _remember(self, url: str, image: EncodedImage) -> EncodedImage:
         """Keep both directions; a URL that names another format than the bytes have is not sent on."""
+        if url not in self._images:
+            self.num_characters += len(url)
         known = self._images.setdefault(url, image)
         if url.startswith(f"data:image/{image.format};"):
             self._urls.setdefault(image.sha256, url)

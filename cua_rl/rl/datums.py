@@ -80,7 +80,7 @@ def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_con
 
 
 def build_datums(rollout: Rollout, advantage: float, image_token_id: int, *, group_id: str = "") -> RolloutDatums:
-    """Merge the turns of `rollout` into as few sequences as the exact-prefix rule allows."""
+    """Merge each turn of `rollout` into the sequence of the turn before it where the exact-prefix rule allows."""
     turns = [(turn.index, turn.model) for turn in rollout.turns if turn.model.sampled_tokens]
     forks: Counter[ForkReason] = Counter()
     runs: list[list[tuple[int, ModelTurn]]] = []

@@ -103,6 +103,7 @@ class Gateway:
         *,
         public_url: str | None = None,
         images: ImageFetcher | None = None,
+        max_image_characters: int = 512 * 2**20,
     ) -> None:
         # imported here because it takes two seconds, too long for `--help` and for the first rollout
         import_module("openai.resources.responses")
@@ -111,6 +112,7 @@ class Gateway:
         self._params = params
         self._public_url = public_url
         self._images = images or ImageFetcher()
+        self._max_image_characters = max_image_characters  # of a rollout, also of requests that were refused
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
         self._hosts = {IN_PROCESS_HOST, *([host_name(public_url)] if public_url else [])}
@@ -283,10 +285,13 @@ class Gateway:
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
         """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
+        if rollout.images.num_characters > self._max_image_characters:
+            rollout.images = ImageUrls()  # what is needed is decoded again
+        images = rollout.images
         if is_responses:
-            conversation = conversation_from_responses(request, rollout.images, rollout.stored)
+            conversation = conversation_from_responses(request, images, rollout.stored)
         else:
-            conversation = conversation_from_chat(request, rollout.images)
+            conversation = conversation_from_chat(request, images)
         if not conversation.items:
             field = "input" if is_responses else "messages"
             raise RequestError(expected=f"a conversation in {field}", got="none", do=f"send {field}")
@@ -299,10 +304,8 @@ class Gateway:
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
-            payload=sampling_request(
-                *self._renderer.to_send(items, conversation.tools), rollout.params, seed, rollout.images
-            ),
-            request=rollout.images.without_images(request),
+            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
+            request=images.without_images(request),
             tools=tuple(conversation.tools),
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,

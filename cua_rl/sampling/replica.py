@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
@@ -82,7 +83,7 @@ class Replica:
         reply = await self._find_upload(adapter)
         for file in () if reply.is_success else ADAPTER_FILES:
             path = adapter.path / file
-            reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
+            reply = await self._upload_request(partial(self._http.put, f"{UPLOAD_PATH}/{name}/{file}", path))
             if not reply.is_success:
                 raise AdapterError(
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
@@ -97,17 +98,22 @@ class Replica:
         """
         delays_s = iter(_delays_s(self._max_attempts))
         while True:
-            reply = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{self.name_of(adapter)}"))
+            reply = await self._upload_request(partial(self._http.get, f"{UPLOAD_PATH}/{self.name_of(adapter)}"))
             if reply.is_success or adapter.path.exists() or (delay_s := next(delays_s, None)) is None:
                 return reply
             await asyncio.sleep(delay_s)
 
-    async def _upload_request(self, request: Awaitable["HttpReply"]) -> "HttpReply":
-        try:
-            return await request
-        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
-            lost = ReplicaLost if self._has_siblings and not isinstance(error, FileNotFoundError) else SamplingError
-            raise lost(f"cannot send an adapter to {self.server.base_url}: {error}") from error
+    async def _upload_request(self, send: Callable[[], Awaitable["HttpReply"]]) -> "HttpReply":
+        delays_s = iter(() if self._has_siblings else _delays_s(self._max_attempts - 1))
+        while True:
+            try:
+                return await send()
+            except (ConnectionError, TimeoutError, FileNotFoundError) as error:
+                is_gone = isinstance(error, FileNotFoundError)
+                if is_gone or (delay_s := next(delays_s, None)) is None:
+                    lost = ReplicaLost if self._has_siblings and not is_gone else SamplingError
+                    raise lost(f"cannot send an adapter to {self.server.base_url}: {error}") from error
+            await asyncio.sleep(delay_s)
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -126,7 +132,8 @@ class Replica:
         try:
             await asyncio.shield(load)
         except (SamplingError, AdapterError, ConfigError):
-            self._loads.pop(adapter, None)
+            if self._loads.get(adapter) is load:  # no other caller has begun another one
+                del self._loads[adapter]
             raise
 
     async def _load(self, adapter: AdapterRef) -> None:

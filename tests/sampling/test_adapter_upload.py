@@ -1,5 +1,6 @@
 """Adapters that travel to a server without a shared file system."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -117,6 +118,28 @@ async def test_a_client_without_the_files_waits_until_their_owner_sends_them_to_
             reply = await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
     assert reply.adapter == elsewhere
     assert fake.adapters == {"policy-000001-run": str(tmp_path / "after" / "policy-000001-run")}
+
+
+async def test_an_adapter_is_sent_again_to_a_server_that_was_away(
+    renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-server")
+    monkeypatch.setenv(UPLOAD_FOLDER_VARIABLE, str(tmp_path / "there"))
+    fake, port = FakeVllm(renderer), free_port()
+
+    def serve() -> AbstractAsyncContextManager[str]:
+        return serve_app(AdapterUpload(fake.app()), "127.0.0.1", port, grace_s=0)
+
+    async with AsyncExitStack() as stack:
+        async with serve() as url:
+            server = await stack.enter_async_context(ExternalServer(url))
+            client = await stack.enter_async_context(SamplingClient(server, namespace="run"))
+        publishing = asyncio.create_task(client.publish(make_adapter(tmp_path / "1", 1)))
+        done, _ = await asyncio.wait([publishing], timeout=0.3)
+        assert not done
+        async with serve():
+            await publishing
+    assert list(fake.adapters) == ["policy-000001-run"]
 
 
 async def test_an_adapter_that_is_nowhere_is_an_error(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:

@@ -64,6 +64,22 @@ async def test_linked_screenshots_are_fetched_once_from_allowed_hosts_and_stored
     assert "allowed_media_domains" in refusals[2]
 
 
+async def test_a_rollout_keeps_a_limited_amount_of_images(client: SamplingClient, renderer: Qwen3VLRenderer) -> None:
+    gateway = Gateway(client, renderer, SamplingParams(max_tokens=8, temperature=1.0), max_image_characters=1000)
+    gateway.open_rollout("r")
+    agent = gateway.openai_client("r")
+    screens = [encode_image(make_image(64, 96, seed)) for seed in range(20)]
+
+    for screen in screens:
+        link = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(screen).decode()}"}}
+        message: Any = {"role": "user", "content": [link]}
+        await agent.chat.completions.create(model="policy", messages=[message])
+
+    most = 1000 + max(4 * len(screen) // 3 + 100 for screen in screens)
+    assert gateway.image_urls("r").num_characters < most
+    assert [turn.prompt.images[0].data for turn in gateway.close_rollout("r")] == screens
+
+
 @pytest.mark.parametrize("link", ["http://[::1/a.png", "http://127.0.0.1:x/a.png", "http://127.0.0.1/\x01"])
 async def test_a_link_that_is_no_address_is_refused(link: str) -> None:
     with pytest.raises(RequestError, match="expected an image"):

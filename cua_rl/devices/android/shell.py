@@ -130,6 +130,8 @@ async def _run_adb(command: Sequence[str], timeout_s: float) -> _Result:
             f"expected the command {command[0]!r} to operate Android phones, got {error.strerror!r}; install Android's "
             "platform-tools and put adb on the PATH"
         ) from error
+    except OSError as error:  # no process or memory is left at this moment
+        raise DeviceError(f"cannot start {command[0]!r}: {error}") from error
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr = await process.communicate()
