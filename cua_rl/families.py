@@ -44,6 +44,8 @@ class Family:
     """The only layers for whose adapters the server makes room, by their last names; () are all."""
     cpu_problem: str | None = None
     """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
+    full_training_problem: str | None = None
+    """Why not all of its weights can be trained; None if they can."""
     cpu_dtype: Literal["float32", "bfloat16"] = "float32"
     """The precision in which vLLM serves it on a CPU, unless it is set; bfloat16 is far slower without matrix units."""
     half_rounding: float = 0.1
@@ -66,6 +68,7 @@ FAMILIES: Mapping[str, Family] = {
         # vLLM would make room for adapters of all experts: 9 GiB for four of Qwen3-VL-30B-A3B of rank 32
         served_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
         cpu_problem="vLLM accepts an adapter for a mixture of experts on a CPU, and dies at the first request",
+        full_training_problem="Transformers saves the experts in a layout that vLLM does not read",
         half_rounding=0.2,  # a token near the border between two experts may visit another one
     ),
 }

@@ -87,13 +87,18 @@ def fetch_weights(name: str | None, model_path: Path) -> None:
         snapshot_download(name)
 
 
-def require_trainable(model_path: Path) -> None:
-    """Raise `ConfigError` for a model of a family that the trainer does not know."""
+def require_trainable(model_path: Path, lora_rank: int) -> None:
+    """Raise `ConfigError` for a model of a family that the trainer does not know, or not without an adapter."""
     kind = _model_type(model_path)
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
             f"{str(model_path)!r}; choose one, such as Qwen/Qwen3-VL-4B-Instruct"
+        )
+    if not lora_rank and FAMILIES[kind].full_training_problem is not None:
+        raise ConfigError(
+            f"lora_rank: expected at least 1 for a model of type {kind!r}, got 0, which trains all weights: "
+            f"{FAMILIES[kind].full_training_problem}; train an adapter"
         )
 
 

@@ -98,7 +98,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         require_own_model(find_backend_name(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
-    require_trainable(model_path)
+    require_trainable(model_path, config.lora_rank)
     checkpoint_path = find_checkpoint(
         config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
     )

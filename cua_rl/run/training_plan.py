@@ -137,7 +137,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
-    require_trainable(model_path)
+    require_trainable(model_path, config.lora_rank)
     require_servable(model_path, config.base_url, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, device_plan)

@@ -1,6 +1,7 @@
 """Every bad configuration of a supervised run ends at once, with expected, got and what to do, before a model loads."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text_model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (folder / "text_model" / "tokenizer.json").write_bytes((TINY_QWEN3_VL / "tokenizer.json").read_bytes())
     (folder / "text_model" / "model.safetensors").write_bytes(NO_TENSORS)
+    shutil.copytree(TINY_QWEN3_VL, folder / "experts_model", ignore=shutil.ignore_patterns("*.safetensors"))
+    settings = json.loads((TINY_QWEN3_VL / "config.json").read_text()) | {"model_type": "qwen3_vl_moe"}
+    (folder / "experts_model" / "config.json").write_text(json.dumps(settings))
+    (folder / "experts_model" / "model.safetensors").write_bytes(NO_TENSORS)
     (folder / "weights").mkdir()
     (folder / "weights" / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 32}))
     (folder / "sampler_weights").mkdir()
@@ -67,6 +72,7 @@ BAD = [
     (['tasks={{"source_type": "demo_trainig"}}'], "demo_training"),
     (["model_name={place}/nowhere"], "model_name: expected"),
     (["model_name={place}/text_model"], "a model that sees screenshots"),
+    (["model_name={place}/experts_model", "data={place}/good.jsonl", "lora_rank=0"], "train an adapter"),
     (["load_checkpoint_path={place}/weights/000080"], "load_checkpoint_path: expected a folder weights/<step>"),
     (["load_checkpoint_path={place}/sampler_weights"], "so name weights/<step> of that run"),
     (["load_checkpoint_path={place}/weights"], "expected weights with lora_rank=16 lora_alpha=32"),
