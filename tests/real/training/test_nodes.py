@@ -144,7 +144,7 @@ async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_d
     assert not datums[0].model_input.images
 
     model_path = shutil.copytree(config.model_path, tmp_path / "model")
-    (model_path / "tokenizer.json").write_text("{}")  # of a model folder it is expected, and the trainer does not read it
+    (model_path / "tokenizer.json").write_text("{}")  # expected of a model folder, not read by the trainer
 
     with nodes((there, here), model_path, tmp_path) as address:
         # the folder of the model is one of the nodes'
