@@ -1,6 +1,5 @@
 """Settings of recipes.plan: those of the training run, the machine and its prices, and what is assumed or recorded."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +8,8 @@ from typing import cast
 import chz
 
 from cua_rl.command_line.settings import explain_field
-from cua_rl.errors import ConfigError, boundary
+from cua_rl.errors import ConfigError
+from cua_rl.run.log_directory import load_settings
 from cua_rl.run.training_config import CLIConfig, train_presets
 from cua_rl.settings import Given, setting, with_presets
 
@@ -64,8 +64,7 @@ def _recorded_settings(run: Path) -> Given:
         raise ConfigError(
             f"from_run: expected the folder of a run, with its config.json, got {str(run)!r}; name such a folder"
         )
-    with boundary(ConfigError, f"from_run: expected a run's settings in {str(path)!r}"):
-        config = json.loads(path.read_text(encoding="utf-8"))
+    config = load_settings(run, "from_run")
     try:
         server = {f"server.{name}": config["server"][name] for name in ("max_model_len", "max_pixels")}
         return {name: config[name] for name in _RECORDED} | server

@@ -20,6 +20,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_damage, load_adapter_folder
+from cua_rl.run.log_directory import load_settings
 from cua_rl.run.model_card import ExportKind, format_model_card
 from cua_rl.run.model_folder import fetch_weights, find_model
 from cua_rl.settings import setting
@@ -90,8 +91,7 @@ def find_source(config: ExportModelConfig) -> _Source:
             f"run: expected the folder of a run with a checkpoint, got {str(config.run)!r} without config.json or "
             "checkpoints.jsonl; name the folder that the run printed"
         )
-    with boundary(ConfigError, f"run: expected a run's settings in {str(config_path)!r}"):
-        settings: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
+    settings = load_settings(config.run, "run")
     weights = {int(str(one["step"])): config.run / str(one["sampler_path"]) for one in read_records(checkpoints_path)}
     step = max(weights, default=0) if config.step is None else config.step
     if step not in weights:

@@ -4,13 +4,10 @@
 before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them.
 """
 
-import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,10 +16,11 @@ from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
-from cua_rl.errors import ConfigError, DatabaseError, boundary
+from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_batch, datums_sha256
+from cua_rl.run.log_directory import load_settings
 from cua_rl.run.recorded_run import open_run_database
 
 
@@ -90,10 +88,8 @@ async def rebuild_step(
 
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
-    config_path = config.log_path / "config.json"
-    with boundary(ConfigError, f"log_path: expected a run's settings in {str(config_path)!r}"):
-        text = config_path.read_text(encoding="utf-8") if config_path.is_file() else "{}"
-        settings: Mapping[str, Any] = json.loads(text)
+    is_run = (config.log_path / "config.json").is_file()
+    settings = load_settings(config.log_path, "log_path") if is_run else {}
     if "model_path" not in settings:  # an evaluation has several models
         raise ConfigError(
             f"log_path: expected the folder of a training run, got {str(config.log_path)!r} without its config.json; "

@@ -38,7 +38,7 @@ from cua_rl.run.evaluation_plan import (
     require_same_evaluation,
 )
 from cua_rl.run.judge import open_judge
-from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, load_settings, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
@@ -87,7 +87,7 @@ def _load_known(folder: LogDirectory, plan: EvaluationPlan) -> list[Attempt]:
     """Attempts already made by the evaluation that is resumed; none for a new one."""
     if folder.decision is not Decision.RESUME or not folder.config_path.exists():
         return []
-    require_same_evaluation(json.loads(folder.config_path.read_text(encoding="utf-8")), plan.settings())
+    require_same_evaluation(load_settings(folder.path, "log_path"), plan.settings())
     known = parse_attempts(read_records(folder.path / "attempts.jsonl"))
     names = {model.name for model in plan.models}
     known = [

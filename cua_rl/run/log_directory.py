@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
@@ -225,6 +225,13 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
         os.close(lock)
         raise
     return LogDirectory(path=path, decision=decision, _lock=lock, _umask=umask)
+
+
+def load_settings(folder: Path, setting: str) -> dict[str, Any]:
+    """The config.json of a run's folder; raises `ConfigError` that begins with `setting` if it cannot be read."""
+    path = folder / "config.json"
+    with boundary(ConfigError, f"{setting}: expected a run's settings in {str(path)!r}"):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def check_log_directory(path: Path, behavior: Behavior) -> None:

@@ -1,9 +1,7 @@
 """The state that a resumed run continues from, according to its checkpoint, folder and database."""
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.database.progress import Progress, load_progress
@@ -24,7 +22,7 @@ from cua_rl.rl.curriculum import (
 )
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
-from cua_rl.run.log_directory import LogDirectory
+from cua_rl.run.log_directory import LogDirectory, load_settings
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.types import Rollout
 
@@ -47,7 +45,7 @@ def require_same_policy(config: CLIConfig, folder: LogDirectory) -> None:
     """Raise `ConfigError` for settings with which the weights of the run's checkpoints would be another policy."""
     if not folder.config_path.is_file():
         return
-    before: dict[str, Any] = json.loads(folder.config_path.read_text(encoding="utf-8"))
+    before = load_settings(folder.path, "log_path")
     if before and "groups_per_batch" not in before:
         raise ConfigError(
             f"log_path: expected a run of recipes.train to resume, got one of another recipe in {str(folder.path)!r}; "

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.session import database_url
@@ -23,7 +22,7 @@ from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.checkpoints import find_checkpoint
 from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
 from cua_rl.run.gpus import GpuWishes
-from cua_rl.run.log_directory import LogDirectory, run_folder
+from cua_rl.run.log_directory import LogDirectory, load_settings, run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
@@ -195,7 +194,7 @@ def require_same_run(plan: SftPlan, folder: LogDirectory) -> None:
     """Raises `ConfigError` if the run in `folder` began with other data or settings that its batches depend on."""
     if not folder.config_path.is_file():
         return
-    before: dict[str, Any] = json.loads(folder.config_path.read_text(encoding="utf-8"))
+    before = load_settings(folder.path, "log_path")
     now = plain_config(plan.config) | plan.effective()
     for name in _FIXED:
         if before.get(name) != now[name]:

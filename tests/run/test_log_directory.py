@@ -17,6 +17,7 @@ from cua_rl.run.log_directory import (
     Decision,
     LogDirectory,
     check_log_directory,
+    load_settings,
     prepare_log_directory,
 )
 
@@ -308,3 +309,9 @@ def test_a_folder_that_was_open_to_all_is_closed(tmp_path: Path) -> None:
 
     with prepare_log_directory(tmp_path / "run", "ask") as directory:
         assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_settings_that_were_cut_are_refused_by_the_name_of_what_points_at_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"learning_rate": ')
+    with pytest.raises(ConfigError, match=r"from_run: expected a run's settings in .*config\.json.*JSONDecodeError"):
+        load_settings(tmp_path, "from_run")
