@@ -60,19 +60,15 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
     require_key(environ.get(API_KEY_VARIABLE))
     log_path = await asyncio.to_thread(Path(config.log_path).absolute)
     with boundary(
-        ConfigError, f"vllm_args: expected options of vLLM's server, got {config.vllm_args!r}; close the quotes"
-    ):
-        vllm_args = tuple(shlex.split(config.vllm_args))
-    with boundary(
         ConfigError, f"host, port: expected a free port, got {config.port} of {config.host!r}; choose another"
     ):
         free_port(config.port, config.host)
+    await require_vllm_args(config.vllm_args, "vllm_args")
     with boundary(ConfigError, f"log_path: expected a file to write, got {str(log_path)!r}; choose another"):
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True)
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)
     require_servable(model_path, None)
-    await require_vllm_args(config.vllm_args, "vllm_args")
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
     served = ServerConfig(
         model_path=model_path,
@@ -85,7 +81,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         gpus=config.gpus,
         tensor_parallel=config.tensor_parallel,
         dtype=config.dtype,
-        vllm_args=vllm_args,
+        vllm_args=tuple(shlex.split(config.vllm_args)),
         host=config.host,
         port=config.port,
         adapter_folder=await asyncio.to_thread(make_scratch_folder, "adapters"),
