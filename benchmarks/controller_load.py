@@ -213,26 +213,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             )
             await recorder.record(started)
 
-            if options.workers:
-                await recorder.flush()
-                setup = WorkerSetup(
-                    settings={},
-                    log_path=str(folder),
-                    database_url=postgres.url,
-                    training_id=database.training_id or 0,
-                    attempt_id=database.attempt_id.hex,
-                    servers=sampler.addresses,
-                    namespace=sampler.namespace,
-                )
-                runner: Runner = await stack.enter_async_context(
-                    open_workers(options, sampler, recorder, setup, folder)
-                )
-            else:
-                sampler.slow = options.slow
-                runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
             parts = LoopParts(
                 tasks=load_demo(options),
-                runner=runner,
+                runner=await start_runner(stack, options, sampler, recorder, postgres.url, folder),
                 trainer=trainer,
                 policy=AnnouncedPolicy(trainer, sampler),
                 evaluator=None,
@@ -268,6 +251,31 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     report(options, num_turns, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
     for worker in workers:
         print(json.dumps(worker), flush=True)
+
+
+async def start_runner(
+    stack: AsyncExitStack,
+    options: argparse.Namespace,
+    sampler: SlowSampler,
+    recorder: CountingRecorder,
+    database_url: str,
+    folder: Path,
+) -> Runner:
+    """Workers that end with the stack, or a runner in this process."""
+    if not options.workers:
+        sampler.slow = options.slow
+        return await make_runner(sampler, recorder, options.rollouts, options.slow)
+    await recorder.flush()
+    setup = WorkerSetup(
+        settings={},
+        log_path=str(folder),
+        database_url=database_url,
+        training_id=recorder.inner.training_id or 0,
+        attempt_id=recorder.inner.attempt_id.hex,
+        servers=sampler.addresses,
+        namespace=sampler.namespace,
+    )
+    return await stack.enter_async_context(open_workers(options, sampler, recorder, setup, folder))
 
 
 def load_demo(options: argparse.Namespace) -> TaskSet:

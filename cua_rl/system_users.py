@@ -121,13 +121,13 @@ class SystemUser:
 
     def release(self, *owned: Path) -> None:
         """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
-        is_claimed = self.lock is not None and not self.lock.closed
-        if is_claimed:
+        lock = None if self.lock is None or self.lock.closed else self.lock
+        if lock is not None:
             self.clean_up()
         remove_tree(*owned)
-        if self.lock is not None and is_claimed:
-            self.lock.truncate(0)
-            self.lock.close()
+        if lock is not None:
+            lock.truncate(0)
+            lock.close()
 
     def __enter__(self) -> Self:
         return self
