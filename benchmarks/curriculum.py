@@ -4,13 +4,14 @@
 
 Half of the tasks are already solved: a first run in FOLDER/prepared-seed<N> trains on the toggles alone; every arm
 begins with its weights and trains on toggles and apps together, half and half. What is given as key=value goes to every
-run. Success is the mean over all rollouts of the last 3 steps; in a step that refills, that is more rollouts than
-in one that does not, of the same distribution of tasks. `num_rollouts` counts all of them, the dropped ones too.
+run. Success is the mean over all groups of the last 3 steps, as if tasks were drawn alike; in a step that refills, that
+is more groups than in one that does not. `num_rollouts` counts all of them, the dropped ones too.
 A folder that holds a complete run is read, not run again.
 """
 
 import argparse
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -51,10 +52,12 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def smoothed_success(steps: list[dict[str, Any]], num_steps: int) -> float:
-    """Success over the rollouts of the last `WINDOW` of the first `num_steps` steps."""
+    """Success over the groups of the last `WINDOW` of the first `num_steps` steps."""
     window = steps[max(0, num_steps - WINDOW) : num_steps]
-    num_successes = sum(step["reward/success_rate"] * step["rollout/num_rollouts"] for step in window)
-    return num_successes / sum(step["rollout/num_rollouts"] for step in window)
+    num_groups = [step["curriculum/num_sampled_groups"] for step in window]
+    # with task_sampling=success_rate, that of the tasks which were drawn falls as others are solved
+    rates = (step.get("reward/success_rate_uniform", step["reward/success_rate"]) for step in window)
+    return sum(map(operator.mul, rates, num_groups)) / sum(num_groups)
 
 
 def figure(arm: str, seed: int, steps: list[dict[str, Any]]) -> dict[str, object]:

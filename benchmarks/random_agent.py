@@ -6,9 +6,9 @@ The random agent is the strong kind: it taps elements, not pixels. Prints one li
 that chance solves would reward luck. Questions are answered with a random word.
 """
 
+import argparse
 import asyncio
 import json
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -116,4 +116,6 @@ def draw_action(phone: SimulatedPhone, random: Random) -> Action:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    parser = argparse.ArgumentParser(description="measure what chance alone achieves")
+    parser.add_argument("num_attempts", nargs="?", type=int, default=20, help="attempts at each task")
+    asyncio.run(main(parser.parse_args().num_attempts))

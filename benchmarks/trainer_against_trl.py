@@ -72,7 +72,7 @@ def figures(cell: Cell, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[st
     """One line of results."""
     account, num_rollouts = ours["account"], cell.workload.num_rollouts
     tflop = sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
-    peak = account["trainer/tflop_per_s"] / account["trainer/mfu_frac"]
+    peak = account["trainer/tflop_per_s"] / account["trainer/matmul_frac"]
     return {
         "figure": "trainer_against_trl",
         **asdict(cell),

@@ -8,7 +8,7 @@ from typing import Literal
 import chz
 
 from cua_rl.families import LoraModule
-from cua_rl.settings import remembers_given, setting
+from cua_rl.settings import setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Sharding = Literal["none", "full", "hybrid", "offload"]
@@ -57,20 +57,22 @@ class TrainerConfig:
     address: str | None = setting(None, "where rank 0 listens on another host, such as 10.0.0.1:29400")
 
 
-@remembers_given
 @chz.chz
 class LossConfig:
     """The policy loss and its constants (docs/losses.md: formulas, sources, when to use which)."""
 
     name: LossName = setting(
-        "importance_sampling", "policy loss; cross_entropy is for supervised training", for_group=True
+        "importance_sampling",
+        "policy loss (python -m cua_rl.recipes.sft imitates)",
+        for_group=True,
+        not_offered=("cross_entropy",),
     )
     clip_low: float = setting(
         0.2, "all losses but importance_sampling: lower clip of the ratio is 1 - clip_low", within=(0.0, 1.0)
     )
     clip_high: float = setting(
         0.2,
-        "all losses but importance_sampling: upper clip of the ratio is 1 + clip_high; about 0.0004 for gspo",
+        "all losses but importance_sampling: upper clip of the ratio is 1 + clip_high",
         within=(0.0, 10.0),
     )
     dual_clip: float | None = setting(
@@ -103,8 +105,8 @@ class LossConfig:
     )
     force_untruncated: bool = setting(
         False,
-        "train on tokens of older policies (max_steps_off_policy, replay_successes) although the loss does not "
-        "bound their importance ratio",
+        "train on tokens of older policies (max_steps_off_policy, replay_successes, num_substeps) although the loss "
+        "does not bound their importance ratio",
     )
     temperature: float = setting(1.0, "the sampler's temperature, at which log-probabilities are computed", by_run=True)
 

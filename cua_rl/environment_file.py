@@ -15,13 +15,18 @@ from cua_rl.masking import is_secret_name
 logger = logging.getLogger(__name__)
 
 FILE_VARIABLE = "CUA_RL_ENV_FILE"
+_LOADS_CODE = {
+    *("LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "GCONV_PATH", "BASH_ENV", "NODE_OPTIONS"),
+    *("PYTHONSTARTUP", "PYTHONHOME", "PYTHONPATH", "PYTHONINSPECT", "PYTHONBREAKPOINT"),
+}
+"""Variables by which a file of settings would decide which code every child process runs."""
 
 
 def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment with what the file adds to it; variables that are already set keep their values.
 
     Raises:
-        ConfigError: `CUA_RL_ENV_FILE` names a file that does not exist.
+        ConfigError: `CUA_RL_ENV_FILE` names a file that does not exist, or the file names code to load.
     """
     from dotenv import dotenv_values
 
@@ -30,9 +35,14 @@ def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, 
         if environ.get(FILE_VARIABLE):
             raise ConfigError(f"{FILE_VARIABLE}: expected a file of variables, got {str(path)!r}; correct or unset it")
         return dict(environ)
-    if not _is_trusted(path):
+    if not _is_trusted(path, is_named=bool(environ.get(FILE_VARIABLE))):
         return dict(environ)
     values = {name: value for name, value in dotenv_values(path).items() if value is not None}
+    if found := sorted(_LOADS_CODE & values.keys()):
+        raise ConfigError(
+            f"{path}: expected settings and keys, got {', '.join(found)}, which loads code into every program that a "
+            "run starts; remove it, or export it in the shell if you mean it"
+        )
     if path.stat().st_mode & 0o004 and any(value and is_secret_name(name) for name, value in values.items()):
         logger.warning("%s holds secrets and every user of this machine may read it; run: chmod 600 %s", path, path)
     return values | dict(environ)
@@ -43,14 +53,16 @@ def load_environment_file() -> None:
     os.environ.update(with_environment_file(os.environ))
 
 
-def _is_trusted(path: Path) -> bool:
-    """Whether the file belongs to us, to root, or to the owner of its folder, and nobody else may change it."""
-    found, folder = path.stat(), path.absolute().parent.stat()
-    if found.st_uid in (os.geteuid(), 0, folder.st_uid) and not found.st_mode & 0o002:
+def _is_trusted(path: Path, *, is_named: bool) -> bool:
+    """Whether nobody else can change the file, and it is ours or root's, or was named on purpose."""
+    found = path.stat()
+    if (is_named or found.st_uid in (os.geteuid(), 0)) and not found.st_mode & 0o002:
         return True
     logger.warning(
-        "%s is ignored: user %s, who owns it, or everybody could have written it; own it, or make it private",
+        "%s is ignored: user %s, who owns it, or everybody could have written it; own it and make it private, or name "
+        "it in %s",
         path,
         found.st_uid,
+        FILE_VARIABLE,
     )
     return False

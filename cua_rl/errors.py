@@ -7,9 +7,12 @@
         DeviceTimeoutError  the device or its provider exceeded a time limit
         DeviceServiceError  the service behind it failed or cannot be reached (5xx)
         DeviceQuotaError    there are no more devices to be had for now (429)
+        UnusableError       it works, but the policy left it with nothing to see or act on: a result, if the policy acts
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
-        AgentError      an agent failed before it asked the model, or a harness at any time: the same
+        AbsentError     what a check reads is not there, as before the task is done: not done
+        CheckError      a check failed itself; a fresh device tells whether the policy made it (`rollout.fresh_check`)
+        AgentError      an agent failed before it asked the model, or a harness at any time: a fault
         JudgeError      the judge of a task without a validator gave no verdict: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
@@ -68,12 +71,29 @@ class DeviceQuotaError(DeviceError):
         self.retry_after_s = retry_after_s
 
 
+class UnusableError(DeviceError):
+    """The device works, but what the policy did left it with nothing to see or to act on: a page that hangs or closed.
+
+    While the policy acts or its work is checked this is a result, anywhere else a fault as any `DeviceError`.
+    """
+
+    kind = "unusable"
+
+
 class SamplingError(CuaError):
     """The model server failed; the rollout is dropped or retried, never rewarded."""
 
 
 class TaskError(CuaError):
     """A task's set-up or validator failed; the rollout is dropped or retried, never rewarded."""
+
+
+class AbsentError(TaskError):
+    """What a check reads is not there, such as an element of a page: the task is not done."""
+
+
+class CheckError(TaskError):
+    """The check of a task failed itself, or took too long: the policy's doing, if it works on a fresh device."""
 
 
 class AgentError(TaskError):

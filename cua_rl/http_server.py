@@ -16,10 +16,11 @@ from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cua_rl.errors import ConfigError
 from cua_rl.processes import is_loopback
+from cua_rl.system import raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +41,15 @@ class ConnectionLimits:
     """Younger connections are not closed, because many clients may connect at the same moment."""
     max_connections: int = 2048
     """Connections of one peer: as many as the rollouts of a large step may open on one machine."""
+    descriptor_frac: float = 0.5
+    """Share of the files that the process may open for the connections of all peers; the rest is for its own work."""
 
 
 _LIMITS = ConnectionLimits()
 
 
 class _Cycle(Protocol):
-    """A request and its answer in uvicorn, with either of its parsers."""
+    """A request and its answer in uvicorn."""
 
     scope: Scope
     response_complete: bool
@@ -80,7 +83,8 @@ class LimitedConnection(asyncio.Protocol):
         *,
         peers: "_Peers",
     ) -> None:
-        make = cast("Any", AutoHTTPProtocol)
+        # not httptools: it makes a request of every head that has arrived, before the first one is answered
+        make = cast("Any", H11Protocol)
         self._served: _Served = make(config=config, server_state=server_state, app_state=app_state, _loop=_loop)
         self._peers = peers
         self._head_bytes = 0
@@ -163,13 +167,20 @@ class _Peers:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._num_open: dict[str, int] = {}
+        self._max_open = int(limits.descriptor_frac * raise_descriptor_limit())
         self._waiting: dict[str, dict[LimitedConnection, float]] = {}
 
     def add(self, connection: LimitedConnection) -> None:
-        """Count a connection; beyond the limit, the one that has waited longest is closed, or else this one."""
+        """Count a connection; beyond a limit, the one that has waited longest is closed, or else this one.
+
+        If there are too many in all, the peer with the most that wait loses one.
+        """
         self._num_open[connection.peer] = self._num_open.get(connection.peer, 0) + 1
         if self._num_open[connection.peer] > self.limits.max_connections:
             next(iter(self._waiting.get(connection.peer, {})), connection).drop()
+        elif sum(self._num_open.values()) > self._max_open:
+            most = max(self._waiting.values(), key=len, default=dict[LimitedConnection, float]())
+            next(iter(most), connection).drop()
 
     def remove(self, connection: LimitedConnection) -> None:
         self._num_open[connection.peer] -= 1

@@ -77,10 +77,10 @@ class Judgement:
 
     @property
     def score(self) -> float | None:
-        """Mean score of the votes that agree with the verdict, if all of them give one."""
-        scores = [vote.score for vote in self.votes if self.success is not None and vote.success is self.success]
-        given = [score for score in scores if score is not None]
-        return sum(given) / len(given) if given and len(given) == len(scores) else None
+        """Mean score of the votes that agree with the verdict and give one; None if none does."""
+        agreeing = [vote for vote in self.votes if self.success is not None and vote.success is self.success]
+        given = [vote.score for vote in agreeing if vote.score is not None]
+        return sum(given) / len(given) if given else None
 
     @property
     def reason(self) -> str:

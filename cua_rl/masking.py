@@ -1,4 +1,5 @@
-"""What may be stored and shown: secrets in names, texts, addresses, headers, flags and nested data become stars.
+"""What may be stored and shown: secrets in names, texts, addresses, headers, flags and nested data become stars, and
+what would command a terminal is taken out of what is printed or logged.
 
 A secret is known by the name beside it (`api_key`, `--token`, `Authorization`), by its place (the user and password of
 a URL), by its form (`hf_...`, a JSON Web Token), or because the environment or the configuration of this process holds
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import re
+import secrets as random_secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -80,7 +82,15 @@ _LINE = re.compile(
 _FORMS = re.compile(
     r"\b(?:sk-[\w-]{16,}|(?:gh[opsur]|github_pat)_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|xox[abeprs]-[\w-]{10,}"
     r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,1024}+\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,}"
-    r"|hooks\.slack\.com/services/[\w/]{20,})"
+    r"|hooks\.slack\.com/services/[\w/]{20,}|cua-key-[\w-]{32,})"
+)
+# ECMA-48: strings (window titles, links, the clipboard) with their terminator, then sequences, then lone controls;
+# a string without its end loses only its beginning, so that no program can swallow what follows
+_TERMINAL = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,4096}(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
+    # and of Unicode the marks that reorder text: what is read must be what is written
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 _NO_SECRET = re.compile(
     r"none|null|true|false|required|\.{3},?|…,?|\*+|<\|.*\|>|\d{1,7}(?:\.\d*)?|not-needed", re.IGNORECASE
@@ -102,8 +112,18 @@ def mask_text(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def mask_known(text: str) -> str:
-    """The text without secrets, among them all that this process knows: those of its environment and configuration."""
-    return mask_text(text, known_secrets())
+    """What may be printed or logged of a text that others wrote: no secret, known ones included, and no escapes."""
+    return mask_text(printable(text), known_secrets())
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: escape sequences, control characters, marks that reorder text."""
+    return _TERMINAL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def make_key() -> str:
+    """A new random key in a form that is masked everywhere, also when it has been spent."""
+    return f"cua-key-{random_secrets.token_urlsafe(32)}"
 
 
 def remember_secrets(config: Mapping[str, object]) -> None:
@@ -154,7 +174,7 @@ def secrets_in(arguments: Sequence[str]) -> list[str]:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Formats records of a log without secrets, those in tracebacks included."""
+    """Formats records of a log without secrets and escapes, those in tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, masked as a whole."""
@@ -200,7 +220,8 @@ class _Masker:
         for item in items:
             masked.append(self.named(item) if is_secret and isinstance(item, str) else self.value(name, item))
             is_name = isinstance(item, str) and not is_secret and is_secret_name(item)
-            is_secret = is_name and (len(items) == 2 or cast("str", item).startswith("-"))
+            is_pair = len(items) == 2 and "=" not in str(item)
+            is_secret = is_name and (is_pair or cast("str", item).startswith("-"))
         return masked
 
     def under(self, name: str, entries: Mapping[str, object]) -> dict[str, object]:

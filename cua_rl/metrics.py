@@ -13,15 +13,20 @@ from math import fsum
 METRICS: Mapping[str, str] = {
     "progress/step": "number of this training step; the first one is 1",
     "progress/done_frac": "share of the run's steps that are done, 0 to 1",
-    "progress/epoch": "0-based pass over the training tasks",
+    "progress/epoch": "passes over the training tasks, or conversations, after this step: 1.5 is halfway through the "
+    "second",
+    "progress/curve": "number of the part of the run within which results compare; without it, the first (resume_with)",
     "progress/policy_version": "version of the policy after this step: the number of completed optimizer steps",
-    "reward/mean": "mean reward of the step's rollouts",
+    "reward/mean": "mean over the step's groups of their mean reward",
     "reward/std": "population standard deviation of the step's rewards",
     "reward/std_in_group": "mean over groups of the standard deviation of rewards inside the group",
-    "reward/success_rate": "share of rollouts that succeeded, as decided by the validator or judge",
-    "reward/constant_group_frac": "share of constant groups: all rewards are equal, so their advantages are 0",
+    "reward/success_rate": "mean over groups of the share of rollouts that succeeded (validator or judge)",
+    "reward/success_rate_uniform": "task_sampling=success_rate: the same with groups weighted by 1 / their draw weight",
+    "reward/constant_group_frac": "share of groups without advantages: all rewards equal, or too few left by faults",
     "reward/all_failed_group_frac": "share of groups without any success",
     "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
+    "reward/success_rate_worst": "with faults: success rate of first tries if all faulty ones had failed",
+    "reward/success_rate_best": "with faults: success rate of first tries if all faulty ones had succeeded",
     "curriculum/num_sampled_groups": "groups run in this step, including replacements of constant ones",
     "curriculum/num_dropped_groups": "groups without a learning signal: all rewards equal, or no rollout with a reward",
     "curriculum/effective_group_frac": "share of the sampled groups with differing rewards",
@@ -51,9 +56,9 @@ METRICS: Mapping[str, str] = {
     "rollout/truncated_turn_frac": "share of turns truncated at max_tokens",
     "rollout/num_datums": "training sequences built from the step's rollouts",
     "rollout/sequences/mean": "training sequences of a rollout; more than one if its prompts do not extend each other",
-    "rollout/trained_tokens": "sampled tokens with an advantage",
+    "rollout/trained_tokens": "sampled tokens that are trained on",
     "rollout/datum_tokens": "tokens of the training sequences, prompts and images included",
-    "rollout/duration_s/mean": "duration of a rollout, from device lease to reward",
+    "rollout/duration_s/mean": "duration of a rollout to its reward, the wait for a device included",
     "rollout/policy_lag/mean": "policy lag: training steps between sampling and training, mean over turns",
     "rollout/policy_lag/max": "policy lag: training steps between sampling and training, largest",
     "judge/num_verdicts": "rollouts, including retried ones, with a verdict of the judge",
@@ -72,9 +77,9 @@ METRICS: Mapping[str, str] = {
     "async/num_running_rollouts": "rollouts that run during the step",
     "async/max_running_rollouts": "current limit on concurrent rollouts, adapted to the model server's load",
     "loss/policy": "policy loss, mean over trained tokens",
-    "loss/total": "the minimised loss, mean over trained tokens",
+    "loss/total": "the minimised loss, normalised as `loss.normalisation` says; with several sub-steps, their mean",
     "loss/cross_entropy": "negative log-likelihood per trained token (supervised)",
-    "loss/advantage_std": "standard deviation of advantages over the step's rollouts, the divisor of batch_std",
+    "loss/advantage_std": "divisor of batch_std: standard deviation of advantages, over groups with differing rewards",
     "loss/kl_base": "KL divergence from the reference model in the loss (k3), before its coefficient",
     "loss/kl_base_k1": "another estimate of the same divergence (k1: unbiased, noisy, may be negative)",
     "policy/parity_mean_abs": "mean absolute difference of sampler and trainer log-probabilities at the same weights",
@@ -89,15 +94,16 @@ METRICS: Mapping[str, str] = {
     "policy/kl_post": "KL estimate between the policies before and after this step, per token",
     "policy/kl_base": "KL estimate between the policy and the reference model, per token",
     "policy/ratio_mean": "mean importance ratio, training over sampling probability",
-    "policy/ratio_p50": "median importance ratio",
-    "policy/ratio_p99": "99th percentile of the importance ratios",
+    "policy/ratio_p50": "median importance ratio; with several sub-steps, the mean of theirs",
+    "policy/ratio_p99": "99th percentile of the importance ratios; with several sub-steps, the largest",
     "policy/ratio_max": "largest importance ratio",
     "policy/ratio_min": "smallest importance ratio",
     "policy/ess_frac": "effective sample size of the importance ratios as a share of their number; 1 if all are equal",
     "policy/clip_frac": "share of trained tokens whose ratio was clipped",
     "policy/mask_frac": "share of trained tokens masked because sampler and trainer differ too much (IcePop)",
-    "policy/entropy": "mean entropy of the sampling distributions of trained tokens, nats",
-    "policy/entropy_estimate": "mean of -log p over sampled tokens",
+    "policy/entropy": "mean entropy of the trainer's distributions of trained tokens at the sampling temperature, nats",
+    "policy/entropy_estimate": "mean of -log p by the sampler, over all sampled tokens of the step, nats",
+    "policy/trained_entropy_estimate": "mean of -log p by the trainer, over trained tokens, nats",
     "optim/learning_rate": "learning rate of this step",
     "optim/grad_norm": "gradient norm before clipping; with several sub-steps, their mean",
     "optim/num_datums": "training sequences of this step",
@@ -115,11 +121,12 @@ METRICS: Mapping[str, str] = {
     "trainer/vision_tflop": "10^12 floating-point operations in the vision tower and its mergers",
     "trainer/lora_tflop": "10^12 floating-point operations in the adapter's matrices",
     "trainer/head_tflop": "10^12 floating-point operations in the language-model head",
-    "trainer/memory_retries": "requests that each trainer process tried again with shorter rows after memory ran out",
+    "trainer/memory_retries": "requests that were tried again with shorter rows after memory ran out",
     "trainer/restarts": "times that the trainer was started again after a process died, since the run began or resumed",
     "trainer/busy_s": "time that the trainer spent on requests",
     "trainer/tflop_per_s": "10^12 floating-point operations per busy second",
-    "trainer/mfu_frac": "trainer/tflop_per_s as a share of the throughput of one large matrix product on the device",
+    "trainer/mfu_frac": "MFU: trainer/tflop_per_s as a share of the data sheet's dense bfloat16 peak, on known GPUs",
+    "trainer/matmul_frac": "trainer/tflop_per_s as a share of the measured throughput of one large matrix product",
     "trainer/parameters_gib": "memory of the model parameters held by one trainer process, GiB",
     "trainer/rss_gib": "main memory of the trainer process, GiB",
     "trainer/peak_rss_gib": "peak main memory of the trainer process, GiB",
@@ -158,18 +165,19 @@ FAMILIES: Mapping[str, str] = {
     "rollout/forks/<reason>": "turns that started a new training sequence for this reason",
     "rollout/faults/<reason>": "number of rollouts that ended as this kind of fault",
     "rollout/harness/<metric>": "mean of a number that the harness reports, over the rollouts that have it",
-    "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), broken",
+    "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), unusable, broken",
     "curriculum/success_rate/<task>": "running success rate of a task, used to sample tasks",
-    "reward/parts/<part>": "mean of one part of the reward",
-    "reward/success_rate/<category>": "success rate of the step's rollouts in one task category",
-    "eval/<suite>/success_rate": "share of evaluation rollouts that succeeded",
-    "eval/<suite>/pass_at_<k>": "estimated probability that at least one of k attempts at a task succeeds",
-    "eval/<suite>/reward/mean": "mean reward of the evaluation",
+    "reward/parts/<part>": "mean of one part of the reward, as `reward/mean`",
+    "reward/success_rate/<category>": "success rate of the step's groups in one task category",
+    "eval/<suite>/success_rate": "mean over tasks of the share of rollouts that succeeded",
+    "eval/<suite>/pass_at_<k>": "mean over all tasks of the estimated probability that one of k attempts succeeds",
+    "eval/<suite>/reward/mean": "mean over tasks of their mean reward",
     "eval/<suite>/num_rollouts": "evaluation rollouts with a reward",
     "eval/<suite>/num_successes": "evaluation rollouts that succeeded",
     "eval/<suite>/num_faults": "evaluation rollouts lost to infrastructure faults, including those that were retried",
-    "eval/<suite>/num_turns/mean": "turns per evaluation rollout",
-    "eval/<suite>/success_rate_low": "lower end of the success rate's 95 % interval (Wilson's, by independent trials)",
+    "eval/<suite>/num_turns/mean": "mean over tasks of their turns per rollout",
+    "eval/<suite>/short_tasks/<k>": "tasks with fewer than k attempts, because of which pass@k is left out",
+    "eval/<suite>/success_rate_low": "lower end of the success rate's 95 % interval over tasks (docs/benchmark.md)",
     "eval/<suite>/success_rate_high": "upper end of that interval",
     "eval/<suite>/success_rate_worst": "with faults: success rate of first attempts if all faulty ones had failed",
     "eval/<suite>/success_rate_best": "with faults: success rate of first attempts if all faulty ones had succeeded",
@@ -219,6 +227,21 @@ def check_names(metrics: Mapping[str, float]) -> None:
         raise ValueError(
             f"expected metric names from cua_rl/metrics.py, got {unknown!r}; add them there with their meaning"
         )
+
+
+def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of all parts: two that write the same name would be two quantities, of which one is lost.
+
+    Raises:
+        ValueError: more than one part has a name.
+    """
+    merged: dict[str, float] = {}
+    for part in parts:
+        twice = sorted(merged.keys() & part.keys())
+        if twice:
+            raise ValueError(f"expected every metric from one place, got {twice!r} from two; give one another name")
+        merged |= part
+    return merged
 
 
 @cache

@@ -1,17 +1,20 @@
 """Child processes that cannot outlive the controller: model server, trainer, database."""
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from cua_rl import process_guard
+from cua_rl.errors import ConfigError
 from cua_rl.scratch import MARK, scratch_folder
 from cua_rl.system_users import SystemUser
 
@@ -40,13 +43,53 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to append to and read, through no link of folder or file; raises `ConfigError` where there is one."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            log = os.fdopen(os.open(path.name, flags, 0o666, dir_fd=folder), "a+b")
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise
+        raise ConfigError(
+            f"expected a file in a folder for the log {str(path)!r}, got a link or a pipe; remove it"
+        ) from None
+    os.set_blocking(log.fileno(), True)
+    return log
+
+
+def _send_ahead(content: bytes) -> socket.socket:
+    """A socket from which a process can read the content, and then the end."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**18)
+        ours.setblocking(False)  # rather fail than wait for a reader that is not there yet
+        ours.sendall(content)
+    return theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Where the guard looks for a command's result, see `process_guard._Result`."""
+
+    path: Path
+    taken: BinaryIO
+    """Gets a line about where it was found, and then its bytes, before `wait` returns."""
+
+
 class OwnedProcess:
     """A running command, an async context manager: leaving it, dying, or being killed ends the command and its
     children.
 
     Output goes to `log_path` (appended); it works in `folder`, by default in ours. Ctrl-C in a terminal reaches only
     the controller, which then stops what it owns in order. With `user`, the command runs as that user, who stays
-    claimed until the command has ended; a command that changes the user by itself gets it as `claim`.
+    claimed until the command has ended; a command that changes the user by itself gets it as `claim`. Of the output of
+    either, which may have no end, the log keeps head and tail. `told` is what the command reads from standard input,
+    up to 100 kB; it comes by a socket, which unlike a pipe or file nobody can open a second time.
     """
 
     def __init__(
@@ -60,11 +103,19 @@ class OwnedProcess:
         stop_timeout_s: float = 10.0,
         user: SystemUser | None = None,
         claim: SystemUser | None = None,
+        told: bytes | None = None,
+        report: Report | None = None,
     ) -> None:
         self.name = name
         self.log_path = log_path
         self._command = list(command) if user is None else user.command(command)
         self._locks = [kept.lock.fileno() for kept in (user, claim) if kept is not None and kept.lock is not None]
+        self._guard_options = [] if user is None and claim is None else ["--bounded"]
+        if report is not None:
+            uid = os.geteuid() if user is None or user.uid is None else user.uid
+            self._guard_options.append(f"--result={report.taken.fileno()}:{uid}:{report.path}")
+            self._locks.append(report.taken.fileno())
+        self._told = told
         self._environment = dict(os.environ if environment is None else environment)
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
@@ -75,15 +126,17 @@ class OwnedProcess:
         """Start the command; one that does not exist ends with a `FileNotFoundError` in its log."""
         await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
         mark = {MARK: str(await asyncio.to_thread(scratch_folder))}  # found by it if even its guard is killed
-        log = await asyncio.to_thread(self.log_path.open, "ab")
+        log = await asyncio.to_thread(open_log, self.log_path)
         read_end, self._lifeline = os.pipe()
+        told = None if self._told is None else _send_ahead(self._told)
         try:
             self._guard = await asyncio.create_subprocess_exec(
                 *GUARD,
                 str(read_end),
                 str(self._stop_timeout_s),
+                *self._guard_options,
                 *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL if told is None else told.fileno(),
                 stdout=log,
                 stderr=log,
                 env=self._environment | mark,
@@ -94,11 +147,19 @@ class OwnedProcess:
         finally:
             os.close(read_end)
             log.close()
+            if told is not None:
+                told.close()
         logger.info("started process=%s guard_pid=%s log=%s", self.name, self._guard.pid, self.log_path)
 
     @property
     def is_running(self) -> bool:
         return self._guard is not None and self._guard.returncode is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """As `wait` returns it; None while the command runs, or before it has started."""
+        status = None if self._guard is None else self._guard.returncode
+        return status if status is None or status >= 0 else 128 - status  # the guard was killed, its command with it
 
     def command_pid(self) -> int:
         """The number of the command (Linux); raises `ProcessLookupError` if it has ended."""
@@ -112,8 +173,10 @@ class OwnedProcess:
         """Wait for the command to end and return its exit status (128 + n if signal n ended it)."""
         if self._guard is None:
             raise RuntimeError(f"process {self.name!r} was never started")
-        status = await self._guard.wait()
-        return status if status >= 0 else 128 - status  # the guard itself was killed, and its command with it
+        await self._guard.wait()
+        status = self.exit_status
+        assert status is not None
+        return status
 
     async def stop(self) -> None:
         """End the command and everything it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""

@@ -9,7 +9,7 @@ import sys
 from sqlalchemy import func, inspect, select, text
 
 from cua_rl.database.migrations import migrate_blocking
-from cua_rl.database.monitor_models import Base
+from cua_rl.database.models import Base
 from cua_rl.database.session import (
     check_connection,
     database_url,
@@ -18,6 +18,7 @@ from cua_rl.database.session import (
 )
 from cua_rl.environment_file import with_environment_file
 from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary
+from cua_rl.masking import mask_known
 
 _SHOWN_TABLES = ("trainings", "steps", "rollouts", "turns", "screenshots")
 
@@ -68,10 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
         return 0
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(mask_known(str(error)), file=sys.stderr)
         return 2
     except CuaError as error:
-        print(error, file=sys.stderr)
+        print(mask_known(str(error)), file=sys.stderr)
         return 1
 
 

@@ -83,9 +83,12 @@ class HeldBody:
 
 
 def require_json(request: Request) -> None:
-    """Raise `RequestRefused` for other content types, which browsers send to other sites without a CORS preflight."""
+    """Raise `RequestRefused` for other content types, which browsers send to other sites without a CORS preflight.
+
+    A request with a bearer key may have any type, or none: browsers do not send that header without a preflight.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and not bearer_key(request):
         raise RequestRefused(415, f"expected Content-Type: application/json, got {kind[:100]!r}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":

@@ -27,14 +27,21 @@ def setting(
     within: tuple[float, float] | None = None,
     for_group: bool = False,
     by_run: bool = False,
+    per_attempt: bool = False,
+    not_offered: tuple[str, ...] = (),
 ) -> Any:
     """A field of a configuration class, with its default (or the `factory` of one) and its meaning.
 
     Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always valid.
     `for_group`: the setting that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`.
-    `by_run`: filled in by the run, no setting for people, and never stored.
+    `by_run`: filled in by the run, no setting for people, and never stored. `per_attempt`: about one start of a run, so
+    that a resumed run does not take it from the earlier attempt. `not_offered`: values of the type that code may give,
+    and people may not.
     """
-    metadata: Metadata = {"at_least": at_least, "within": within, "for_group": for_group, "by_run": by_run}
+    metadata: Metadata = {
+        **{"at_least": at_least, "within": within, "for_group": for_group, "by_run": by_run},
+        **{"per_attempt": per_attempt, "not_offered": not_offered},
+    }
     if factory is not None:
         return chz.field(default_factory=factory, doc=doc, metadata=metadata)
     return chz.field(default=default, doc=doc, metadata=metadata)
@@ -52,8 +59,23 @@ def metadata_of(field: Any) -> Metadata:
 
 
 def with_values(config: Config, **changes: object) -> Config:
-    """The configuration or group with other values."""
-    return chz.replace(config, **changes)  # pyright: ignore[reportUnknownMemberType] # chz leaves them untyped
+    """The configuration or group with other values, which count as given."""
+    changed = chz.replace(config, **changes)  # pyright: ignore[reportUnknownMemberType] # chz leaves them untyped
+    object.__setattr__(changed, _GIVEN, _given_names(config) | changes.keys())
+    return changed
+
+
+def given_settings(config: object) -> dict[str, object]:
+    """The settings that a configuration with presets was constructed with, by path; of groups, what they were given.
+
+    All of them if `chz.replace` made it, which constructs it anew with every value; `with_values` does not.
+    """
+    given: dict[str, object] = {}
+    for name in _given_names(config):
+        value: object = getattr(config, name)
+        inner = {f"{name}.{leaf}": each for leaf, each in given_settings(value).items()} if chz.is_chz(value) else {}
+        given |= inner if chz.is_chz(value) else {name: value}
+    return given
 
 
 def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, object]]:
@@ -68,6 +90,10 @@ def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, 
 _PLAIN = (bool, int, float, type(None))
 
 
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
 def check_numbers(config: object) -> None:
     """Raise `ValueError` for the first number outside the limits of its field; None is always valid where it may be.
 
@@ -75,7 +101,7 @@ def check_numbers(config: object) -> None:
     `trace="no"` would mean yes.
     """
     for path, field, value in walk_settings(config):
-        kinds = get_args(field.x_type) if get_origin(field.x_type) in (Union, UnionType) else (field.x_type,)
+        kinds = _members(field.x_type)
         is_plain = all(kind in _PLAIN or get_origin(kind) is Literal or chz.is_chz(kind) for kind in kinds)
         is_nan = value != value
         if is_plain and (is_nan or not is_subtype_instance(value, field.x_type)):
@@ -93,24 +119,30 @@ def check_numbers(config: object) -> None:
 
 
 def with_presets(
-    find_presets: Callable[[Given], Given], explain: Callable[[type[Any], str], str]
+    find_presets: Callable[[Given], Given],
+    explain: Callable[[type[Any], str], str],
+    accept: Callable[[type[Any], str, object], object],
 ) -> Callable[[type[Config]], type[Config]]:
     """Decorate a configuration class: what is not given comes from `find_presets(given)` before the field's default.
 
-    Command lines and callers in Python both construct the class, so one place decides. Presets of settings in groups
-    want groups decorated with `remembers_given`. `explain` says what is wrong with a name that is no field.
+    Command lines and callers in Python both construct the class, so one place decides. Its instances and their groups
+    know what they were constructed with. `explain` says what is wrong with a name that is no field; `accept` reads a
+    value as a command line writes it: the JSON of a list, or the name of a loss for its group.
     """
 
     def decorate(config_class: type[Config]) -> type[Config]:
         construct: Callable[..., None] = config_class.__init__
         fields = cast("Mapping[str, Any]", chz.chz_fields(config_class))
+        _remember_given(fields)
 
         @wraps(construct)
         def construct_with_presets(self: Config, **given: Any) -> None:
+            unknown = next((name for name in given if name not in fields), None)
+            if unknown is not None:
+                raise TypeError(explain(config_class, unknown))
+            given = {name: accept(config_class, name, value) for name, value in given.items()}
             values, paths = dict(given), dict(given)
             for name, value in given.items():
-                if name not in fields:
-                    raise TypeError(explain(config_class, name))
                 if chz.is_chz(value):
                     paths |= {f"{name}.{leaf}": getattr(value, leaf) for leaf in _given_names(value)}
             for path, preset in find_presets(MappingProxyType(paths)).items():
@@ -123,6 +155,7 @@ def with_presets(
                         continue  # `check_numbers` says so
                     values[name] = with_values(group, **{leaf: preset})
                     object.__setattr__(values[name], _GIVEN, _given_names(group))  # a preset is not what was asked for
+            object.__setattr__(self, _GIVEN, frozenset(given))
             construct(self, **values)
 
         config_class.__init__ = construct_with_presets  # pyrefly: ignore[method-assign]
@@ -134,17 +167,22 @@ def with_presets(
 _GIVEN = "_given_names"  # an attribute beside the fields: what equals a default may still have been asked for
 
 
-def remembers_given(group_class: type[Config]) -> type[Config]:
-    """Decorate the class of a group that has presets: its instances know which fields they were constructed with."""
-    construct: Callable[..., None] = group_class.__init__
+def _remember_given(fields: Mapping[str, Any]) -> None:
+    """From now on, instances of the groups among these fields know which fields they were constructed with."""
+    for group_class in [kind for field in fields.values() for kind in _members(field.x_type) if chz.is_chz(kind)]:
+        construct: Callable[..., None] = group_class.__init__
+        if _GIVEN not in vars(construct):
+            group_class.__init__ = _remembering(construct)
 
+
+def _remembering(construct: Callable[..., None]) -> Callable[..., None]:
     @wraps(construct)
-    def construct_and_remember(self: Config, **given: Any) -> None:
+    def construct_and_remember(self: object, **given: Any) -> None:
         object.__setattr__(self, _GIVEN, frozenset(given))
         construct(self, **given)
 
-    group_class.__init__ = construct_and_remember  # pyrefly: ignore[method-assign]
-    return group_class
+    vars(construct_and_remember)[_GIVEN] = True
+    return construct_and_remember
 
 
 def _given_names(group: object) -> frozenset[str]:

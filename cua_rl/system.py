@@ -7,6 +7,7 @@ has its own queries, because it imports nothing of ours.
 import ctypes
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 
 LINUX, MACOS = "linux", "darwin"
 _PR_SET_DUMPABLE = 4
+MAX_DESCRIPTORS = 65_536
+"""No server here needs more, and programs that close all that they could have inherited take long with millions."""
 
 
 def refusal(platform: str = sys.platform) -> str | None:
@@ -32,6 +35,16 @@ def refuse_inspection(platform: str = sys.platform) -> None:
     """
     if platform == LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process and its children open more files than by default (1,024), if they may; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def is_running(pid: int) -> bool:

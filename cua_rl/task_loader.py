@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -28,7 +29,7 @@ from cua_rl.tasks.task import Task, Template
 
 __all__ = [
     "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSourceConfig", "TaskSources", "Template", "load_tasks",
-    "parse_sources", "require_disjoint",
+    "parse_sources", "require_disjoint", "tasks_sha256",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,12 @@ def load_tasks(
                     f"expected one task per id, got two different ones called {template.task_id!r}; rename one"
                 )
     return TaskSet(templates=tuple(templates.values()), seed=seed, split=split, is_seeded=device.is_seeded)
+
+
+def tasks_sha256(train: TaskSet, held_out: Sequence[Task]) -> str:
+    """Changes if the tasks of a run do although its settings do not: a file was edited, a server has others."""
+    identities = [[task.task_id, task.seed, task.instruction] for task in held_out]
+    return sha256(json.dumps([train.task_ids, identities]).encode()).hexdigest()
 
 
 def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
@@ -248,7 +255,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, object]]:
 def _parse_json(text: str, where: str) -> object:
     try:
         return cast(object, json.loads(text))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
 
 

@@ -41,7 +41,7 @@ from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import find_training
 from cua_rl.database.session import open_sessions
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.run.log_directory import newest_checkpoint, prepare_log_directory
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary
@@ -170,14 +170,14 @@ class Chaos:
             return 0
         await asyncio.sleep(1.0)  # the folder's lock goes with the last owned process
         with prepare_log_directory(self.run_folder, "resume") as folder:
-            checkpoint = folder.latest_checkpoint()
+            checkpoint = newest_checkpoint(folder.path)
         if checkpoint is None or not self.config.max_lag:
             return 0
         async with open_sessions(self.database_url) as sessions, sessions() as session:
             training = await find_training(session, self.run_folder.name)
             if training is None:
                 return 0
-            progress = await load_progress(session, training.training_id, checkpoint.step)
+            progress = await load_progress(session, training.id, checkpoint.step)
         ids = {untrained.group.group_id for untrained in progress.untrained}
         self.kept_ids |= ids
         return len(ids)

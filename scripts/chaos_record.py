@@ -81,12 +81,12 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     training = await find_training(session, expected.run_folder.name)
     if training is None or training.status != "completed":
         return [f"expected a completed run, got {training}"]
-    steps = await load_steps(session, training.training_id)
+    steps = await load_steps(session, training.id)
     rows = (
         await session.execute(
             select(Step.step, Group.group_id, Group.group_index, Group.num_rollouts, Group.status)
             .join(Step, Group.step_id == Step.id)
-            .where(Step.training_id == training.training_id)
+            .where(Step.training_id == training.id)
         )
     ).all()
     faults = [f"step {step.step} is {step.status}" for step in steps if step.status != "completed"]
@@ -98,9 +98,9 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     faults += _wrong_counts(expected, [(row.step, row.group_index) for row in rows])
     lost = set(expected.kept_ids) - {row.group_id for row in rows}
     faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
-    faults += await _doubled(session, training.training_id)
-    faults += await _running(session, training.training_id)
-    faults += await _too_old(session, training.training_id, expected.max_lag)
+    faults += await _doubled(session, training.id)
+    faults += await _running(session, training.id)
+    faults += await _too_old(session, training.id, expected.max_lag)
     image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
     for step in steps:
         if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id)).is_equal:

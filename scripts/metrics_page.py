@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cua_rl.metrics import FAMILIES, METRICS
+from cua_rl.reporting.pace import TimeLeft
 from cua_rl.reporting.step_line import STEP_FIELDS, format_evaluation_line, format_step_line
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -73,7 +74,7 @@ def page() -> str:
     """The text of docs/metrics.md."""
     lines = [
         format_evaluation_line("Baseline", "held_out", EVALUATION),
-        format_step_line(1, 24, STEP, eta_s=125.0),
+        format_step_line(1, 24, STEP, TimeLeft(seconds=125.0, is_lower_bound=False)),
     ]
     rows = [f"| {label} | `{name}`: {METRICS[name]} |" for name, label, _ in STEP_FIELDS]
     rows += [

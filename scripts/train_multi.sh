@@ -51,4 +51,8 @@ export CUDA_VISIBLE_DEVICES PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 if [ "$gpus" = 6 ]; then
     settings=(server.gpus=0,1 server.tensor_parallel=2 trainer.gpus=2,3,4,5 "${settings[@]}")
 fi
+if [ -z "${CUA_RL_ENV_FILE:-}" ] && [ ! -f .env ] && [ -f "$root/.env" ]; then
+    export CUA_RL_ENV_FILE=$root/.env
+    echo "variables from $CUA_RL_ENV_FILE" >&2
+fi
 exec "$python" -m cua_rl.recipes.train --config "$config" "${settings[@]}"

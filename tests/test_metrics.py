@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl import metrics
-from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning
+from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning, merge_metrics
 
 TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy", "optim"}
 AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer", "judge"}
@@ -36,6 +36,12 @@ def test_a_family_covers_its_members_and_nothing_else() -> None:
 def test_an_unknown_name_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="reward/maen"):
         check_names({"reward/mean": 1.0, "reward/maen": 1.0})
+
+
+def test_a_metric_that_two_places_write_is_refused_by_name() -> None:
+    assert merge_metrics({"loss/total": 1.0}, {}, {"reward/mean": 2.0}) == {"loss/total": 1.0, "reward/mean": 2.0}
+    with pytest.raises(ValueError, match="policy/entropy_estimate"):
+        merge_metrics({"policy/entropy_estimate": 0.028}, {"loss/total": 1.0}, {"policy/entropy_estimate": 0.057})
 
 
 def test_adding_means_is_the_mean_of_all_values() -> None:

@@ -1,11 +1,15 @@
 """The examples that TASK_CONFIG_QUICKSTART.md refers to can be loaded; tests/documentation runs the page itself."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from cua_rl.devices.android.queries import ANDROID_QUERIES
+from cua_rl.devices.query_values import PHONE_QUERIES
+from cua_rl.devices.simulator.query_values import SIMULATOR_QUERIES
 from cua_rl.recipes.train import main
 
 ROOT = Path(__file__).parents[1]
@@ -41,3 +45,17 @@ def test_the_examples_pass_a_dry_run(
     monkeypatch.delenv("DATABASE_URL", raising=False)
 
     assert main(["dry_run=true", *arguments]) == 0, capsys.readouterr().err
+
+
+def test_the_table_of_queries_is_the_one_that_checks_are_read_by() -> None:
+    page = (ROOT / "TASK_CONFIG_QUICKSTART.md").read_text()
+    rows = ["| query | answers | example of `expected` | on |", "|---|---|---|---|"]
+    for name, query in sorted(PHONE_QUERIES.items(), key=lambda entry: (entry[1].argument is not None, entry[0])):
+        called = f"{name}:{query.argument.example}" if query.argument else name
+        where = [
+            place for place, known in (("simulator", SIMULATOR_QUERIES), ("adb", ANDROID_QUERIES)) if name in known
+        ]
+        example = json.dumps(query.values.example)
+        rows.append(f"| `{called}` | {query.values.says} | `{example}` | {', '.join(where)} |")
+
+    assert "\n".join(rows) in page, "put this table into TASK_CONFIG_QUICKSTART.md:\n" + "\n".join(rows)

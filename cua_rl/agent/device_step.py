@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected, Device
+from cua_rl.errors import UnusableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class DeviceStep:
     after: EncodedImage | None = None
     execute_s: float = 0.0
     observe_s: float = 0.0
+    is_last: bool = False
+    """Whether it left a device that shows and takes nothing more, which ends the rollout."""
 
 
 async def perform(device: Device, action: Action) -> DeviceStep:
@@ -25,11 +28,13 @@ async def perform(device: Device, action: Action) -> DeviceStep:
     clock = time.monotonic()
     try:
         await device.execute(action)
+        executed = time.monotonic()
+        after = await device.observe()
     except ActionRejected as error:
         message = str(error) or "The device cannot do this."
         return DeviceStep(action=action, error=message, execute_s=time.monotonic() - clock)
-    executed = time.monotonic()
-    after = await device.observe()
+    except UnusableError as error:
+        return DeviceStep(action=action, error=str(error), execute_s=time.monotonic() - clock, is_last=True)
     return DeviceStep(action=action, after=after, execute_s=executed - clock, observe_s=time.monotonic() - executed)
 
 

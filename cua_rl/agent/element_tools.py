@@ -128,6 +128,9 @@ def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure
     action = values.get("action")
     if not isinstance(action, str) or action not in (*pointing, *_PLACELESS):
         return _bad(f"Expected an object whose action is one of {', '.join((*pointing, *_PLACELESS))}.", call.arguments)
+    schema = (MOBILE_ACT if base is MOBILE_USE else COMPUTER_ACT).parameters
+    if unknown := sorted(values.keys() - cast("Mapping[str, object]", schema["properties"]).keys()):
+        return _bad(f"Expected only arguments of {call.name}, there is no {unknown[0]!r}.", call.arguments)
     if action in _PLACELESS:
         return parse_action(replace(call, name=base.name), width_px=1, height_px=1)
     return _parse_aim(action, pointing[action], values)

@@ -5,10 +5,12 @@ ExternalAgent ──► agent program ── Responses or Chat ──► gateway
 """
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +24,8 @@ from cua_rl.devices.device import Device
 from cua_rl.errors import AgentError, boundary
 from cua_rl.guest_account import GuestAccount, open_guest_account
 from cua_rl.json_types import Json
-from cua_rl.processes import OwnedProcess
+from cua_rl.process_guard import MAX_RESULT_BYTES
+from cua_rl.processes import OwnedProcess, Report
 from cua_rl.system_users import bare_environment
 
 logger = logging.getLogger(__name__)
@@ -83,7 +86,15 @@ class AgentCommand:
         tail = await asyncio.to_thread(process.log_tail, 5)
         return ProgramEnd(error=f"the agent ended with status {status}, see {process.log_path}: {tail.strip()[-500:]}")
 
-    def process(self, account: GuestAccount, task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
+    def process(
+        self,
+        account: GuestAccount,
+        task: AgentTask,
+        told: Mapping[str, str],
+        *,
+        payload: bytes | None = None,
+        report: Report | None = None,
+    ) -> OwnedProcess:
         """The command under a guest account, not yet started; `told` are the variables of the rollout."""
         named = {name: os.environ[name] for name in self.variables if name in os.environ}
         return OwnedProcess(
@@ -93,7 +104,23 @@ class AgentCommand:
             environment=bare_environment(account.home, {**named, **told}),
             stop_timeout_s=3.0,
             user=account.user,
+            told=payload,
+            report=report,
         )
+
+
+async def post(url: str, told: Mapping[str, str]) -> tuple[int, bytes]:
+    """Post an assignment and wait for the response without a time limit: its status, and what a result may hold."""
+    async with (
+        httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client,
+        client.stream("POST", url, json=told) as response,
+    ):
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > MAX_RESULT_BYTES:
+                break
+        return response.status_code, bytes(content[: MAX_RESULT_BYTES + 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +132,15 @@ class AgentService:
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Post and wait for the response, without a time limit. If cancelled, close the connection."""
         try:
-            async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client:
-                response = await client.post(self.url, json=assignment.variables())
+            status, content = await post(self.url, assignment.variables())
         except httpx.HTTPError as error:
             return ProgramEnd(error=f"the agent at {self.url} did not answer: {type(error).__name__} {error}")
-        if response.is_error:
-            return ProgramEnd(error=f"the agent at {self.url} answered {response.status_code}: {response.text[:500]}")
+        if status >= HTTPStatus.BAD_REQUEST:
+            said = content[:500].decode(errors="replace")
+            return ProgramEnd(error=f"the agent at {self.url} answered {status}: {said}")
         try:
-            body: object = response.json()
-        except ValueError:
+            body: object = json.loads(content)
+        except (ValueError, RecursionError):
             body = None
         answer = cast("Json", body).get("answer") if isinstance(body, Mapping) else None
         return ProgramEnd(answer=answer if isinstance(answer, str) else None)

@@ -68,7 +68,8 @@ class GBoxAgent:
         items = [system_item(system), user_item(task.instruction, images.url(seen))]
         conversation = _Conversation(timed, self.grounder, images, seen, items)
         for index in range(task.max_turns):
-            response = await self._respond(conversation, client)
+            with clock.uncharged():
+                response = await self._respond(conversation, client)
             if response is None:
                 return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=index)
             before = conversation.seen
@@ -84,8 +85,9 @@ class GBoxAgent:
                     durations_s=conversation.durations_s,
                 )
             )
-            if clock.is_used_up:
-                return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=index + 1)
+            if clock.is_used_up or step.is_last:
+                error = step.error if step.is_last else None  # a refused action is the turn's own
+                return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=index + 1, error=error)
             if isinstance(done, Finish):
                 return AgentOutcome(
                     stop_reason=StopReason.FINISHED,

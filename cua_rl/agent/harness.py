@@ -7,30 +7,29 @@ HarnessAgent ──► program ── Responses or Chat ──► gateway ──
 
 import asyncio
 import json
-import os
-import stat
+import tempfile
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from http import HTTPStatus
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddress, OnTurn
-from cua_rl.agent.external import AgentCommand
+from cua_rl.agent.external import AgentCommand, post
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
+from cua_rl.devices.harness import HarnessResult, HarnessWorld, read_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
 from cua_rl.guest_account import open_guest_account
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
+from cua_rl.processes import Report
 from cua_rl.types import AgentTurn, ModelTurn
 
 _Done = TypeVar("_Done")
 
-MAX_RESULT_BYTES = 2**20
 BAD_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 
 
@@ -46,20 +45,24 @@ class HarnessAssignment:
     """`JUDGE_BASE_URL` and `JUDGE_MODEL`, where the run has a judge."""
 
     def variables(self) -> dict[str, str]:
-        """As environment variables, or as the fields of a JSON object."""
+        """As environment variables, or as the fields of a JSON object; `payload` is told apart."""
         return {
             "OPENAI_BASE_URL": f"{self.address.url}/v1",
             "OPENAI_API_KEY": self.address.api_key,
             "CUA_MODEL": "policy",
             "CUA_ROLLOUT_ID": self.task.rollout_id,
             "CUA_TASK_ID": self.world.task_id,
-            "CUA_TASK": json.dumps(self.world.payload),
             "CUA_INSTRUCTION": self.task.instruction,
             "CUA_SEED": str(self.world.seed),
             "CUA_MAX_TURNS": str(self.task.max_turns),
             "CUA_DEADLINE_S": f"{self.deadline_s:g}",
             **{f"CUA_{name}": value for name, value in self.judge.items()},
         }
+
+    @property
+    def payload(self) -> str:
+        """What the task tells the program alone, as JSON; it may hold the expected answer."""
+        return json.dumps(self.world.payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,34 +86,40 @@ class HarnessProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HarnessCommand:
-    """A command that is started once per rollout and writes its result to the file `CUA_RESULT_PATH`."""
+    """A command that is started once per rollout, reads its payload from standard input, and reports a result.
+
+    What it starts may run code of the policy, which inherits environment and user: so the payload is not in the
+    environment, unless the user names CUA_TASK among the variables, and the guard takes the result.
+    """
 
     command: AgentCommand
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
         """Run it in a folder of its own, which is removed at the end."""
         async with open_guest_account(self.command.argv, "agent") as account:
-            result_path = account.home / "result.json"
-            paths = {"CUA_WORK_DIR": str(account.home), "CUA_RESULT_PATH": str(result_path)}
-            process = self.command.process(account, assignment.task, assignment.variables() | paths)
-            async with process:
-                status = await _until(over, process.wait())
-            # all its processes have ended, so nothing writes to the file any more
-            result = await asyncio.to_thread(_read_result, result_path)
+            path = account.home / "result.json"
+            told = assignment.variables() | {"CUA_WORK_DIR": str(account.home), "CUA_RESULT_PATH": str(path)}
+            if "CUA_TASK" in self.command.variables:
+                told["CUA_TASK"] = assignment.payload
+            with tempfile.TemporaryFile() as taken:
+                process = self.command.process(
+                    account,
+                    assignment.task,
+                    told,
+                    payload=assignment.payload.encode(),
+                    report=Report(path=path, taken=taken),
+                )
+                async with process:
+                    status = await _until(over, process.wait())
+                taken.seek(0)
+                found, _, content = (await asyncio.to_thread(taken.read)).partition(b"\n")
             said = await asyncio.to_thread(process.log_tail, 5)
+        if found == b"written":
+            result = read_result(content, "a report")
+        else:
+            why = found.decode(errors="replace") or "the program's guard was killed"
+            result = HarnessResult(reward=None, problem=f"no result: CUA_RESULT_PATH is {why}")
         return RunEnd(status=status, result=result, said=f"see {process.log_path}: {said.strip()[-500:]}")
-
-
-def _read_result(path: Path) -> HarnessResult | None:
-    """The result in a file that an untrusted program wrote; None for links, pipes, and files that are too long."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            return parse_result(json.loads(file.read(MAX_RESULT_BYTES)))
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +131,16 @@ class HarnessService:
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
         """Post and wait for the response, until `over` is set; an HTTP error counts as exit status 1."""
         try:
-            async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client:
-                response = await _until(over, client.post(self.url, json=assignment.variables()))
+            answer = await _until(over, post(self.url, assignment.variables() | {"CUA_TASK": assignment.payload}))
         except httpx.HTTPError as error:
             return RunEnd(status=1, said=f"{self.url} did not answer: {type(error).__name__} {error}")
-        if response is None:
+        if answer is None:
             return RunEnd(status=None)
-        if response.is_error:
-            return RunEnd(status=1, said=f"{self.url} answered {response.status_code}: {response.text[:500]}")
-        try:
-            result = parse_result(cast("object", response.json()))
-        except (ValueError, RecursionError):
-            result = None
-        return RunEnd(status=0, result=result, said=f"{self.url} answered {response.text[:500]!r}")
+        status, content = answer
+        text = content[:500].decode(errors="replace")
+        if status >= HTTPStatus.BAD_REQUEST:
+            return RunEnd(status=1, said=f"{self.url} answered {status}: {text}")
+        return RunEnd(status=0, result=read_result(content), said=f"{self.url} answered {text!r}")
 
 
 async def _until(over: asyncio.Event, work: Coroutine[Any, Any, _Done]) -> _Done | None:
@@ -166,7 +172,7 @@ class HarnessAgent:
             AgentError: the program failed.
             SamplingError: the model did not answer.
             DeviceError: the program's environment failed.
-            TimeoutError: the program did not end in time.
+            TimeoutError: the program did not ask the model in time.
             ConfigError: the program reports that it cannot run with this configuration, or `device` is of another kind.
         """
         if not isinstance(device, HarnessWorld):
@@ -189,6 +195,7 @@ class HarnessAgent:
                 judge=self.judge,
             )
             end = await self._work(assignment, watch)
+        watch.check_time()
         device.verdict = judge_run(end, watch)
         return AgentOutcome(
             stop_reason=watch.stop_reason(is_finished=False), num_turns=watch.num_turns, answer=device.verdict.answer
@@ -224,13 +231,15 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     result = end.result
     if watch.fault is not None:
         raise watch.fault
-    if end.status is None and not watch.is_out_of_turns:  # if it was, the policy ended the rollout
-        raise TimeoutError("expected the harness to end within task_timeout_s, it was still running; " + end.said)
     if end.status is not None and 128 < end.status <= 128 + 64:
         raise AgentError(f"the harness was ended by signal {end.status - 128}, {end.said}")
-    if watch.is_out_of_turns or watch.is_out_of_context:
+    is_late = end.status is None and not watch.is_out_of_turns
+    if is_late and watch.num_turns == 0:
+        raise TimeoutError(f"expected the harness to ask the model within task_timeout_s, it did not; {end.said}")
+    is_out_of_time = is_late and (result is None or result.fault is None)  # its own, not the model server's
+    if is_out_of_time or watch.is_out_of_turns or watch.is_out_of_context:
         return result if result is not None and result.reward is not None else HarnessResult(reward=0.0, success=False)
-    if end.status == BAD_CONFIGURATION:
+    if end.status == BAD_CONFIGURATION and watch.num_turns == 0:  # later, the policy can bring it about
         raise ConfigError(f"harness: expected one that can run, it ended with status 78: {mask_known(end.said)}")
     if result is not None and result.fault is not None:
         kind = {"environment": DeviceError, "model": SamplingError, "harness": AgentError}[result.fault.kind]
@@ -240,8 +249,8 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     if watch.num_turns == 0:
         raise AgentError(f"the harness ended without asking the model; see that it uses OPENAI_BASE_URL; {end.said}")
     if result is None or result.reward is None:
-        reported = "no result" if result is None else f"the reward {result.reported}"
         raise AgentError(
-            f"expected a result with a reward from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, got {reported}; {end.said}"
+            f"expected a result with a reward from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, got "
+            f"{'no result' if result is None else result.problem}; {end.said}"
         )
     return result

@@ -124,7 +124,7 @@ class MiniAgent:
             if watch.over.is_set():
                 return None
             now = time.monotonic()
-            if is_new or watch.num_turns > seen_turns:
+            if is_new or watch.num_turns > seen_turns or watch.clock.is_uncharged:  # while the model samples
                 last_sign, seen_turns = now, watch.num_turns
             if now - started > settings.max_run_time_s + settings.slack_s:
                 raise TimeoutError(f"gbox-mini-agent run {run_id} is still running after {now - started:.0f} s")
@@ -208,8 +208,8 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> Ag
     is_limit = any(words in reason.lower() for words in _LIMIT_REASONS)
     if status is not None and status.status == "failed" and not is_limit and not turns.is_finished:
         if any(words in reason.lower() for words in _TIME_REASONS):
-            raise TimeoutError(f"gbox-mini-agent ran out of time: {reason}")
-        if turns.journal.errors and not watch.is_out_of_turns and not watch.is_out_of_context:
+            watch.wear_out()  # its limits hold for its answers too, whose length is the policy's doing
+        elif turns.journal.errors and not watch.is_out_of_turns and not watch.is_out_of_context:
             raise AgentError(f"gbox-mini-agent failed: {reason} {turns.journal.errors[-1]}")
     claim = (turns.journal.end or {}).get("ok")
     return AgentOutcome(

@@ -26,7 +26,8 @@ from cua_rl.agent.tools import (
 )
 from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.devices.device import Device
-from cua_rl.errors import DeviceError
+from cua_rl.errors import DeviceError, UnusableError
+from cua_rl.masking import make_key
 from cua_rl.types import AgentTurn, ModelTurn
 
 
@@ -116,7 +117,7 @@ class OfferedDevice:
         self._watch = watch
         self._one_at_a_time = asyncio.Lock()
         self._cursor: tuple[int, int] | None = None
-        self.token = secrets.token_urlsafe(24)
+        self.token = make_key()
         """Grants access to the device."""
         self.finish: Finish | None = None
         """The action with which the agent ended the rollout, if it did."""
@@ -143,7 +144,10 @@ class OfferedDevice:
         async with self._one_at_a_time:
             self._require_open()
             with self._failing():
-                self._join.seen = await self._device.observe()
+                try:
+                    self._join.seen = await self._device.observe()
+                except UnusableError:
+                    self._watch.wear_out()  # the last screen is all there is
             return self._join.seen
 
     async def act(self, arguments: Mapping[str, object]) -> Reply:
@@ -167,6 +171,8 @@ class OfferedDevice:
                 case _:
                     with self._failing():
                         step = await perform(self._device, parsed)
+                    if step.is_last:
+                        self._watch.wear_out()
                     if step.after is not None:
                         self._cursor = cursor_after(parsed) or self._cursor
             self._join.add(step)

@@ -1,14 +1,15 @@
-"""Separates the policy's time from the time that model server and device take.
+"""Separates the policy's time from the time that a device takes.
 
 A rollout that the policy delays must end with a result, one that infrastructure delays with a fault. If slow failures
 of the policy were dropped as faults, mostly successes would remain and success rates would be biased. So the policy has
 a time budget for the waits that it asks for (and, for an agent outside this process, for the time between its
-requests); exceeding it ends the rollout like the turn limit. Model server and device have a time limit per turn;
-exceeding it is a fault. Neither is charged for the other's time.
+requests); exceeding it ends the rollout like the turn limit. The device has a time limit per turn; exceeding it is a
+fault. Neither is charged for the other's time, nor for sampling: how long an answer takes depends on its length, which
+`max_tokens` limits, and a model server that makes no progress is the sampling client's to notice.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,7 +20,7 @@ from cua_rl.devices.device import Device, DeviceKind
 
 
 class RolloutClock:
-    """Counts down either the policy's time budget or the time limit of model server and device, never both.
+    """Counts down either the policy's time budget or the time limit of the device, never both.
 
     The policy is charged while the device executes a wait that it asked for. An agent outside this process is also
     charged between its calls of model and device (`charge_between_calls`).
@@ -47,6 +48,11 @@ class RolloutClock:
     def is_used_up(self) -> bool:
         return self.policy_left_s == 0.0
 
+    @property
+    def is_uncharged(self) -> bool:
+        """Whether nobody is charged now."""
+        return self._num_pauses > 0
+
     async def used_up(self) -> None:
         """Wait until the policy's time is used up."""
         while left_s := self.policy_left_s:
@@ -62,7 +68,7 @@ class RolloutClock:
         self._rearm()
 
     def next_turn(self) -> None:
-        """Restart the time limit of model server and device."""
+        """Restart the time limit of the device."""
         self._charge()
         self._turn_left_s = self._turn_s
         self._rearm()
@@ -86,13 +92,14 @@ class RolloutClock:
             self._num_calls -= 1
             self._rearm()
 
-    async def pause(self, work: Awaitable[None]) -> None:
-        """Await `work`, for whose time nobody is charged: the database may be away."""
+    @contextmanager
+    def uncharged(self) -> Generator[None]:
+        """Nobody is charged for the time of the block: the model samples, or the database is away."""
         self._charge()
         self._num_pauses += 1
         self._rearm()
         try:
-            await work
+            yield
         finally:
             self._charge()
             self._num_pauses -= 1
@@ -123,7 +130,7 @@ class RolloutClock:
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
-        """Raise `TimeoutError` in the block if model server and device take too long for a turn."""
+        """Raise `TimeoutError` in the block if the device takes too long for a turn."""
         try:
             async with self._turn_limit:
                 self._since = asyncio.get_running_loop().time()
@@ -133,7 +140,7 @@ class RolloutClock:
             if not self._turn_limit.expired():
                 raise
             raise TimeoutError(
-                f"expected model server and device to take at most {self._turn_s:g} s for a turn, they took longer"
+                f"expected the device to take at most {self._turn_s:g} s for a turn, it took longer"
             ) from error
 
     @property
@@ -151,7 +158,7 @@ class RolloutClock:
             self._turn_left_s -= passed_s
 
     def _rearm(self) -> None:
-        """Set the time limit of model server and device anew, or suspend it while the policy is charged."""
+        """Set the time limit of the device anew, or suspend it while the policy is charged."""
         is_stopped = self._num_pauses or self._charges_policy
         when = None if is_stopped else asyncio.get_running_loop().time() + self._turn_left_s
         with suppress(RuntimeError):  # the block has not begun, has ended, or is being cancelled

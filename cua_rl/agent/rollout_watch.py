@@ -75,8 +75,12 @@ class RolloutWatch:
     def check_time(self) -> None:
         """End the rollout if the policy's time is used up."""
         if self.clock.is_used_up and not self.over.is_set():
-            self.is_out_of_time = True
-            self.over.set()
+            self.wear_out()
+
+    def wear_out(self) -> None:
+        """End the rollout as when its time is used up: the policy left a device that takes nothing more."""
+        self.is_out_of_time = True
+        self.over.set()
 
     def overflowed(self) -> None:
         """Note that the last request exceeded the model's context."""

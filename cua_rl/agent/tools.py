@@ -169,6 +169,9 @@ def parse_action(
         maker = makers.get(action) if isinstance(action, str) else None
         if maker is None:
             raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
+        known = cast("Mapping[str, object]", _TOOLS[call.name].parameters["properties"])
+        if unknown := sorted(arguments.values.keys() - known.keys()):
+            raise _BadArguments(f"There is no argument {unknown[0]!r}. Arguments: {', '.join(known)}.")
         return maker(arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
@@ -292,6 +295,7 @@ def _terminate(arguments: _Arguments) -> Finish:
     return Finish(success_claimed=status == "success")
 
 
+_TOOLS = {tool.name: tool for tool in (MOBILE_USE, COMPUTER_USE)}
 _Maker = Callable[[_Arguments], Action | Finish]
 _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     MOBILE_USE.name: {

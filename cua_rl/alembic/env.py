@@ -8,9 +8,8 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.util import CommandError
 from sqlalchemy import text
 
-import cua_rl.database.judge_models  # pyright: ignore[reportUnusedImport] # noqa: F401 - for its tables
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
-from cua_rl.database.monitor_models import Base  # with its tables and those of models
+from cua_rl.database.models import Base
 from cua_rl.database.session import database_url, make_writer_engine
 from cua_rl.environment_file import with_environment_file
 from cua_rl.errors import ConfigError

@@ -152,7 +152,7 @@ class GivenSettings:
                 )
             try:
                 value: object = json.loads(text)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 value = text
             self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
             return
@@ -188,7 +188,7 @@ def _read_yaml(path: Path) -> dict[str, object]:
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: expected a YAML file, got {str(path)!r} ({error}); check the path") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f"config: expected YAML in {str(path)!r}, got {problem}; correct it there") from None
     if content is None:

@@ -36,6 +36,25 @@ def stored_setting(config: Mapping[str, Any], path: str) -> Any:
     return config.get(path.replace(".", "_"), config.get(path.rpartition(".")[2]))
 
 
+def find_stored(config: Mapping[str, Any], path: str, *, is_for_group: bool = False) -> tuple[bool, Any]:
+    """Whether a stored configuration has a value, which may be None, for the setting `loss.clip_low`; and the value.
+
+    `is_for_group`: earlier runs stored the setting under the name of its group, `loss`.
+    """
+    value: Any = config
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            break
+        value = cast("Mapping[str, Any]", value)[name]
+    else:
+        return True, value
+    group = config.get(path.partition(".")[0])
+    if isinstance(group, Mapping):
+        return False, None  # of a version that did not have this setting
+    value = group if is_for_group else stored_setting(config, path)
+    return value is not None, value
+
+
 def _plain(value: object) -> object:
     if chz.is_chz(value):
         value = {name: getattr(value, name) for name in setting_fields(type(value))}

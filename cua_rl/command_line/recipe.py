@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import os
+import re
+import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -15,7 +18,7 @@ from cua_rl.command_line.plain_config import plain_config
 from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, ShownPresets
 from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError, CuaError
-from cua_rl.masking import MASK, mask_known, mask_secrets, secrets_in
+from cua_rl.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
 from cua_rl.system import hide_arguments
 
 Config = TypeVar("Config")
@@ -25,6 +28,8 @@ _SHORTEST_HIDDEN = 4  # shorter ones would hide parts of innocent words
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
+_ANSWER = re.compile(r'"(?:expected|answer)"\s*:\s*(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,}\]]+)')
+"""What a task given on the command line expects: programs of the policy can read the command lines of all users."""
 EXIT_SIGNAL = 128  # plus the signal's number, as shells have it
 
 
@@ -43,8 +48,23 @@ def run_recipe(
     context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
     sys.excepthook = report_bug
+    if logging.lastResort is not None:  # warnings before a run has its log
+        logging.lastResort.setFormatter(MaskingFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv)
     hide_secrets(arguments)
+    if answers := [found for argument in arguments for found in _ANSWER.findall(argument)]:
+        hide_arguments(answers)
+    with quiet_if_nobody_reads():
+        return _run(config_class, main, arguments, shown_presets, sections)
+
+
+def _run(
+    config_class: type[Config],
+    main: Callable[[Config], Coroutine[Any, Any, object]],
+    arguments: Sequence[str],
+    shown_presets: ShownPresets,
+    sections: Sections,
+) -> int:
     try:
         load_environment_file()
         config = parse_command_line(config_class, arguments, shown_presets, sections)
@@ -66,13 +86,39 @@ def hide_secrets(argv: Sequence[str]) -> None:
         return
     hide_arguments(secrets)
     masked = cast("list[str]", mask_secrets({"argv": list(argv)})["argv"])
-    shown = " ".join(argument for argument in masked if MASK in argument)
+    shown: list[str] = []
+    files: list[str] = []
+    for place, argument in enumerate(masked):
+        if MASK not in argument:
+            continue
+        is_value = argument == MASK and place > 0  # of `--name value`
+        shown += [masked[place - 1], argument] if is_value else [argument]
+        name = (masked[place - 1] if is_value else argument.partition("=")[0]).removeprefix("--").replace("-", "_")
+        files += [f"{name}_file=PATH"] if is_secret_name(name) else []
+    private = f", or into a private file: {' '.join(files)}" if files else ""
     print(
-        f"warning: every user of this machine could read a secret on this command line ({shown}), and the shell may "
-        "keep it; put it into the environment or .env (env.example), or into a private file: gbox_api_key_file=PATH",
+        f"warning: every user of this machine could read a secret on this command line ({' '.join(shown)}), and the "
+        f"shell may keep it; put it into the environment or .env (env.example){private}",
         file=sys.stderr,
         flush=True,
     )
+
+
+@contextmanager
+def quiet_if_nobody_reads() -> Generator[None]:
+    """Flush what was printed; once its reader is gone (`| head`), exit as other programs do, without a traceback."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not any(event & select.POLLERR for _, event in output.poll(0)):
+            raise  # another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        raise SystemExit(EXIT_SIGNAL + signal.SIGPIPE) from None
 
 
 def report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -117,6 +163,6 @@ def report_error(error: CuaError) -> int:
     what = "configuration error" if isinstance(error, ConfigError) else type(error).__name__
     expected, separator, rest = mask_known(str(error)).partition(", got ")
     came, _, advice = rest.partition("; ")
-    parts = [expected, f"got {came}", advice] if separator else [str(error)]
+    parts = [expected, f"got {came}", advice] if separator else [expected]
     print(f"{what}: " + "\n    ".join(part for part in parts if part), file=sys.stderr, flush=True)
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED

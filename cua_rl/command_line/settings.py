@@ -4,11 +4,19 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import chz
 
-from cua_rl.command_line.values import as_argument, holds, is_mapping, type_name
+from cua_rl.command_line.values import (
+    UnfitValueError,
+    as_argument,
+    holds,
+    is_mapping,
+    is_sequence,
+    parse_value,
+    type_name,
+)
 from cua_rl.errors import ConfigError
 from cua_rl.masking import is_secret_name
 from cua_rl.settings import metadata_of, setting_fields
@@ -35,6 +43,8 @@ class Setting:
     """The nested configuration class, if the setting is a group."""
     is_for_group: bool = False
     """Meant when the group is given a plain value."""
+    is_per_attempt: bool = False
+    """A resumed run does not take it from the earlier attempt."""
 
 
 class _Required:
@@ -57,16 +67,24 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
         group = next((kind for kind in holds(field.x_type) if chz.is_chz(kind)), None)
         setting = Setting(
             name=prefix + name,
-            kind=field.x_type,
+            kind=_offered(field),
             doc=field._doc or (group.__doc__ if group else ""),
             default=default,
             group=group,
             is_for_group=metadata_of(field).get("for_group", False),
+            is_per_attempt=metadata_of(field).get("per_attempt", False),
         )
         settings.append(setting)
         if group is not None:
             settings.extend(list_settings(group, f"{setting.name}."))
     return settings
+
+
+def _offered(field: Any) -> Any:
+    """The field's type, without the choices that it does not offer."""
+    hidden = metadata_of(field).get("not_offered") or ()
+    choices = tuple(choice for choice in get_args(field.x_type) if choice not in hidden)
+    return Literal[choices] if hidden else field.x_type  # pyrefly: ignore[not-a-type]
 
 
 class SettingNames:
@@ -138,6 +156,37 @@ def explain_field(config_class: type[Any], name: str) -> str:
     )
 
 
+def accept_value(config_class: type[Any], name: str, value: object) -> object:
+    """The value of a field given in Python, where it is written as on a command line: the JSON of a list or dictionary,
+    a tuple for a list, or for a group its main setting (`loss="ppo"`) or a dictionary.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    field = setting_fields(config_class).get(name)
+    if field is None or value is None or chz.is_chz(value):
+        return value
+    kinds = holds(field.x_type)
+    group: Any = next((kind for kind in kinds if chz.is_chz(kind)), None)
+    if group is not None:
+        leaf = next((key for key, one in setting_fields(group).items() if metadata_of(one).get("for_group")), None)
+        given = cast("Mapping[str, object]", value if isinstance(value, Mapping) else {leaf: value})
+        for key in given:
+            if key not in setting_fields(group):
+                near = difflib.get_close_matches(str(key), setting_fields(group), n=1)
+                do = f"did you mean {near[0]!r}?" if near else f"write {name}={group.__name__}(...)"
+                raise ConfigError(f"{name}: expected settings of {group.__name__}, got {value!r}; {do}")
+        return group(**given)
+    if not any(is_mapping(kind) or is_sequence(kind) for kind in kinds) or str in kinds:
+        return value
+    try:
+        parsed = parse_value(value if isinstance(value, str) else as_argument(value), field.x_type)
+    except UnfitValueError as error:
+        example = as_argument(field._default_factory()) if callable(field._default_factory) else "None"
+        raise ConfigError(f"{name}: expected {error}, got {value!r}; for example {example}") from None
+    return cast("object", value) if isinstance(value, list | Mapping) else parsed
+
+
 def format_help(
     config_class: type[Any],
     sections: Sections = NO_SECTIONS,
@@ -149,10 +198,14 @@ def format_help(
     Without sections, all settings are shown. What has other defaults under which condition comes last.
     """
     names = SettingNames(config_class)
+    secret = next((name for name in names.all if is_secret_name(name)), None)
+    place = (
+        "the environment or .env" if secret is None else f"the environment, .env, or a private file: {secret}_file=PATH"
+    )
     lines = [
         "Settings, as key=value, --key value or --key=value; later ones win.",
         "--config FILE.yaml reads settings from a file; the command line wins over it.",
-        "A secret is better in the environment, in .env, or in a private file: gbox_api_key_file=PATH.",
+        f"A secret is better in {place}.",
         "The name of a setting in a group is enough where only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
     ]
     settings = [setting for setting in names.all.values() if setting.group is None]

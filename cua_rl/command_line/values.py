@@ -123,7 +123,7 @@ def _parse_json(text: str, kind: Any) -> object:
         return tuple(parts) if tuple in (kind, get_origin(kind)) else parts
     try:
         value: object = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,))) from None
     if not isinstance(value, dict if is_mapping(kind) else list):
         raise UnfitValueError(type_name(kind))
@@ -145,6 +145,8 @@ def _json_complaint(text: str, members: tuple[Any, ...]) -> str:
         json.loads(text)
     except json.JSONDecodeError as error:
         return f" (the JSON breaks at character {error.pos + 1}: {error.msg})"
+    except RecursionError:
+        return " (the JSON is nested too deeply)"
     return ""
 
 

@@ -117,11 +117,8 @@ class Training(Base):
     updated_at: Mapped[datetime] = _updated()
 
 
-class Step(Base):
-    """One training step, counted from 1: its rollouts, then one optimizer step."""
-
-    __tablename__ = "steps"
-    __table_args__ = (UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
+class SourceColumns:
+    """What steps and evaluations have in common: rollouts come from either."""
 
     id: Mapped[int] = _key()
     training_id: Mapped[int] = _foreign_key("trainings.id")
@@ -129,24 +126,32 @@ class Step(Base):
     attempt_id: Mapped[UUID]
     status: Mapped[str]
     policy_version: Mapped[int]
-    """The newest version when the step began; every turn has its own."""
-    trained_policy_version: Mapped[int | None]
-    """The version that the step produced."""
+    """The newest version when it began; every turn has its own."""
     group_size: Mapped[int]
     num_groups: Mapped[int]
     num_ended_groups: Mapped[int] = mapped_column(default=0)
     task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
-    """The task instances that the step was started with, in order."""
-    datums_sha256: Mapped[str | None]
-    num_datums: Mapped[int | None]
+    """The task instances that it was started with, in order."""
     metrics: Mapped[JsonDict | None]
     started_at: Mapped[datetime]
-    rollouts_ended_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     updated_at: Mapped[datetime] = _updated()
 
 
-class Eval(Base):
+class Step(SourceColumns, Base):
+    """One training step, counted from 1: its rollouts, then one optimizer step."""
+
+    __tablename__ = "steps"
+    __table_args__ = (UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
+
+    trained_policy_version: Mapped[int | None]
+    """The version that the step produced."""
+    datums_sha256: Mapped[str | None]
+    num_datums: Mapped[int | None]
+    rollouts_ended_at: Mapped[datetime | None]
+
+
+class Eval(SourceColumns, Base):
     """One evaluation after training step `step`; the baseline, at step 0, evaluates the untrained model."""
 
     __tablename__ = "evals"
@@ -156,21 +161,7 @@ class Eval(Base):
         _one_of("phase", ("baseline", "eval")),
     )
 
-    id: Mapped[int] = _key()
-    training_id: Mapped[int] = _foreign_key("trainings.id")
     phase: Mapped[str]
-    step: Mapped[int]
-    attempt_id: Mapped[UUID]
-    status: Mapped[str]
-    policy_version: Mapped[int]
-    group_size: Mapped[int]
-    num_groups: Mapped[int]
-    num_ended_groups: Mapped[int] = mapped_column(default=0)
-    task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
-    metrics: Mapped[JsonDict | None]
-    started_at: Mapped[datetime]
-    ended_at: Mapped[datetime | None]
-    updated_at: Mapped[datetime] = _updated()
 
 
 class TaskRow(Base):

@@ -5,14 +5,15 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psycopg
@@ -22,7 +23,7 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.processes import OwnedProcess
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system import is_running
-from cua_rl.system_users import SERVICE_UIDS, SystemUser, can_change_user, claim_user, public_copy
+from cua_rl.system_users import SERVICE_UIDS, SystemUser, claim_user, public_copy
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ _POLL_S = 0.02
 _START_TIMEOUT_S = 120.0  # a server that died replays its log before it answers
 _STOP_TIMEOUT_S = 30.0
 _RESTART_S = 1.0
+_PID_FILE_BYTES = 4096
 _NOBODY_UID = 65534
 _SETTINGS = (
     "listen_addresses=",
@@ -58,8 +60,12 @@ class EmbeddedPostgres:
     does the death of the controller, whatever its cause. A server that dies is started again, as often as it takes: a
     full disk ends it, and the run goes on once there is room.
 
+    Of an existing folder, nothing decides how the server runs or who may connect: it reads settings of our own, and
+    its address comes from us. What the tables themselves define does run when they are read, so a folder of another
+    user is refused.
+
     Entering raises `DatabaseError` if the server does not start or another one uses the folder, `ConfigError` if the
-    binaries are missing.
+    binaries are missing or the folder is another user's.
     """
 
     def __init__(self, data_dir: Path, log_path: Path) -> None:
@@ -78,6 +84,7 @@ class EmbeddedPostgres:
         return _url(self._socket_dir)
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(_refuse_folder_of_others, self._data_dir)
         bin_dir = await asyncio.to_thread(_find_bin_dir, self._data_dir)
         try:
             self._socket_dir = await asyncio.to_thread(make_scratch_folder, "pg")
@@ -96,12 +103,11 @@ class EmbeddedPostgres:
         except BaseException:
             await self._stop()
             raise
+        await asyncio.to_thread(_mark(self._socket_dir).write_text, _identity(self._data_dir))
         self._watch = asyncio.create_task(self._keep_alive(self._process), name="watch-postgres")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -144,59 +150,75 @@ class EmbeddedPostgres:
     async def _stop(self) -> None:
         """Shut down in fast mode (disconnects clients, flushes to disk), then make sure that no process is left."""
         if self._process is not None:
-            pid = await asyncio.to_thread(_postmaster_pid, self._data_dir, self._socket_dir)
-            if pid is not None and self._process.is_running:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGINT)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_TIMEOUT_S)
+            with suppress(ProcessLookupError, TimeoutError):
+                os.kill(self._process.command_pid(), signal.SIGINT)  # the launcher has become the server
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_TIMEOUT_S)
             await self._process.stop()
             self._process = None
         user, self._user = self._user, SystemUser()
         await asyncio.to_thread(user.release)
         if self._socket_dir is not None:
+            _mark(self._socket_dir).unlink(missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
             self._socket_dir = None
 
 
 def running_postgres_url(data_dir: Path) -> str | None:
-    """Address of the embedded server that another process runs on `data_dir`, or None."""
-    socket_dir = _socket_dir_of(data_dir.absolute())
-    return None if socket_dir is None else _url(socket_dir)
+    """Address of the embedded server that another process of this user runs on `data_dir`, or None.
+
+    The folder's own files only say where to look: the address counts if its owner has noted there, outside the
+    folder, that it serves this folder.
+    """
+    try:
+        descriptor = os.open(data_dir / "postmaster.pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        lines = file.read(_PID_FILE_BYTES).decode(errors="replace").splitlines()
+    if len(lines) < 5 or not re.fullmatch("[0-9]{1,9}", lines[0]) or not is_running(int(lines[0])):
+        return None
+    socket_dir = Path(lines[4].strip())
+    with suppress(OSError, ValueError):
+        folder, mark = socket_dir.parent.lstat(), _mark(socket_dir).lstat()
+        is_ours = {folder.st_uid, mark.st_uid} == {os.geteuid()} and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_ours and stat.S_ISREG(mark.st_mode) and _mark(socket_dir).read_text() == _identity(data_dir):
+            return _url(socket_dir)
+    return None
 
 
 def _url(socket_dir: Path) -> str:
     return f"postgresql://{postgres_launcher.ROLE}@/postgres?host={socket_dir}"
 
 
-def _pid_file_lines(data_dir: Path) -> list[str]:
-    try:
-        return (data_dir / "postmaster.pid").read_text().splitlines()
-    except FileNotFoundError:
-        return []
+def _mark(socket_dir: Path) -> Path:
+    """Says which data folder is served there; beside the folder, which belongs to the server's user."""
+    return socket_dir.with_name(f"{socket_dir.name}.serves")
 
 
-def _socket_dir_of(data_dir: Path) -> Path | None:
-    lines = _pid_file_lines(data_dir)
-    if len(lines) < 5 or not is_running(int(lines[0])):
-        return None
-    return Path(lines[4].strip())
+def _identity(data_dir: Path) -> str:
+    status = data_dir.stat()
+    return f"{status.st_dev}:{status.st_ino}"
 
 
-def _postmaster_pid(data_dir: Path, socket_dir: Path | None) -> int | None:
-    """Process id of the server on our socket folder, never that of one that someone else runs on the same data."""
-    if socket_dir is None or _socket_dir_of(data_dir) != socket_dir:
-        return None
-    return int(_pid_file_lines(data_dir)[0])
+def _refuse_folder_of_others(data_dir: Path) -> None:
+    mine = {os.geteuid()} if os.geteuid() else {0, _NOBODY_UID, *SERVICE_UIDS}
+    for path, owners in ((data_dir, mine), (data_dir.parent, mine | {0})):  # who owns the parent can replace the folder
+        with suppress(FileNotFoundError):
+            status = path.lstat() if path == data_dir else path.stat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise ConfigError(f"expected a database folder at {str(path)!r}, got a file or link; remove it")
+            if status.st_uid not in owners:
+                raise ConfigError(
+                    f"expected a database folder of your own, got {str(path)!r} of user {status.st_uid}: whoever made "
+                    "a database decides what runs when it is opened; ask for an export (docs/security.md), or open it "
+                    "as that user"
+                )
 
 
 def _claim_owner(data_dir: Path) -> SystemUser:
-    """Who runs the server: an ordinary user's folder keeps its owner, others belong to the user claimed last."""
+    """Who runs the server: the user claimed last, if possible."""
     version_path = data_dir / "PG_VERSION"
-    owner = version_path.stat().st_uid if version_path.exists() else 0
-    if can_change_user() and owner not in (0, _NOBODY_UID, *SERVICE_UIDS):
-        return SystemUser(uid=owner)
-    return claim_user(SERVICE_UIDS, wanted=owner)
+    return claim_user(SERVICE_UIDS, wanted=version_path.stat().st_uid if version_path.exists() else 0)
 
 
 def _plan_launch(bin_dir: Path, data_dir: Path, socket_dir: Path, user: SystemUser) -> postgres_launcher.Launch:

@@ -1,7 +1,8 @@
 """Become a Postgres server: `python postgres_launcher.py JSON`, with the fields of `Launch`.
 
 Locks the data folder, creates the cluster if there is none, gives its tables to a role without superuser rights, and
-replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long as any process of that server.
+replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long as any process of that server. The
+server obeys files beside its socket; settings in the data folder, which may come from elsewhere, have no effect.
 
 Postgres refuses to run as root. Started by root, it gets a user without capabilities, which reaches a data folder
 below, say, /root only through a descriptor that was opened before. Standard library only.
@@ -12,6 +13,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,8 @@ from pathlib import Path
 
 EXIT_IN_USE = 75
 """Another server holds the data folder."""
+EXIT_REFUSED = 78
+"""The data folder holds what we never put there."""
 ROLE = "cua_rl"
 """The role of runs and monitors: owns the database, but can neither read files nor start programs."""
 
@@ -29,6 +33,8 @@ _ACCESS = f"""\
 # Only the user who started the server may connect, and only as a role without superuser rights.
 local all {ROLE} peer map=controller
 """
+_INSTRUCTIONS = ("recovery.signal", "standby.signal", "postgresql.auto.conf", "backup_label", "tablespace_map")
+"""Files of a data folder that the server obeys whatever its command line says."""
 _MADE_IN_PUBLIC = (  # an earlier version made the tables as superuser; indexes and sequences of columns follow them
     "SELECT format('ALTER TABLE %s', oid::regclass) FROM pg_class "
     "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm') "
@@ -72,22 +78,30 @@ def main(arguments: list[str]) -> int:
         status = _create_cluster(launch, data_dir)
         if status != 0:
             return status
+    if (found := _find_link(data_dir)) is not None:
+        sys.stderr.write(
+            f"expected files and folders alone in the database folder {data_dir}, got {found}; remove it\n"
+        )
+        return EXIT_REFUSED
+    for name in _INSTRUCTIONS:
+        (data_dir / name).unlink(missing_ok=True)
     _remove_stale_pid_file(data_dir / "postmaster.pid")
-    status = _restrict_access(launch, data_dir)
+    configuration = _write_configuration(Path(launch.socket_dir))
+    status = _restrict_access(launch, data_dir, configuration[0])
     if status != 0:
         return status
     for path in (data_dir, Path(launch.socket_dir)):
         _give(path, launch.uid)
     folder, name = _open_folder(data_dir)
     os.set_inheritable(folder, True)
-    settings = [f"--{setting}" for setting in launch.settings]
+    settings = [*configuration, *(f"--{setting}" for setting in launch.settings)]
     command = [*launch.as_user, f"{launch.bin_dir}/postgres", "-D", name, "-k", launch.socket_dir, *settings]
     os.execvp(command[0], command)
 
 
 def _take_lock(path: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     os.set_inheritable(descriptor, True)
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -118,18 +132,36 @@ def _create_cluster(launch: Launch, data_dir: Path) -> int:
     return done
 
 
-def _restrict_access(launch: Launch, data_dir: Path) -> int:
-    """Let only `ROLE` in. The file that says so is written last: while it differs, tables may belong to others."""
+def _find_link(data_dir: Path) -> Path | None:
+    """Something in the data folder that leads out of it: a link, or anything that is neither file nor folder."""
+    for parent, folders, files, descriptor in os.fwalk(data_dir):
+        for name in (*folders, *files):
+            mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return Path(parent, name)
+    return None
+
+
+def _write_configuration(folder: Path) -> tuple[str, ...]:
+    """Write all files that configure the server, and return its options that name them."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    _write(data_dir / "pg_ident.conf", f'controller "{user}" {ROLE}\n')
-    if (data_dir / "pg_hba.conf").read_text() == _ACCESS:
+    texts = {"config_file": "", "hba_file": _ACCESS, "ident_file": f'controller "{user}" {ROLE}\n'}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return tuple(f"--{name}={folder / name}" for name in texts)
+
+
+def _restrict_access(launch: Launch, data_dir: Path, configuration: str) -> int:
+    """Make `ROLE` the owner of the tables. Our text in pg_hba.conf, written last, says that this was done."""
+    done = data_dir / "pg_hba.conf"
+    if done.read_text() == _ACCESS:
         return 0
-    _give(data_dir, launch.named_uid)
-    status = _run_named(
-        launch, data_dir, "postgres", "--single", "-c", "exit_on_error=on", stdin=_OWN_EVERYTHING, database="postgres"
-    )
+    for path in (data_dir, Path(launch.socket_dir)):
+        _give(path, launch.named_uid)
+    options = (configuration, "-c", "exit_on_error=on")
+    status = _run_named(launch, data_dir, "postgres", "--single", *options, stdin=_OWN_EVERYTHING, database="postgres")
     if status == 0:
-        _write(data_dir / "pg_hba.conf", _ACCESS)
+        _write(done, _ACCESS)
     return status
 
 

@@ -28,8 +28,8 @@ class Progress:
     untrained: tuple[UntrainedGroup, ...]
     newest_steps: Mapping[int, int]
     """For each policy version, the last step after which it was the newest."""
-    evaluated_steps: frozenset[int]
-    """Steps after which an evaluation was completed; 0 for the baseline."""
+    evaluated: frozenset[tuple[str, int]]
+    """Phase and step of every completed evaluation."""
 
 
 async def load_progress(session: AsyncSession, training_id: int, num_steps: int) -> Progress:
@@ -47,8 +47,8 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
         .join(Step, Group.step_id == Step.id)
         .where(Step.training_id == training_id, Step.step <= num_steps)
     )
-    evaluated = await session.scalars(
-        select(Eval.step).where(Eval.training_id == training_id, Eval.status == "completed")
+    evaluated = await session.execute(
+        select(Eval.phase, Eval.step).where(Eval.training_id == training_id, Eval.status == "completed")
     )
     # ended groups of later steps, without those with replays, which refer to rollouts of other steps
     unknown_turn = (
@@ -71,5 +71,5 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
             UntrainedGroup(group=group, last_step=last_step) for group, (_, last_step) in zip(groups, rows, strict=True)
         ),
         newest_steps=newest_steps,
-        evaluated_steps=frozenset(evaluated),
+        evaluated=frozenset((row.phase, row.step) for row in evaluated),
     )

@@ -1,27 +1,12 @@
-"""Queries that return plain data; and renaming of a run that was moved."""
+"""Queries of runs and their steps; and renaming of a run that was moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Step, Training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSummary:
-    """One run, as a list of runs shows it."""
-
-    training_id: int
-    run_name: str
-    log_path: str
-    status: str
-    num_completed_steps: int
-    total_steps: int
-    started_at: datetime
-    heartbeat_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +20,18 @@ class StepSummary:
     metrics: Mapping[str, float]
 
 
-async def latest_trainings(session: AsyncSession, limit: int = 50) -> list[TrainingSummary]:
+async def latest_trainings(session: AsyncSession, limit: int = 50) -> list[Training]:
     """The most recently started runs, newest first."""
     query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
-    return [_summarise(row) for row in await session.scalars(query)]
+    return list(await session.scalars(query))
 
 
-async def find_training(session: AsyncSession, run_name: str, log_path: str | None = None) -> TrainingSummary | None:
+async def find_training(session: AsyncSession, run_name: str, log_path: str | None = None) -> Training | None:
     """The newest run of that name (and folder), None if there is none."""
     query = select(Training).where(Training.run_name == run_name)
     if log_path is not None:
         query = query.where(Training.log_path == log_path)
-    row = await session.scalar(query.order_by(Training.started_at.desc(), Training.id.desc()).limit(1))
-    return None if row is None else _summarise(row)
+    return await session.scalar(query.order_by(Training.started_at.desc(), Training.id.desc()).limit(1))
 
 
 async def rename_training(session: AsyncSession, training_id: int, run_name: str, log_path: str) -> None:
@@ -70,16 +54,3 @@ async def load_steps(session: AsyncSession, training_id: int) -> list[StepSummar
         )
         for row in rows
     ]
-
-
-def _summarise(row: Training) -> TrainingSummary:
-    return TrainingSummary(
-        training_id=row.id,
-        run_name=row.run_name,
-        log_path=row.log_path,
-        status=row.status,
-        num_completed_steps=row.num_completed_steps,
-        total_steps=row.total_steps,
-        started_at=row.started_at,
-        heartbeat_at=row.heartbeat_at,
-    )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -110,9 +109,7 @@ class DatabaseRecorder:
         self._writer = asyncio.create_task(self._write_forever(), name="database-recorder")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         flush = asyncio.create_task(self.flush(), name="last-flush")
         try:
             # drain the queue, however slow the database is, unless it is unreachable for too long

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action, MoveMouse, RightClick
 from cua_rl.conversation import EncodedImage
+from cua_rl.devices.query_values import Query
 
 DeviceKind = Literal["android", "linux", "browser"]
 
@@ -107,5 +108,5 @@ class DeviceAbilities:
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
     task_backend: str | None = None
     """The source type whose tasks, and no others, run there; None for tasks of sources without devices of their own."""
-    queries: frozenset[str] | None = None
-    """Names that `query` knows, without what may follow a colon; None if only a device can tell."""
+    queries: Mapping[str, Query] | None = None
+    """What `query` knows, by name without what may follow a colon; None if only a device can tell."""

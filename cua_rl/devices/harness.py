@@ -17,6 +17,7 @@ from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.json_types import Json, as_number
 from cua_rl.judgement import MAX_REWARD
+from cua_rl.process_guard import MAX_RESULT_BYTES
 
 HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, task_backend="harness")
 
@@ -42,22 +43,48 @@ class HarnessResult:
     """The result of a run as its program reports it."""
 
     reward: float | None
-    """From -MAX_REWARD to MAX_REWARD; None if the program reports none, or something else."""
-    reported: str = ""
-    """What it reports as its reward, for messages."""
+    """From -MAX_REWARD to MAX_REWARD; None if the program reports none, or something that cannot be taken."""
+    problem: str = ""
+    """Why there is no reward, for messages."""
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     answer: str | None = None
     fault: HarnessFault | None = None
 
 
-def parse_result(value: object) -> HarnessResult | None:
-    """The result that a JSON value holds; None if it is no object.
+def read_result(content: bytes, where: str = "an answer") -> HarnessResult:
+    """The result in bytes that an untrusted program wrote; `where` they were found, for messages."""
+    if len(content) > MAX_RESULT_BYTES:
+        return HarnessResult(reward=None, problem=f"no result: {where} of more than {MAX_RESULT_BYTES:,} bytes")
+    if not content.strip():
+        return HarnessResult(reward=None, problem=f"no result: {where} that is empty")
+    try:
+        value: object = json.loads(content.decode(), object_pairs_hook=_require_unique)
+    except UnicodeDecodeError as error:
+        return HarnessResult(reward=None, problem=f"no result: {where} that is not UTF-8 at byte {error.start}")
+    except RecursionError:
+        return HarnessResult(reward=None, problem=f"no result: {where} with JSON that is nested too deeply")
+    except ValueError as error:
+        return HarnessResult(reward=None, problem=f"no result: {where} that is not JSON ({str(error)[:200]})")
+    return parse_result(value)
 
-    Fields of another type than promised count as missing: one odd metric must not cost the rollout its reward.
+
+def _require_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"a key twice: {next(name for name in names if names.count(name) > 1)[:50]!r}")
+    return fields
+
+
+def parse_result(value: object) -> HarnessResult:
+    """The result that a JSON value holds.
+
+    A reward or success of another type than promised is no result. Metrics and answers of another type count as
+    missing: one odd metric must not cost the rollout its reward.
     """
     if not isinstance(value, Mapping):
-        return None
+        return HarnessResult(reward=None, problem=f"no result: JSON that is no object: {repr(value)[:50]}")
     given = cast("Json", value)
     success, answer, told, reward = (given.get(name) for name in ("success", "answer", "metrics", "reward"))
     metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
@@ -66,9 +93,14 @@ def parse_result(value: object) -> HarnessResult | None:
         re.sub(r"[^\w.-]+", "_", str(name))[:_MAX_METRIC_NAME]: as_number(number, largest=_MAX_METRIC)
         for name, number in islice(metrics.items(), _MAX_METRICS)
     }
+    number, problem = as_number(reward, largest=MAX_REWARD), ""
+    if number is None:
+        problem = f"the reward {repr(reward)[:50]}; report a number"
+    elif success is not None and not isinstance(success, bool):
+        number, problem = None, f"the success {repr(success)[:50]}; report true, false or null"
     return HarnessResult(
-        reward=as_number(reward, largest=MAX_REWARD),
-        reported=repr(reward)[:50],
+        reward=number,
+        problem=problem,
         success=success if isinstance(success, bool) else None,
         metrics={name: number for name, number in numbers.items() if name and number is not None},
         answer=answer if isinstance(answer, str) or answer is None else json.dumps(answer),

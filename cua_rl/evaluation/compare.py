@@ -30,8 +30,7 @@ def compare_pair(
     ]
     differences = [Fraction(sum(theirs), len(theirs)) - Fraction(sum(ours), len(ours)) for ours, theirs in pairs]
     num_worse, num_better = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
-    fewest = min((len(attempts) for pair in pairs for attempts in pair), default=1)
-    low, high = paired_interval(differences, fewest)
+    low, high = paired_interval(differences)
     is_single = all(len(ours) == len(theirs) == 1 for ours, theirs in pairs)
     return PairRow(
         first=first,

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import fsum
 
-from cua_rl.evaluation.statistics import pass_at_k, success_interval
+from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
+from cua_rl.metrics import merge_metrics
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.group import GroupPlan, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
@@ -38,7 +40,7 @@ class TaskOutcomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """Success over `num_rollouts` held-out rollouts; `low` and `high` are the 95 % interval of `success_interval`."""
+    """Success on held-out tasks, each with the same weight; `low` and `high` are those of `TaskSums.interval`."""
 
     success_rate: float
     low: float
@@ -49,7 +51,9 @@ class EvalResult:
     success_rate_by_category: Mapping[str, float]
     success_rate_by_difficulty: Mapping[str, float] = field(default_factory=dict[str, float])
     pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
-    """pass@k for 1, 2, 4, ... and all attempts, over the tasks with at least k attempts."""
+    """pass@k for 1, 2, 4, ... and all attempts, over all tasks."""
+    num_short_tasks: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By k, the tasks with fewer than k attempts, because of which pass@k is left out: it would be of other tasks."""
     num_tasks: int = 0
     """Tasks with at least one attempt without a fault."""
     num_successes: int = 0
@@ -71,12 +75,15 @@ class EvalResult:
             "num_turns/mean": self.num_turns_mean,
             "reward/mean": self.reward_mean,
         }
-        if self.num_faults:
-            values |= {"success_rate_worst": self.worst, "success_rate_best": self.best}
-        values |= {f"pass_at_{k}": rate for k, rate in self.pass_at.items()}
-        values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()}
-        values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()}
-        return {f"eval/{suite}/{name}": value for name, value in values.items()}
+        merged = merge_metrics(
+            values,
+            {"success_rate_worst": self.worst, "success_rate_best": self.best} if self.num_faults else {},
+            {f"pass_at_{k}": rate for k, rate in self.pass_at.items()},
+            {f"short_tasks/{k}": float(num) for k, num in self.num_short_tasks.items()},
+            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()},
+            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()},
+        )
+        return {f"eval/{suite}/{name}": value for name, value in merged.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,43 +134,43 @@ def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
 
 
 def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
-    """Success over all attempts that ended without a fault.
+    """Success over all tasks, of each the mean of its attempts that ended without a fault.
 
     Nobody knows whether the policy would have failed or succeeded where a fault struck, so `worst` and `best` bound its
     influence. They count first tries: if faults depend on the outcome, a retry does not replace the first try.
     """
-    judged = [task for task in outcomes if task.successes]
-    successes = [success for task in judged for success in task.successes]
     bounds = [task.bounds for task in outcomes if task.successes or task.num_given_up]
-    low, high = success_interval([task.successes for task in judged])
-    most = max((len(task.successes) for task in judged), default=0)
+    sums = sum_tasks((sum(task.successes), len(task.successes)) for task in outcomes)
+    low, high = sums.interval
+    most = max((len(task.successes) + task.num_given_up for task in outcomes if task.successes), default=0)
     counts = sorted({2**power for power in range(most.bit_length())} | ({most} if most else set()))
-    trials = [(len(task.successes), sum(task.successes)) for task in judged]
+    num_short = {k: sum(len(task.successes) < k for task in outcomes) for k in counts}
     return EvalResult(
-        success_rate=_mean(successes),
+        success_rate=sums.rate or 0.0,
         low=low,
         high=high,
-        num_rollouts=len(successes),
+        num_rollouts=int(sums.num_attempts),
         num_faults=sum(task.num_faults for task in outcomes),
-        num_turns_mean=_mean([turns for task in judged for turns in task.num_turns]),
-        success_rate_by_category=_rates(judged, lambda task: task.category),
-        success_rate_by_difficulty=_rates(judged, lambda task: task.difficulty),
-        pass_at={k: _mean([pass_at_k(num, solved, k) for num, solved in trials if num >= k]) for k in counts},
-        num_tasks=len(judged),
-        num_successes=sum(successes),
-        reward_mean=_mean([reward for task in judged for reward in task.rewards]),
-        worst=_mean([worst for worst, _ in bounds]),
-        best=_mean([best for _, best in bounds]),
+        num_turns_mean=mean_over_tasks(task.num_turns for task in outcomes),
+        success_rate_by_category=_rates(outcomes, lambda task: task.category),
+        success_rate_by_difficulty=_rates(outcomes, lambda task: task.difficulty),
+        pass_at={
+            k: fsum(pass_at_k(len(task.successes), sum(task.successes), k) for task in outcomes) / len(outcomes)
+            for k in counts
+            if not num_short[k]
+        },
+        num_short_tasks={k: num for k, num in num_short.items() if num},
+        num_tasks=int(sums.num_tasks),
+        num_successes=int(sums.num_successes),
+        reward_mean=mean_over_tasks(task.rewards for task in outcomes),
+        worst=fsum(worst for worst, _ in bounds) / max(1, len(bounds)),
+        best=fsum(best for _, best in bounds) / max(1, len(bounds)),
     )
 
 
 def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], str]) -> dict[str, float]:
     """Success rate per name, sorted by name."""
-    by_name: dict[str, list[bool]] = {}
+    by_name: dict[str, list[tuple[bool, ...]]] = {}
     for task in sorted(outcomes, key=name_of):
-        by_name.setdefault(name_of(task), []).extend(task.successes)
-    return {name: _mean(successes) for name, successes in by_name.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        by_name.setdefault(name_of(task), []).append(task.successes)
+    return {name: mean_over_tasks(tasks) for name, tasks in by_name.items() if any(tasks)}

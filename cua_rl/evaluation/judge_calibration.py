@@ -4,17 +4,18 @@ Training reads the record in `calibration.json`, which `recipes.calibrate_judge`
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cua_rl.errors import ConfigError
-from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.evaluation.statistics import ratio_interval
 from cua_rl.judge.judge import JudgeConfig
 
 Rate = tuple[float | None, float, float]
-"""Value (None without data) and the ends of its 95 % Wilson interval."""
+"""Value (None without data) and the ends of its 95 % interval, which allows for mistakes repeated at a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Judged:
     verdict: bool | None
     agreement: float
     reason: str
+    seed: int = 0
+    """The task's instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +42,24 @@ class Confusion:
     false_negatives: int
     true_negatives: int
     num_without_verdict: int
+    precision: Rate
+    """Share of "success" verdicts that are correct."""
+    recall: Rate
+    """Share of successes that the judge recognises."""
+    false_positive_rate: Rate
+    """Share of failures that the judge mistakes for successes."""
 
     @property
-    def precision(self) -> Rate:
-        """Share of "success" verdicts that are correct."""
-        return _rate(self.true_positives, self.true_positives + self.false_positives)
+    def balanced_precision(self) -> Rate:
+        """The precision if half of the rollouts succeeded, recall / (recall + false-positive rate).
 
-    @property
-    def recall(self) -> Rate:
-        """Share of successes that the judge recognises."""
-        return _rate(self.true_positives, self.true_positives + self.false_negatives)
-
-    @property
-    def false_positive_rate(self) -> Rate:
-        """Share of failures that the judge mistakes for successes."""
-        return _rate(self.false_positives, self.false_positives + self.true_negatives)
+        Unlike the precision it does not depend on how good the recorded policy was: a judge that always says yes has
+        0.5. Its interval is of the worst recall with the worst false-positive rate, so it holds at least as often.
+        """
+        (recall, *recalls), (wrong, *wrongs) = self.recall, self.false_positive_rate
+        value = None if recall is None or wrong is None or not recall + wrong else recall / (recall + wrong)
+        low, high = recalls[0] / max(1e-9, recalls[0] + wrongs[1]), recalls[1] / max(1e-9, recalls[1] + wrongs[0])
+        return value, low, high
 
     @property
     def num_verdicts(self) -> int:
@@ -62,6 +68,7 @@ class Confusion:
     def as_json(self) -> dict[str, object]:
         """Counts and rates."""
         rates = {"precision": self.precision, "recall": self.recall, "false_positive_rate": self.false_positive_rate}
+        rates |= {"balanced_precision": self.balanced_precision}
         shown = {name: {"value": rate[0], "low": rate[1], "high": rate[2]} for name, rate in rates.items()}
         return {**asdict(self), **shown}
 
@@ -74,6 +81,7 @@ class CalibrationRecord:
     fingerprint: str
     num_verdicts: int
     precision: Rate
+    balanced_precision: Rate
 
 
 def confusion(judged: Iterable[Judged]) -> Confusion:
@@ -89,6 +97,9 @@ def confusion(judged: Iterable[Judged]) -> Confusion:
         false_negatives=count(True, False),
         true_negatives=count(False, False),
         num_without_verdict=sum(item.verdict is None for item in items),
+        precision=_rate(items, lambda item: item.verdict is True, lambda item: item.truth),
+        recall=_rate(items, lambda item: item.truth, lambda item: item.verdict is True),
+        false_positive_rate=_rate(items, lambda item: not item.truth, lambda item: item.verdict is True),
     )
 
 
@@ -119,14 +130,19 @@ def load_calibration(path: Path) -> CalibrationRecord:
     """
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
-        counts, precision = record["all"], record["all"]["precision"]
+        counts = record["all"]
+        precision, balanced = (
+            (rate["value"], float(rate["low"]), float(rate["high"]))
+            for rate in (counts["precision"], counts["balanced_precision"])
+        )
         return CalibrationRecord(
             path=path,
             fingerprint=str(record["judge"]["fingerprint"]),
             num_verdicts=sum(
                 int(counts[name]) for name in ("true_positives", "false_positives", "false_negatives", "true_negatives")
             ),
-            precision=(precision["value"], float(precision["low"]), float(precision["high"])),
+            precision=precision,
+            balanced_precision=balanced,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -135,5 +151,12 @@ def load_calibration(path: Path) -> CalibrationRecord:
         ) from None
 
 
-def _rate(num: int, of: int) -> Rate:
-    return (num / of if of else None, *wilson_interval(num, of))
+def _rate(items: Iterable[Judged], is_counted: Callable[[Judged], bool], is_hit: Callable[[Judged], bool]) -> Rate:
+    """The share of hits among the counted verdicts."""
+    by_task: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
+    for item in items:
+        if item.verdict is not None and is_counted(item):
+            by_task[item.task_id, item.seed].append(is_hit(item))
+    hits = [hit for task in by_task.values() for hit in task]
+    low, high = ratio_interval((sum(task), len(task)) for task in by_task.values())
+    return (sum(hits) / len(hits) if hits else None, low, high)

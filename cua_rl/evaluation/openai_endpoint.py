@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
@@ -24,8 +23,8 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import (
-    ContextOverflow,
     RolloutAccess,
     UnknownRollout,
     in_process_client,
@@ -192,8 +191,6 @@ class EndpointAccess:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
             await self._client.close()

@@ -1,6 +1,7 @@
-"""Statistics: confidence intervals of success rates, pass@k, and paired tests of two models."""
+"""Statistics: success rates over tasks with their 95 % intervals, pass@k, and paired tests of two models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, fsum, lcm, sqrt
 from random import Random
@@ -11,39 +12,124 @@ MOST_COUNTED = 5_000_000  # additions of an exact test, at most: a second or two
 _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
-def wilson_interval(num_successes: float, num_trials: float, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's score interval for a success rate (E. B. Wilson, 1927): 8 of 10 -> (0.49, 0.94); no trials -> (0, 1)."""
-    if num_trials == 0:
-        return 0.0, 1.0
-    rate, z2 = num_successes / num_trials, z * z
-    centre = rate + z2 / (2 * num_trials)
-    spread = z * sqrt(rate * (1 - rate) / num_trials + z2 / (4 * num_trials**2))
-    scale = 1 + z2 / num_trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+def rate_interval(rate: float, num_trials: float) -> tuple[float, float]:
+    """95 % interval of a rate from independent trials: 0.8 of 10 -> (0.44, 0.96); no trials -> (0, 1).
 
-
-def success_interval(attempts: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """95 % interval of the success rate over tasks with several attempts each.
-
-    Attempts at the same task are correlated, so they count less than attempts at different tasks. This is Wilson's
-    interval at the number of independent trials that has the variance of the task means (L. Kish, 1965), with Student's
-    quantile, because that variance is estimated from the tasks. With one attempt per task it is Wilson's interval.
+    Wilson's score interval (1927) with a continuity correction of half a trial (R. G. Newcombe, 1998), which fades if
+    there are more than two successes and failures. Without it, Wilson's interval covers only 83 % near 0 and 1.
     """
-    attempts = [task for task in attempts if task]
-    num_successes, num_trials = sum(map(sum, attempts)), sum(map(len, attempts))
+    if num_trials <= 0:
+        return 0.0, 1.0
+    z2 = Z_95**2 / num_trials
+    num_rare = num_trials * min(rate, 1 - rate)
+    shift = 0.5 / num_trials * min(1.0, 2 / num_rare if num_rare > 0 else 1.0)
+    low, high = max(0.0, rate - shift), min(1.0, rate + shift)
+    low_end = (low + z2 / 2 - sqrt(z2 * low * (1 - low) + z2**2 / 4)) / (1 + z2)
+    high_end = (high + z2 / 2 + sqrt(z2 * high * (1 - high) + z2**2 / 4)) / (1 + z2)
+    return max(0.0, low_end), min(1.0, high_end)
+
+
+def independent_trials(rate: float, variance: float, fewest: float, most: float, degrees: int) -> float:
+    """The number of independent trials that tell as much about a rate as clusters of trials (L. Kish, 1965).
+
+    `variance` is the estimate of the rate's variance, `fewest` and `most` are the numbers if trials of a cluster always
+    agree and if they are independent. Student's quantile allows for the error of the estimate. Its degrees of freedom
+    are those of the clusters or of the rarer outcome: three successes cannot show how alike trials are.
+    """
+    if degrees < 1:
+        return fewest
+    spread, scaled = rate * (1 - rate), variance * (student_quantile(degrees) / Z_95) ** 2
+    return most if scaled * most <= spread else max(fewest, spread / scaled)
+
+
+def _pseudo_task(rate: float) -> float:
+    """Squared distance from the rate of one more task, half of which is always and half never solved.
+
+    A few tasks that are never solved are easily missed, however often the others are attempted; without it, attempts
+    at ten tasks that are mostly solved alike would count as independent (`paired_interval` has the same).
+    """
+    return (rate**2 + (1 - rate) ** 2) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSums:
+    """Sums over tasks from which their success follows; a database can form them as well, in this order."""
+
+    num_tasks: float
+    """Tasks with a judged attempt."""
+    rates: float
+    """Of the tasks; then their squares, and 1 / attempts."""
+    squares: float
+    inverses: float
+    num_successes: float
+    num_attempts: float
+    num_lost: float = 0
+    """Tasks without a judged attempt."""
+
+    @property
+    def rate(self) -> float | None:
+        """The mean of the tasks' success rates, so a task does not count less because faults took its attempts."""
+        return self.rates / self.num_tasks if self.num_tasks else None
+
+    @property
+    def num_independent(self) -> float:
+        """The number of independent trials that tell as much about the success rate."""
+        return self._completed(0)[1] if self.num_tasks else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval; lost tasks count as failed at its lower end, and as solved at its upper end.
+
+        Tasks are a sample of the tasks that there could be. Attempts at the same task are alike, so they tell less than
+        attempts at different tasks: how much less is estimated from the tasks' rates (`independent_trials`).
+        """
+        if not self.num_tasks:
+            return 0.0, 1.0
+        return rate_interval(*self._completed(0))[0], rate_interval(*self._completed(1))[1]
+
+    def _completed(self, outcome: int) -> tuple[float, float]:
+        """The rate and the independent trials if every lost task had this outcome."""
+        num, added = self.num_tasks + self.num_lost, outcome * self.num_lost
+        rate = (self.rates + added) / num
+        variance = (max(0.0, self.squares + added - num * rate**2) + _pseudo_task(rate)) / num**2
+        successes = self.num_successes + added
+        degrees = int(min(num, successes, self.num_attempts + self.num_lost - successes)) - 1
+        return rate, independent_trials(rate, variance, num, num**2 / (self.inverses + self.num_lost), degrees)
+
+
+NO_TASKS = TaskSums(0, 0, 0, 0, 0, 0)
+
+
+def sum_tasks(counts: Iterable[tuple[int, int]]) -> TaskSums:
+    """The sums over tasks with so many successes in so many attempts."""
+    lost = (0, 0, 0, 0, 0, 0, 1)
+    tasks = [(1, won / done, (won / done) ** 2, 1 / done, won, done, 0) if done else lost for won, done in counts]
+    return TaskSums(*map(fsum, zip(*tasks, strict=True))) if tasks else NO_TASKS
+
+
+def independent_sums(num_successes: float, num_attempts: float) -> TaskSums:
+    """Attempts that are independent, as those at one task instance are if its own success rate is asked for."""
+    return TaskSums(num_attempts, num_successes, num_successes, num_attempts, num_successes, num_attempts)
+
+
+def mean_over_tasks(values: Iterable[Sequence[float]]) -> float:
+    """The mean over tasks of the mean of each one's values, so that all tasks count alike; 0 without values."""
+    means = [fsum(task) / len(task) for task in values if task]
+    return fsum(means) / len(means) if means else 0.0
+
+
+def ratio_interval(clusters: Iterable[tuple[int, int]]) -> tuple[float, float]:
+    """95 % interval of the rate of all trials, from the successes and trials of each cluster."""
+    counts = [(successes, trials) for successes, trials in clusters if trials]
+    num_successes, num_trials = sum(successes for successes, _ in counts), sum(trials for _, trials in counts)
     if not num_trials:
         return 0.0, 1.0
-    rate, num_tasks = num_successes / num_trials, len(attempts)
-    if num_tasks in (1, num_trials):
-        return wilson_interval(rate * num_tasks, num_tasks)
-    num_independent = float(num_tasks)  # at least; and where the variance cannot be estimated
-    if rate not in (0.0, 1.0):
-        deviations = [(sum(task) - rate * len(task)) / num_trials for task in attempts]
-        variance = num_tasks / (num_tasks - 1) * fsum(deviation**2 for deviation in deviations)
-        num_independent = float(num_trials)
-        if variance:
-            num_independent = min(num_independent, max(float(num_tasks), rate * (1 - rate) / variance))
-    return wilson_interval(rate * num_independent, num_independent, student_quantile(num_tasks - 1))
+    rate = num_successes / num_trials
+    squares = fsum((successes - rate * trials) ** 2 for successes, trials in counts)
+    variance = squares / num_trials**2 + _pseudo_task(rate) / len(counts) ** 2
+    fewest = num_trials**2 / sum(trials**2 for _, trials in counts)
+    degrees = min(len(counts), num_successes, num_trials - num_successes) - 1
+    return rate_interval(rate, independent_trials(rate, variance, fewest, num_trials, degrees))
 
 
 def pass_at_k(num_attempts: int, num_successes: int, k: int) -> float:
@@ -81,19 +167,18 @@ def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
     return min(1.0, fsum(chance for i, chance in enumerate(chances) if abs(2 * i - sum(sizes)) >= observed))
 
 
-def paired_interval(differences: Sequence[Fraction], num_attempts: int) -> tuple[float, float]:
-    """95 % interval of the mean difference over tasks with `num_attempts` attempts of each model.
+def paired_interval(differences: Sequence[Fraction]) -> tuple[float, float]:
+    """95 % interval of the mean difference over tasks, however often each was attempted.
 
-    Student's interval over tasks plus two pseudo-tasks, in which one and then the other model is better by
-    1 / sqrt(attempts), as by chance. With one attempt per task it is the interval of D. G. Bonett and R. M. Price
-    (2012) with Student's quantile. The pseudo-tasks give it a width when all differences are equal, and the nominal
-    coverage for few tasks.
+    Student's interval over tasks and one pseudo-task, half of which is won by one model and half by the other (as D. G.
+    Bonett and R. M. Price, 2012, add two). It gives the interval a width when all differences are equal: a few tasks
+    at which a model always fails and the other never does are easily missed, however many attempts there are.
     """
     if len(differences) < 2:
         return -1.0, 1.0
-    num, chance = len(differences) + 2, 1 / sqrt(num_attempts)
+    num = len(differences) + 1
     mean = float(sum(differences)) / num
-    variance = (fsum(float(value) ** 2 for value in differences) + 2 * chance**2) / num - mean**2
+    variance = (fsum(float(value) ** 2 for value in differences) + 1) / num - mean**2
     spread = student_quantile(len(differences) - 1) * sqrt(variance / num)
     return max(-1.0, mean - spread), min(1.0, mean + spread)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -180,9 +179,7 @@ class Judge:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
             await self._client.close()
 

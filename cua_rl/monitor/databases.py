@@ -2,12 +2,14 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, Select
+from sqlalchemy import Engine, Select, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from cua_rl.database.models import Training
@@ -17,6 +19,7 @@ from cua_rl.errors import CuaError
 AnySelect = Select[*tuple[Any, ...]]
 """A query with any columns."""
 
+_OPEN_S = 30.0
 _RUN_ID = re.compile(r"(?:([A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})\.)?([0-9]{1,18})")
 
 
@@ -26,16 +29,32 @@ class NotFoundError(CuaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """One database; `key` is empty for the main one, for others part of their run ids."""
+    """One database; `key` is empty for the main one, for others part of their run ids.
+
+    `folder` is where the run of an embedded one lies now, wherever it was when it was recorded.
+    """
 
     key: str
     url: str
     engine: AsyncEngine
     sessions: async_sessionmaker[AsyncSession]
+    folder: Path | None = None
 
     def run_id(self, training_id: int) -> str:
         """The `run_id` of a run of this database."""
         return f"{self.key}.{training_id}" if self.key else str(training_id)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class RunFolder:
+    """A folder whose database is opened when somebody opens its run."""
+
+    key: str
+    path: Path
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    used_at: float = 0.0
+    """When it was last asked for, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +67,11 @@ class RunAccess:
     database: Database
 
 
-def open_database(url: str, key: str = "", *, pool_size: int = 8) -> Database:
+def open_database(url: str, key: str = "", *, pool_size: int = 8, folder: Path | None = None) -> Database:
     """Connect lazily; dispose of `engine` when done."""
     engine = make_engine(url, pool_size=pool_size)
-    return Database(key=key, url=url, engine=engine, sessions=async_sessionmaker(engine, expire_on_commit=False))
+    sessions = async_sessionmaker(engine, expire_on_commit=False)
+    return Database(key=key, url=url, engine=engine, sessions=sessions, folder=folder)
 
 
 class Databases:
@@ -59,7 +79,17 @@ class Databases:
 
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = {database.key: database for database in databases}
+        self._folders: dict[str, RunFolder] = {}
         self._writer: Engine | None = None
+
+    @property
+    def closed(self) -> list[RunFolder]:
+        """Folders of runs whose databases are not open."""
+        return [folder for key, folder in self._folders.items() if key not in self._databases]
+
+    def add_folder(self, folder: RunFolder) -> None:
+        """Show a folder's run; whoever added it opens the database when it is wanted."""
+        self._folders[folder.key] = folder
 
     @property
     def all(self) -> tuple[Database, ...]:
@@ -78,11 +108,15 @@ class Databases:
     def add(self, database: Database) -> None:
         """Add a database, replacing one with the same key."""
         self._databases[database.key] = database
+        if database.key in self._folders:
+            self._folders[database.key].opened.set()
 
     async def remove(self, database: Database) -> None:
         """Remove a database and close its connections."""
         if self._databases.get(database.key) is database:
             del self._databases[database.key]
+            if database.key in self._folders:
+                self._folders[database.key].opened.clear()
         if self._writer is not None and database.key == "":
             await asyncio.to_thread(self._writer.dispose)
             self._writer = None
@@ -106,12 +140,31 @@ class Databases:
     @asynccontextmanager
     async def open_run(self, run_id: str) -> AsyncGenerator[RunAccess]:
         """A session with the run's row; raises `NotFoundError` if there is no such run."""
+        await self._open_folder(run_id)
         database, training_id = self.find(run_id)
         async with database.sessions() as session:
-            training = await session.get(Training, training_id)
+            query = select(Training).order_by(Training.started_at.desc()).limit(1)
+            training = await session.scalar(query.where(Training.id == training_id) if training_id else query)
             if training is None:
                 raise NotFoundError(f"expected the run_id of a run, got {run_id!r}; /api/runs lists them")
-            yield RunAccess(run_id=run_id, training=training, session=session, database=database)
+            shown_id = database.run_id(training.id)
+            yield RunAccess(run_id=shown_id, training=training, session=session, database=database)
+
+    async def _open_folder(self, run_id: str) -> None:
+        """Wait until the database of the run's folder is open, if it is one of the folders."""
+        folder = self._folders.get(run_id.rpartition(".")[0])
+        if folder is None:
+            return
+        folder.used_at = time.monotonic()
+        folder.wanted.set()
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                await folder.opened.wait()
+        except TimeoutError:
+            raise NotFoundError(
+                f"expected the database of {folder.path} to start within {_OPEN_S:.0f} s, it did not; see "
+                f"{folder.path / 'logs' / 'postgres.log'}"
+            ) from None
 
     async def close(self) -> None:
         """Close all connections."""

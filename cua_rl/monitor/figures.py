@@ -5,17 +5,28 @@ from itertools import pairwise
 from math import fsum, isfinite
 from typing import Any, cast
 
-from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.evaluation.statistics import TaskSums, independent_sums
 from cua_rl.json_types import JsonDict
 from cua_rl.monitor import schemas
 
 
-def make_rate(num_successes: float | None, num_rollouts: float | None) -> schemas.Rate:
+def make_rate(sums: TaskSums) -> schemas.Rate:
     """A success rate with its interval."""
-    successes, rollouts = int(num_successes or 0), int(num_rollouts or 0)
-    low, high = wilson_interval(successes, rollouts)
-    rate = successes / rollouts if rollouts else None
-    return schemas.Rate(num_successes=successes, num_rollouts=rollouts, rate=rate, low=low, high=high)
+    low, high = sums.interval
+    return schemas.Rate(
+        num_successes=int(sums.num_successes),
+        num_rollouts=int(sums.num_attempts),
+        rate=sums.rate,
+        low=low,
+        high=high,
+        num_independent=sums.num_independent,
+        num_lost_tasks=int(sums.num_lost),
+    )
+
+
+def make_task_rate(sums: TaskSums, num_instances: int) -> schemas.Rate:
+    """The success rate over instances of one task; if it has a single one, of that: its attempts are independent."""
+    return make_rate(sums if num_instances > 1 else independent_sums(sums.num_successes, sums.num_attempts))
 
 
 def fault_bounds(metrics: Mapping[str, Any] | None) -> schemas.FaultBounds | None:
@@ -29,6 +40,14 @@ def fault_bounds(metrics: Mapping[str, Any] | None) -> schemas.FaultBounds | Non
         return None
     num_faults = finite(found.get(f"{suite}num_faults")) or 0
     return schemas.FaultBounds(num_faults=int(num_faults), worst=worst, best=best)
+
+
+def curve_ends(config: Mapping[str, Any]) -> list[int]:
+    """Steps after which a run was resumed with settings that begin a new curve."""
+    changed: Any = config.get("changed")
+    entries = [as_object(one) for one in cast("list[object]", changed)] if isinstance(changed, list) else []
+    ends = [one.get("after_step") for one in entries if one.get("begins_curve") is True]
+    return [end for end in ends if isinstance(end, int)]
 
 
 def finite(value: object) -> float | None:

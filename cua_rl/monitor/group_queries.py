@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
 from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
 from cua_rl.monitor.figures import as_object, fault_bounds, finite, finite_values, make_rate
@@ -51,9 +52,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
         num_ended_groups=row.num_ended_groups,
         num_datums=row.num_datums if isinstance(row, Step) else None,
         datums_sha256=row.datums_sha256 if isinstance(row, Step) else None,
-        success=make_rate(
-            sum(group.num_successes or 0 for group in ended), sum(group.num_rollouts or 0 for group in ended)
-        ),
+        success=make_rate(sum_tasks((group.num_successes or 0, group.num_rollouts or 0) for group in ended)),
         fault_bounds=fault_bounds(row.metrics),
         metrics=finite_values(row.metrics),
         started_at=row.started_at,

@@ -126,13 +126,13 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
     ]
 
 
-async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> list[schemas.RolloutItem]:
-    """The latest rollouts of a task without success."""
-    query = _rollouts_of(run).where(
-        RolloutRow.task_id == task_id, RolloutRow.success.is_not(True), RolloutRow.status != "running"
-    )
-    rows = (await run.session.execute(query.order_by(RolloutRow.id.desc()).limit(limit))).all()
-    return await rollout_items(run, rows)
+async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> tuple[int, list[schemas.RolloutItem]]:
+    """How many rollouts of a task have no success, and the latest; faults say nothing about the policy."""
+    mine = (RolloutRow.task_id == task_id, RolloutRow.success.is_not(True), RolloutRow.status == "completed")
+    count = select(func.count()).select_from(RolloutRow).where(RolloutRow.training_id == run.training.id, *mine)
+    query = _rollouts_of(run).where(*mine).order_by(RolloutRow.id.desc()).limit(limit)
+    total = await run.session.scalar(count)
+    return total or 0, await rollout_items(run, (await run.session.execute(query)).all())
 
 
 def _item(run: RunAccess, overrides: Any, row: RolloutRow, group_id: str, phase: str, step: int) -> dict[str, Any]:
@@ -238,6 +238,37 @@ async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Overri
             created_at=row.created_at,
         )
         for row in await run.session.scalars(query)
+    ]
+
+
+async def list_verdicts(run: RunAccess) -> list[schemas.Verdict]:
+    """All verdicts of people on rollouts of a run, newest first."""
+    query: AnySelect = (
+        select(RolloutOverride, RolloutRow, _PHASE, _STEP)
+        .join(RolloutRow, RolloutOverride.rollout_pk == RolloutRow.id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .outerjoin(Step, Group.step_id == Step.id)
+        .outerjoin(Eval, Group.eval_id == Eval.id)
+        .where(RolloutRow.training_id == run.training.id)
+        .order_by(RolloutOverride.id.desc())
+    )
+    return [
+        schemas.Verdict(
+            override_id=verdict.id,
+            success=verdict.success,
+            reward=finite(verdict.reward),
+            reason=verdict.reason,
+            actor=verdict.actor,
+            created_at=verdict.created_at,
+            rollout_id=row.rollout_id,
+            task_id=row.task_id,
+            seed=row.seed,
+            phase=phase,
+            step=step,
+            validator_success=row.success,
+            trained_reward=finite(row.reward),
+        )
+        for verdict, row, phase, step in await run.session.execute(query)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy import select
 
 from cua_rl.database.models import Screenshot
@@ -63,6 +63,12 @@ async def add_override(run: OpenRun, rollout_id: Id, request: OverrideRequest) -
     return await rollout_queries.list_overrides(run, row.id)
 
 
+@router.get("/runs/{run_id}/verdicts")
+async def list_verdicts(run: OpenRun) -> list[schemas.Verdict]:
+    """All verdicts of people on rollouts of the run, newest first."""
+    return await rollout_queries.list_verdicts(run)
+
+
 @router.get("/runs/{run_id}/tasks")
 async def list_tasks(run: OpenRun) -> list[schemas.TaskStats]:
     """Trained tasks, hardest first, then tasks that are only evaluated."""
@@ -70,9 +76,11 @@ async def list_tasks(run: OpenRun) -> list[schemas.TaskStats]:
 
 
 @router.get("/runs/{run_id}/tasks/{task_id:path}")
-async def get_task(run: OpenRun, task_id: Id) -> schemas.TaskDetail:
+async def get_task(
+    run: OpenRun, task_id: Id, limit: Annotated[int, Query(ge=1, le=10_000, description="rows of each list")] = 100
+) -> schemas.TaskDetail:
     """One task over time, and its failures."""
-    return await task_queries.load_task(run, task_id)
+    return await task_queries.load_task(run, task_id, limit)
 
 
 @router.get(

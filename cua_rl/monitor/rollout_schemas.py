@@ -269,6 +269,18 @@ class Override(Shown):
     created_at: datetime
 
 
+class Verdict(Override):
+    """A person's verdict with what the run itself recorded of the rollout."""
+
+    rollout_id: str
+    task_id: str
+    seed: int
+    phase: Phase
+    step: int
+    validator_success: bool | None
+    trained_reward: float | None
+
+
 class Sibling(Shown):
     rollout_id: str
     member_index: int
@@ -346,12 +358,16 @@ class TaskDetail(Shown):
     baseline: Rate | None = Field(description="before training, null if the task is not evaluated")
     last_eval: Rate | None = Field(description="latest finished evaluation with the task, null if there is none")
     last_eval_step: int | None
+    curve_ends: list[int] = Field(description="as of the run")
     history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
     examined: SourceRef | None = Field(
         description="the evaluation to which instances and failures belong; null means all training steps"
     )
-    instances: list[TaskInstance] = Field(description="hardest first, at most 100")
+    instances: list[TaskInstance] = Field(description="hardest first, as many as asked for")
+    num_instances: int = Field(description="all of them")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
     failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")
+    num_failed_checks: int = Field(description="different ones in all")
     turn_failures: list[Count]
-    failed_rollouts: list[RolloutItem] = Field(description="the latest ones, at most 20")
+    failed_rollouts: list[RolloutItem] = Field(description="the latest, as many as asked for")
+    num_failed_rollouts: int = Field(description="all of them")

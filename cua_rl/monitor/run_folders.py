@@ -6,14 +6,17 @@ resumes, so that training never finds its database in use.
 
 import asyncio
 import logging
+import os
 import re
-from contextlib import AsyncExitStack
+import time
+from contextlib import AsyncExitStack, suppress
+from itertools import chain, count
 from pathlib import Path
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import DatabaseError
-from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
 from cua_rl.system import is_locked
@@ -23,7 +26,7 @@ logger = logging.getLogger(__name__)
 RUN_LOCK = ".cua_rl.lock"
 _POLL_S = 0.5
 _SCAN_S = 2.0
-_MAX_FOLDERS = 8
+_IDLE_S = 600.0
 
 
 def has_database(folder: Path) -> bool:
@@ -36,11 +39,15 @@ def is_in_use(folder: Path) -> bool:
     return is_locked(folder / RUN_LOCK)
 
 
-async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: str) -> None:
-    """Show the folder's database for as long as the task runs."""
-    data = folder / "postgres"
+async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) -> None:
+    """Show the folder's database for as long as the task runs, if its run goes on or somebody opens it."""
+    folder, data = shown.path, shown.path / "postgres"
     while True:
         is_theirs = running_postgres_url(data) is not None
+        if not is_theirs and not shown.wanted.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(shown.wanted.wait(), _SCAN_S)
+            continue
         if not is_theirs and is_in_use(folder):
             await asyncio.sleep(_POLL_S)  # its server is about to start, or about to stop
             continue
@@ -51,14 +58,16 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
                     server = EmbeddedPostgres(data, folder / "logs" / "postgres.log")
                     url = (await stack.enter_async_context(server)).url
                 await migrate(url)
-                database = open_database(url, key, pool_size=4)
+                database = open_database(url, shown.key, pool_size=4, folder=folder)
                 stack.push_async_callback(databases.remove, database)
                 databases.add(database)
                 await stack.enter_async_context(listening(feed, url, database.run_id))
                 feed.publish(LiveEvent(event_id="", kind="reset"))
-                # until the run's own server has stopped or, if the server is ours, until the run resumes
-                while running_postgres_url(data) is not None if is_theirs else not is_in_use(folder):  # noqa: ASYNC110
+                # until the run's own server has stopped or, if it is ours, until the run resumes or nobody looks
+                while running_postgres_url(data) is not None if is_theirs else _is_needed(shown):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
+                if not is_theirs and not is_in_use(folder):
+                    shown.wanted.clear()
         except DatabaseError as error:
             logger.warning("cannot show %s: %s", folder, str(error).split("\n", 1)[0])
             await asyncio.sleep(10 * _POLL_S)
@@ -66,21 +75,35 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
             logger.info("the run in %s %s", folder, "has ended" if is_theirs else "goes on")
 
 
+def _is_needed(shown: RunFolder) -> bool:
+    """Whether our server for a folder goes on: its run does not, and somebody looked at it lately."""
+    return not is_in_use(shown.path) and (shown.key == "" or time.monotonic() - shown.used_at < _IDLE_S)
+
+
 async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> None:
-    """Show the newest runs with their own databases below a folder, and runs that start later."""
-    shown: set[Path] = set()
+    """Show all runs with their own databases below a folder, and runs that start later."""
+    keys: dict[str, Path] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
             for folder in await asyncio.to_thread(find_runs, root):
-                if folder not in shown:
-                    shown.add(folder)
-                    # the folder's name, as a part of run ids
-                    key = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.name)
-                    tasks.create_task(show_folder(databases, feed, folder, key), name=f"show-{folder.name}")
+                if folder in keys.values():
+                    continue
+                # the folder's path below the root, as a part of run ids
+                name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(folder.relative_to(root)))[-90:].lstrip(".")
+                key = next(one for one in chain((name,), (f"{name}-{n}" for n in count(2))) if one not in keys)
+                keys[key] = folder
+                shown = RunFolder(key=key, path=folder)
+                databases.add_folder(shown)
+                tasks.create_task(show_folder(databases, feed, shown), name=f"show-{folder.name}")
+                feed.publish(LiveEvent(event_id="", kind="reset"))
             await asyncio.sleep(_SCAN_S)
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The newest runs directly below a folder; an older run is shown when its folder is named."""
-    found = [path for path in root.glob("*") if has_database(path)]
-    return sorted(found, key=lambda path: (path / "postgres" / "PG_VERSION").stat().st_mtime)[-_MAX_FOLDERS:]
+    """All runs below a folder, however deep, the newest last; a run's own folder is not searched."""
+    found: list[tuple[float, Path]] = []
+    for path, folders, _ in os.walk(root):
+        if has_database(Path(path)):
+            found.append(((Path(path) / "postgres" / "PG_VERSION").stat().st_mtime, Path(path)))
+            folders.clear()
+    return [folder for _, folder in sorted(found)]

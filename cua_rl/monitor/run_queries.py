@@ -11,20 +11,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
+from cua_rl.evaluation.statistics import TaskSums
 from cua_rl.masking import mask_secrets
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
 from cua_rl.monitor.figures import fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
-from cua_rl.monitor.run_summaries import evaluation_success, group_sums, step_success, summarise
+from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
 
 
 async def list_runs(
     session: AsyncSession, database: Database, *, search: str, status: str | None, cursor: str | None, limit: int
-) -> list[schemas.RunSummary]:
-    """Runs of one database, newest first; `search` is a part of name, folder or model."""
-    query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
+) -> tuple[int, list[schemas.RunSummary]]:
+    """How many runs of one database fit, and some, newest first; `search` is a part of name, folder or model."""
+    query = select(Training)
     if search:
         pattern = "%" + escape_text(search).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
         model = func.coalesce(
@@ -39,19 +40,35 @@ async def list_runs(
         )
     if status is not None:
         query = query.where(Training.status == status)
+    count = await session.scalar(select(func.count()).select_from(query.subquery()))
     if cursor is not None:
         started_at, training_id = decode_time_and_number(cursor)
         query = query.where(
             or_(Training.started_at < started_at, and_(Training.started_at == started_at, Training.id < training_id))
         )
-    return await summarise(session, database, list(await session.scalars(query)))
+    query = query.order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
+    return count or 0, await summarise(session, database, list(await session.scalars(query)))
 
 
-def first_page(runs: Sequence[schemas.RunSummary], limit: int) -> schemas.Page[schemas.RunSummary]:
+def select_runs(
+    runs: Sequence[schemas.RunSummary], *, search: str, status: str | None, cursor: str | None
+) -> tuple[int, list[schemas.RunSummary]]:
+    """What `list_runs` would find among these runs."""
+    before = None if cursor is None else decode_time_and_number(cursor)
+    fitting = [
+        run
+        for run in runs
+        if any(search.lower() in text.lower() for text in (run.run_name, run.log_path, run.model_name or ""))
+        and status in (None, run.status)
+    ]
+    return len(fitting), [run for run in fitting if before is None or _age(run) < before]
+
+
+def first_page(runs: Sequence[schemas.RunSummary], limit: int, num_runs: int) -> schemas.RunList:
     """The newest `limit` of these runs, and the cursor of the next page."""
     ordered = sorted(runs, key=_age, reverse=True)
     more = encode_cursor(*_age(ordered[limit - 1])) if len(ordered) > limit else None
-    return schemas.Page(items=ordered[:limit], next_cursor=more)
+    return schemas.RunList(items=ordered[:limit], next_cursor=more, num_runs=num_runs)
 
 
 def _age(run: schemas.RunSummary) -> tuple[datetime, int]:
@@ -88,6 +105,7 @@ async def load_run(run: RunAccess) -> schemas.Run:
     return schemas.Run(
         **summary.model_dump(),
         config=shown_config(training),
+        settings=compare_configs([shown_config(training)]),
         first_step=training.first_step,
         num_rollouts=num_rollouts or 0,
         num_running_rollouts=(num_running or 0) if summary.is_alive else 0,
@@ -117,7 +135,7 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
             group_size=row.group_size,
             num_groups=row.num_groups,
             num_ended_groups=row.num_ended_groups,
-            success=make_rate(won, done),
+            success=make_rate(parse_sums(sums)),
             fault_bounds=fault_bounds(row.metrics),
             by_category=categories.get(row.id, {}),
             by_difficulty=difficulties.get(row.id, {}),
@@ -126,15 +144,14 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
             started_at=row.started_at,
             ended_at=row.ended_at,
         )
-        for row, won, done, mean in await session.execute(query)
+        for row, sums, mean in await session.execute(query)
     ]
 
 
 async def _rates_by(session: AsyncSession, training_id: int, name: Any) -> dict[int, dict[str, schemas.Rate]]:
     """Success in each evaluation, by key, of the tasks with one category, or with one difficulty."""
-    successes, rollouts, _ = group_sums()
     query = (
-        select(Eval.id, name, successes, rollouts)
+        select(Eval.id, name, group_sums()[0])
         .select_from(Group)
         .join(TaskRow, Group.task_pk == TaskRow.id)
         .join(Eval, Group.eval_id == Eval.id)
@@ -143,8 +160,8 @@ async def _rates_by(session: AsyncSession, training_id: int, name: Any) -> dict[
         .order_by(name)
     )
     found: dict[int, dict[str, schemas.Rate]] = defaultdict(dict)
-    for eval_id, value, won, done in await session.execute(query):
-        found[eval_id][value] = make_rate(won, done)
+    for eval_id, value, sums in await session.execute(query):
+        found[eval_id][value] = make_rate(parse_sums(sums))
     return found
 
 
@@ -168,13 +185,13 @@ async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, m
         steps=[step for step, _, _ in rows],
         ended_at=[ended_at for _, ended_at, _ in rows],
         series={name: [finite(metrics.get(name)) for _, _, metrics in rows] for name in wanted},
-        success=[_success_point("step", step, won, done) for step, won, done, _ in success if step >= from_step],
-        evaluations=[_success_point(phase, step, won, done) for phase, step, won, done in evaluations],
+        success=[_success_point("step", step, sums) for step, sums, _ in success if step >= from_step],
+        evaluations=[_success_point(phase, step, sums) for phase, step, sums in evaluations],
     )
 
 
-def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.SuccessPoint:
-    return schemas.SuccessPoint(phase=phase, step=step, **make_rate(won, done).model_dump())
+def _success_point(phase: Any, step: int, sums: TaskSums) -> schemas.SuccessPoint:
+    return schemas.SuccessPoint(phase=phase, step=step, **make_rate(sums).model_dump())
 
 
 async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
@@ -188,22 +205,22 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
 
 
 def _with_sums(table: type[Step] | type[Eval], parent: Any, training_id: int) -> AnySelect:
-    """Steps or evaluations with the successes, rollouts and mean reward of their ended groups."""
-    successes, rollouts, reward = group_sums()
+    """Steps or evaluations with the success and mean reward of their ended groups."""
+    success, reward = group_sums()
     sums = (
-        select(parent.label("parent"), successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
+        select(parent.label("parent"), success.label("success"), reward.label("reward"))
         .where(Group.training_id == training_id, parent.is_not(None), Group.status == "completed")
         .group_by(parent)
         .subquery()
     )
     return (
-        select(table, sums.c.successes, sums.c.rollouts, sums.c.reward)
+        select(table, sums.c.success, sums.c.reward)
         .outerjoin(sums, sums.c.parent == table.id)
         .where(table.training_id == training_id)
     )
 
 
-def _timeline_item(phase: Any, row: Step | Eval, won: Any, done: Any, mean: Any) -> schemas.TimelineItem:
+def _timeline_item(phase: Any, row: Step | Eval, sums: Any, mean: Any) -> schemas.TimelineItem:
     ended = row.ended_at
     return schemas.TimelineItem(
         phase=phase,
@@ -213,7 +230,7 @@ def _timeline_item(phase: Any, row: Step | Eval, won: Any, done: Any, mean: Any)
         progress=1.0 if row.status == "completed" else min(1.0, row.num_ended_groups / max(1, row.num_groups)),
         num_groups=row.num_groups,
         num_ended_groups=row.num_ended_groups,
-        success=make_rate(won, done),
+        success=make_rate(parse_sums(sums)),
         reward_mean=finite(mean),
         started_at=row.started_at,
         rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
@@ -233,12 +250,14 @@ def compare_configs(configs: Sequence[Mapping[str, object]]) -> list[schemas.Con
     return sorted(rows, key=lambda row: (not row.is_different, row.key))
 
 
-def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """{"lora": {"rank": 8}} as {"lora.rank": 8}; lists stay whole."""
-    flat: dict[str, object] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flatten(cast("Mapping[str, object]", value), f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _flatten(value: object, name: str = "") -> dict[str, object]:
+    """{"lora": {"rank": 8}, "tasks": [{"id": 1}]} as {"lora.rank": 8, "tasks[0].id": 1}; plain lists stay whole."""
+    parts: dict[str, object] = {}
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[str, object]", value)
+        parts = {f"{name}.{key}" if name else key: one for key, one in inner.items()}
+    elif isinstance(value, list) and any(isinstance(one, Mapping | list) for one in cast("list[object]", value)):
+        parts = {f"{name}[{index}]": one for index, one in enumerate(cast("list[object]", value))}
+    if not parts:
+        return {name: value} if name else {}
+    return {key: one for part, inside in parts.items() for key, one in _flatten(inside, part).items()}

@@ -1,5 +1,6 @@
 """Read API: runs, their series, steps and evaluations."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
@@ -8,7 +9,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from cua_rl.monitor import failure_queries, group_queries, run_queries, run_summaries, schemas
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
-from cua_rl.monitor.databases import Databases, RunAccess
+from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
+from cua_rl.monitor.folder_summaries import summarise_folder
 from cua_rl.monitor.security import CanRead
 
 LARGEST_INTEGER = 2**31 - 1
@@ -44,15 +46,19 @@ async def list_runs(
     status: schemas.RunStatus | None = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> schemas.Page[schemas.RunSummary]:
+) -> schemas.RunList:
     """Runs of all databases, newest first."""
     found: list[schemas.RunSummary] = []
+    num_runs = 0
     for database in databases.all:
         async with database.sessions() as session:
-            found += await run_queries.list_runs(
+            num, runs = await run_queries.list_runs(
                 session, database, search=search, status=status, cursor=cursor, limit=limit + 1
             )
-    return run_queries.first_page(found, limit)
+        num_runs, found = num_runs + num, found + runs
+    closed = await asyncio.to_thread(lambda: [summarise_folder(one.path, one.key) for one in databases.closed])
+    num, runs = run_queries.select_runs(closed, search=search, status=status, cursor=cursor)
+    return run_queries.first_page(found + runs, limit, num_runs + num)
 
 
 @router.get("/compare")
@@ -63,11 +69,17 @@ async def compare_runs(
     """Summaries and settings of several runs side by side."""
     summaries: list[schemas.RunSummary] = []
     configs: list[dict[str, object]] = []
+    unknown: list[str] = []
     for name in run_id:
-        async with databases.open_run(name) as run:
-            summaries += await run_summaries.summarise(run.session, run.database, [run.training])
-            configs.append(run_queries.shown_config(run.training))
-    return schemas.RunComparison(runs=summaries, config=run_queries.compare_configs(configs))
+        try:
+            async with databases.open_run(name) as run:
+                summaries += await run_summaries.summarise(run.session, run.database, [run.training])
+                configs.append(run_queries.shown_config(run.training))
+        except NotFoundError:
+            if len(set(run_id)) == 1:
+                raise
+            unknown.append(name)
+    return schemas.RunComparison(runs=summaries, config=run_queries.compare_configs(configs), unknown=unknown)
 
 
 @router.get("/{run_id}")

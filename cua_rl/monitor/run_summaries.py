@@ -2,44 +2,41 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Double, and_, case, cast, exists, func, or_, select
+from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from cua_rl.database.models import Eval, Group, Step, Training
+from cua_rl.database.models import Eval, Group, StatusChange, Step, Training
 from cua_rl.database.monitor_models import Project, ProjectRun
+from cua_rl.evaluation.statistics import NO_TASKS, TaskSums
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import Database
-from cua_rl.monitor.figures import finite, make_rate, thin
+from cua_rl.monitor.figures import curve_ends, finite, make_rate, thin
+from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
 
 _ALIVE_S = 60.0
-_SPARKLINE_POINTS = 60
+_RECENT_ROWS = 8 * RECENT_STEPS  # asynchronous runs start many steps ahead of the one that is trained
+SPARKLINE_POINTS = 60
 
 
 async def summarise(
     session: AsyncSession, database: Database, trainings: Sequence[Training]
 ) -> list[schemas.RunSummary]:
-    """Summaries of all these runs with five statements."""
+    """Summaries of all these runs with six statements."""
     ids = [training.id for training in trainings]
     if not ids:
         return []
     success = await step_success(session, ids)
     evaluations = await evaluation_success(session, ids)
-    # durations of the last ten finished steps of each run
-    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
-    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
-    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
-    times: dict[int, list[float]] = defaultdict(list)
-    for training_id, seconds in await session.execute(
-        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
-    ):
-        times[training_id].append(float(seconds))
-    running = await _running_steps(session, ids)
+    attempts = await _attempts(session, trainings)
+    running = await _running_steps(session, [one for one in ids if not attempts[one].is_starting])
     senders = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
     senders = senders.where(ProjectRun.training_id.in_(ids))
     projects = {row.training_id: row.name for row in await session.execute(senders)}
@@ -50,14 +47,14 @@ async def summarise(
             projects.get(training.id),
             success.get(training.id, []),
             evaluations.get(training.id, []),
-            times.get(training.id, []),
+            attempts[training.id],
             running.get(training.id),
         )
         for training in trainings
     ]
 
 
-_StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
+_StepSuccess = tuple[int, TaskSums, float | None]  # step, success, mean reward
 
 
 def is_finished() -> ColumnElement[bool]:
@@ -73,11 +70,33 @@ def is_finished() -> ColumnElement[bool]:
     )
 
 
-def group_sums() -> tuple[Any, Any, Any]:
-    """Columns of successes, rollouts and mean reward over groups."""
-    rollouts = func.sum(Group.num_rollouts)
-    reward = func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)
-    return func.sum(Group.num_successes), rollouts, reward
+def task_sums(successes: Any, rollouts: Any) -> Any:
+    """An aggregate of the `TaskSums` over rows with these columns, each row a task; see `parse_sums`."""
+    rate = cast(successes, Double) / func.nullif(rollouts, 0)
+    return array(
+        [
+            cast(func.coalesce(value, 0), Double)
+            for value in (
+                func.count(rate),
+                func.sum(rate),
+                func.sum(rate * rate),
+                func.sum(1.0 / func.nullif(rollouts, 0)),
+                func.sum(successes),
+                func.sum(rollouts),
+                func.sum(case((rollouts == 0, 1), else_=0)),
+            )
+        ]
+    )
+
+
+def parse_sums(values: Sequence[float] | None) -> TaskSums:
+    """What `task_sums` gave; None, as an outer join gives, is no task."""
+    return TaskSums(*values) if values else NO_TASKS
+
+
+def group_sums() -> tuple[Any, Any]:
+    """Columns of success and mean reward over groups, all of which count alike."""
+    return task_sums(Group.num_successes, Group.num_rollouts), func.avg(Group.reward_mean)
 
 
 async def step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_StepSuccess]]:
@@ -91,36 +110,34 @@ async def step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, l
         .order_by(Step.step)
     )
     found: dict[int, list[_StepSuccess]] = defaultdict(list)
-    for training_id, step, successes, rollouts, reward in await session.execute(query):
-        found[training_id].append((step, int(successes or 0), int(rollouts or 0), reward))
+    for training_id, step, sums, reward in await session.execute(query):
+        found[training_id].append((step, parse_sums(sums), reward))
     return found
 
 
-_EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
+_EvalSuccess = tuple[str, int, TaskSums]  # phase, step, success
 
 
 async def evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
     """Success of the completed evaluations of each run, in order; the first results of a running one are biased."""
-    successes, rollouts, _ = group_sums()
     query = (
-        select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
+        select(Eval.training_id, Eval.phase, Eval.step, group_sums()[0])
         .join(Group, Group.eval_id == Eval.id)
         .where(Eval.training_id.in_(ids), Eval.status == "completed")
         .group_by(Eval.training_id, Eval.phase, Eval.step)
         .order_by(Eval.step)
     )
     found: dict[int, list[_EvalSuccess]] = defaultdict(list)
-    for training_id, phase, step, won, done in await session.execute(query):
-        if done:
-            found[training_id].append((phase, step, int(won or 0), int(done)))
+    for training_id, phase, step, values in await session.execute(query):
+        if (sums := parse_sums(values)).num_tasks:
+            found[training_id].append((phase, step, sums))
     return found
 
 
 async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, schemas.RunningStep]:
     """The running step of each run; if an asynchronous run has started several, the one that is trained next."""
-    successes, rollouts, _ = group_sums()
     query = (
-        select(Step, successes.label("successes"), rollouts.label("rollouts"))
+        select(Step, group_sums()[0])
         .join(Training, Step.training_id == Training.id)
         .outerjoin(Group, and_(Group.step_id == Step.id, Group.status == "completed"))
         .where(Step.training_id.in_(ids), Step.status.in_(("rollouts", "training")), Training.status == "running")
@@ -133,9 +150,9 @@ async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int,
             step=step.step,
             num_groups=step.num_groups,
             num_ended_groups=step.num_ended_groups,
-            success=make_rate(won, done),
+            success=make_rate(parse_sums(sums)),
         )
-        for step, won, done in await session.execute(query)
+        for step, sums in await session.execute(query)
     }
 
 
@@ -145,24 +162,24 @@ def _summary(
     project: str | None,
     success: Sequence[_StepSuccess],
     evaluations: Sequence[_EvalSuccess],
-    times: Sequence[float],
+    attempt: "_Recorded",
     running: schemas.RunningStep | None,
 ) -> schemas.RunSummary:
     now = datetime.now(UTC)
-    rates = [successes / rollouts if rollouts else None for _, successes, rollouts, _ in success]
-    baseline = next((item for item in evaluations if item[0] == "baseline"), None)
-    last_eval = next((item for item in reversed(evaluations) if item[0] == "eval"), None)
-    step_time_s = median(times) if times else None
+    rates = [sums.rate for _, sums, _ in success]
+    # resumed with other tasks, a run has another baseline, and what came before is not compared with it
+    baseline = next((item for item in reversed(evaluations) if item[0] == "baseline"), None)
+    start = baseline[1] if baseline and baseline[1] else -1
+    last_eval = next((item for item in reversed(evaluations) if item[0] == "eval" and item[1] > start), None)
     is_running = training.status == "running"
     part = min(1.0, running.num_ended_groups / max(1, running.num_groups)) if running else 0.0
-    left = max(0.0, training.total_steps - training.num_completed_steps - part)
     alive = is_alive(training, now)
-    is_predictable = alive and left > 0 and step_time_s is not None
+    left = attempt.time_left(training, now) if alive else None
     seen = now if alive else training.heartbeat_at if is_running else training.updated_at
     return schemas.RunSummary(
         run_id=database.run_id(training.id),
         run_name=training.run_name,
-        log_path=training.log_path,
+        log_path=training.log_path if database.folder is None else str(database.folder),
         project=project,
         model_name=model_name(training.config),
         status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
@@ -171,22 +188,82 @@ def _summary(
         num_completed_steps=training.num_completed_steps,
         total_steps=training.total_steps,
         progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
-        step_time_s=step_time_s,
-        eta_s=left * (step_time_s or 0.0) if is_predictable else None,
+        step_time_s=attempt.times.step_time_s,
+        eta_s=None if left is None else left.seconds,
+        eta_is_lower_bound=left is not None and left.is_lower_bound,
         elapsed_s=max(0.0, ((training.ended_at or seen) - training.started_at).total_seconds()),
         started_at=training.started_at,
         ended_at=training.ended_at,
         heartbeat_at=training.heartbeat_at,
         num_attempts=training.num_attempts,
         success_rate=rates[-1] if rates else None,
-        reward_mean=finite(success[-1][3]) if success else None,
+        reward_mean=finite(success[-1][2]) if success else None,
         success_step=success[-1][0] if success else None,
         running_step=running,
-        baseline=None if baseline is None else make_rate(baseline[2], baseline[3]),
-        last_eval=None if last_eval is None else make_rate(last_eval[2], last_eval[3]),
+        baseline=None if baseline is None else make_rate(baseline[2]),
+        last_eval=None if last_eval is None else make_rate(last_eval[2]),
         last_eval_step=None if last_eval is None else last_eval[1],
-        sparkline=thin(rates, _SPARKLINE_POINTS),
+        sparkline=thin(rates, SPARKLINE_POINTS),
+        curve_ends=curve_ends(training.config),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """What the latest attempt of a run has done, and the steps that evaluations have followed."""
+
+    times: Attempt
+    evaluated: frozenset[int]
+    is_starting: bool
+    """Nothing has begun since the run was started or resumed: steps of kept groups are not under way yet."""
+
+    def time_left(self, training: Training, now: datetime) -> TimeLeft | None:
+        """By the formula of the console, for evaluations as the configuration asks for them."""
+        config, total, done = training.config, training.total_steps, training.num_completed_steps
+        every, owed = config.get("eval_every"), list[int]()
+        if isinstance(every, int) and every >= 0 and config.get("num_eval_tasks"):
+            due = evaluations_due(eval_every=every, after=done, total_steps=total)
+            owed = [step for step in due if step not in self.evaluated]
+        return self.times.time_left(num_steps=max(0, total - done), owed=owed, total_steps=total, now=now.timestamp())
+
+
+async def _attempts(session: AsyncSession, trainings: Sequence[Training]) -> dict[int, _Recorded]:
+    """The latest steps of each run's latest attempt, and its evaluations."""
+    ids = [training.id for training in trainings]
+    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
+    mine = and_(Step.training_id == Training.id, Step.attempt_id == Training.attempt_id)
+    numbered = select(Step.training_id, Step.status, Step.started_at, Step.ended_at, place).join(Training, mine)
+    last = numbered.where(Step.training_id.in_(ids)).subquery()
+    began = select(StatusChange.training_id, func.max(StatusChange.changed_at)).group_by(StatusChange.training_id)
+    began = began.where(StatusChange.training_id.in_(ids), StatusChange.new_status == "running")
+    began_at = {one: at.timestamp() for one, at in await session.execute(began)}
+    steps: dict[int, list[Span]] = defaultdict(list)
+    kept = or_(last.c.status == "completed", last.c.ended_at.is_(None))
+    for row in await session.execute(select(last).where(last.c.place <= _RECENT_ROWS, kept)):
+        start = row.started_at.timestamp()
+        steps[row.training_id].append((start, row.ended_at.timestamp() if row.ended_at else inf))
+    evaluations: dict[int, list[Span]] = defaultdict(list)
+    evaluated: dict[int, set[int]] = defaultdict(set)
+    is_current = or_(Eval.ended_at.is_not(None), Eval.attempt_id == Training.attempt_id)
+    query = select(Eval).join(Training, and_(Eval.training_id == Training.id, is_current))
+    for row in await session.scalars(query.where(Eval.training_id.in_(ids))):
+        if row.status == "completed":
+            evaluated[row.training_id].add(row.step)
+        if row.status in ("completed", "running"):
+            span = (row.started_at.timestamp(), row.ended_at.timestamp() if row.ended_at else inf)
+            evaluations[row.training_id].append(span)
+    found: dict[int, _Recorded] = {}
+    for training in trainings:
+        one, since = training.id, began_at.get(training.id, 0.0) if training.num_attempts > 1 else 0.0
+        # steps of kept groups began in an earlier attempt
+        starts = [start for start, _ in (*steps[one], *evaluations[one]) if start >= since]
+        times = Attempt(
+            began_at=min((start for start, _ in steps[one] if start >= since), default=since),
+            steps=steps[one],
+            evaluations=evaluations[one],
+        )
+        found[one] = _Recorded(times=times, evaluated=frozenset(evaluated[one]), is_starting=not starts)
+    return found
 
 
 def is_alive(training: Training, now: datetime | None = None) -> bool:

@@ -31,13 +31,20 @@ class Page(Shown, Generic[Item]):
 
 
 class Rate(Shown):
-    """A success rate with its 95 % Wilson interval; `rate` is null while nothing has ended."""
+    """A success rate with its 95 % interval: the mean over tasks of the share of rollouts that succeeded.
+
+    `rate` is null while nothing has ended.
+    """
 
     num_successes: int
     num_rollouts: int
     rate: float | None
     low: float
     high: float
+    num_independent: float = Field(description="independent trials that would have this interval")
+    num_lost_tasks: int = Field(
+        description="tasks whose attempts were all lost to faults: failed at the lower end, solved at the upper end"
+    )
 
 
 class FaultBounds(Shown):
@@ -71,10 +78,14 @@ class RunSummary(Shown):
     num_completed_steps: int
     total_steps: int
     progress: float = Field(description="share of completed steps, 0 to 1; the running step counts by its ended groups")
-    step_time_s: float | None = Field(description="median of the last ten steps")
-    eta_s: float | None = Field(
-        description="estimated time until the last step is done; null unless the run is alive and steps are left"
+    step_time_s: float | None = Field(
+        description="time from step end to step end, mean of the last ten of this attempt, without evaluations"
     )
+    eta_s: float | None = Field(
+        description="estimated time until the run is done, evaluations included; null unless the run is alive and has "
+        "ended a step since it was started or resumed"
+    )
+    eta_is_lower_bound: bool = Field(description="no evaluation shows yet how long those that are owed take")
     elapsed_s: float = Field(description="until its end; until now if it is alive, else until its last heartbeat")
     started_at: datetime
     ended_at: datetime | None
@@ -88,6 +99,13 @@ class RunSummary(Shown):
     last_eval: Rate | None = Field(description="success on held-out tasks, latest evaluation")
     last_eval_step: int | None
     sparkline: list[float | None] = Field(description="success rate over the finished steps, at most 60 points")
+    curve_ends: list[int] = Field(
+        description="steps after which the run went on with settings that make later results another curve"
+    )
+
+
+class RunList(Page[RunSummary]):
+    num_runs: int = Field(description="all that fit search and status")
 
 
 class MetricInfo(Shown):
@@ -136,6 +154,7 @@ class Run(RunSummary):
     """A run with its configuration (secrets masked), metrics, evaluations, checkpoints and status history."""
 
     config: JsonDict
+    settings: list["ConfigRow"] = Field(description="the configuration as rows, nested settings with dots")
     first_step: int
     num_rollouts: int = Field(description="rollouts of ended groups, those of evaluations included")
     num_running_rollouts: int = Field(description="0 unless the run is alive")
@@ -167,8 +186,9 @@ class FailureCounts(Shown):
     """Failures of ended rollouts, counted per step; every list aligns with `steps`."""
 
     steps: list[int]
-    num_rollouts: list[int]
+    num_rollouts: list[int] = Field(description="without faults and rollouts that were not finished")
     num_successes: list[int]
+    num_faults: list[int] = Field(description="rollouts that an infrastructure fault ended")
     kinds: dict[str, list[int]] = Field(
         description="rollouts without success: wrong_final_state if the agent finished, else the stop reason"
     )
@@ -181,6 +201,7 @@ class Failures(Shown):
     training: FailureCounts
     evaluations: FailureCounts
     errors: list["ErrorCount"] = Field(description="most frequent messages of infrastructure faults, of both")
+    num_messages: int = Field(description="different messages, of which `errors` has the most frequent")
 
 
 class ErrorCount(Shown):
@@ -200,6 +221,7 @@ class ConfigRow(Shown):
 class RunComparison(Shown):
     runs: list[RunSummary]
     config: list[ConfigRow]
+    unknown: list[str] = Field(description="requested ids that no run has")
 
 
 class TimelineItem(Shown):

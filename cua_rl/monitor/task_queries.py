@@ -1,5 +1,6 @@
 """Queries about tasks: the hardest ones, and the history and failures of one."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, literal_column, select
 
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
+from cua_rl.evaluation.statistics import NO_TASKS, independent_sums, sum_tasks
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.failure_queries import failure_kind
-from cua_rl.monitor.figures import finite, make_rate
+from cua_rl.monitor.figures import curve_ends, finite_mean, make_rate, make_task_rate
 from cua_rl.monitor.rollout_queries import failed_rollouts
-from cua_rl.monitor.run_summaries import group_sums
-
-_MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
+from cua_rl.monitor.run_summaries import group_sums, parse_sums, task_sums
+from cua_rl.monitor.schemas import Rate
 
 
 async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
@@ -22,14 +23,14 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
     last_step = await run.session.scalar(select(func.max(Step.step)).where(Step.training_id == run.training.id))
     is_recent = Step.step > int((last_step or 0) * 0.75)  # the last quarter of the run's steps
     successes, rollouts = func.sum(Group.num_successes), func.sum(Group.num_rollouts)
-    query = (
+    by_instance = (
         select(
             Group.task_id,
             func.max(TaskRow.instruction).label("instruction"),
             func.max(TaskRow.category).label("category"),
             func.max(TaskRow.difficulty).label("difficulty"),
             func.count().label("num_groups"),
-            func.count().filter(Group.num_successes == 0).label("num_failed_groups"),
+            func.count().filter(Group.num_successes == 0, Group.num_rollouts > 0).label("num_failed_groups"),
             successes.label("successes"),
             rollouts.label("rollouts"),
             successes.filter(is_recent).label("recent_successes"),
@@ -39,8 +40,22 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
         .join(Step, Group.step_id == Step.id)
         .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
         .where(Group.training_id == run.training.id, Group.status == "completed")
-        .group_by(Group.task_id)
+        .group_by(Group.task_id, Group.seed)
+        .subquery()
     )
+    one = by_instance.c
+    query = select(
+        one.task_id,
+        func.max(one.instruction).label("instruction"),
+        func.max(one.category).label("category"),
+        func.max(one.difficulty).label("difficulty"),
+        func.sum(one.num_groups).label("num_groups"),
+        func.sum(one.num_failed_groups).label("num_failed_groups"),
+        func.count().label("num_instances"),
+        task_sums(one.successes, one.rollouts).label("success"),
+        task_sums(one.recent_successes, one.recent_rollouts).label("recent"),
+        func.max(one.last_step).label("last_step"),
+    ).group_by(one.task_id)
     held_out = await _held_out(run)
     found = [
         schemas.TaskStats(
@@ -50,27 +65,27 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
             difficulty=row.difficulty,
             num_groups=row.num_groups,
             num_failed_groups=row.num_failed_groups,
-            success=make_rate(row.successes, row.rollouts),
-            recent=make_rate(row.recent_successes, row.recent_rollouts),
-            held_out=make_rate(*held_out.pop(row.task_id, (0, 0))[-2:]),
+            success=make_task_rate(parse_sums(row.success), row.num_instances),
+            recent=make_task_rate(parse_sums(row.recent), row.num_instances),
+            held_out=_held_out_rate(held_out.pop(row.task_id, None)),
             last_step=row.last_step,
         )
         for row in await run.session.execute(query)
     ]
     found.sort(key=lambda task: (task.recent.high, task.success.high, task.task_id))
-    return found + [_only_evaluated(*row) for row in held_out.values()]
+    return found + [_only_evaluated(row) for row in held_out.values()]
 
 
 async def _held_out(run: RunAccess) -> dict[str, Any]:
-    """By task: its description, and its successes and rollouts in the latest evaluation with it."""
+    """By task: its description, and its success in the latest evaluation with it, as instances and their sums."""
     query = (
         select(
             Group.task_id,
-            func.max(TaskRow.instruction),
-            func.max(TaskRow.category),
-            func.max(TaskRow.difficulty),
-            func.sum(Group.num_successes),
-            func.sum(Group.num_rollouts),
+            func.max(TaskRow.instruction).label("instruction"),
+            func.max(TaskRow.category).label("category"),
+            func.max(TaskRow.difficulty).label("difficulty"),
+            func.count(Group.seed.distinct()).label("num_instances"),
+            group_sums()[0].label("success"),
         )
         .join(Eval, Group.eval_id == Eval.id)
         .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
@@ -78,29 +93,31 @@ async def _held_out(run: RunAccess) -> dict[str, Any]:
         .group_by(Group.task_id, Eval.step, Eval.phase)
         .order_by(Group.task_id, Eval.step, Eval.phase)  # the last of each task stays; "baseline" is before "eval"
     )
-    return {row[0]: row for row in await run.session.execute(query)}
+    return {row.task_id: row for row in await run.session.execute(query)}
 
 
-def _only_evaluated(
-    task_id: str, instruction: str | None, category: str | None, difficulty: str | None, won: int, done: int
-) -> schemas.TaskStats:
-    nothing = make_rate(0, 0)
+def _held_out_rate(row: Any) -> Rate:
+    return make_rate(NO_TASKS) if row is None else make_task_rate(parse_sums(row.success), row.num_instances)
+
+
+def _only_evaluated(row: Any) -> schemas.TaskStats:
+    nothing = make_rate(NO_TASKS)
     return schemas.TaskStats(
-        task_id=task_id,
-        instruction=instruction,
-        category=category,
-        difficulty=difficulty,
+        task_id=row.task_id,
+        instruction=row.instruction,
+        category=row.category,
+        difficulty=row.difficulty,
         num_groups=0,
         num_failed_groups=0,
         success=nothing,
         recent=nothing,
-        held_out=make_rate(won, done),
+        held_out=_held_out_rate(row),
         last_step=None,
     )
 
 
-async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
-    """Everything about one task of a run; raises `NotFoundError`."""
+async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDetail:
+    """One task of a run with at most `limit` rows in each of its lists; raises `NotFoundError`."""
     task = await run.session.scalar(
         select(TaskRow)
         .join(Group, Group.task_pk == TaskRow.id)
@@ -108,16 +125,21 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         .order_by(Group.id.desc())
         .limit(1)
     )
-    history = await _history(run, task_id)
+    history, training = await _history(run, task_id)
     if not history and task is None:
         raise NotFoundError(
             f"expected the task_id of a task of {run.training.run_name!r}, got {task_id[:120]!r}; see the run's tasks"
         )
     trained = [point for point in history if point.phase == "step"]
-    evaluated = [point for point in history if point.phase == "eval"]
+    baseline = next((point for point in reversed(history) if point.phase == "baseline"), None)
+    start = baseline.step if baseline and baseline.step else -1  # see run_summaries.py
+    evaluated = [point for point in history if point.phase == "eval" and point.step > start]
     scope = await _scope(run, task_id, is_trained=bool(trained))
     checks = _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
-    checks = checks.join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id).limit(_MAX_CHECKS)
+    checks = checks.join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
+    num_checks, found_checks = await _first(run, checks, limit)
+    num_instances, instances = await _instances(run, task_id, scope, limit)
+    num_failed, failed = await failed_rollouts(run, task_id, limit)
     unparsed = (
         select(TurnRow.failure_kind, func.count())
         .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
@@ -135,20 +157,24 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         difficulty=None if task is None else task.difficulty,
         tags=[] if task is None else list(task.tags),
         max_turns=None if task is None else task.max_turns,
-        training=make_rate(sum(point.num_successes for point in trained), sum(point.num_rollouts for point in trained)),
-        baseline=next((point for point in history if point.phase == "baseline"), None),
+        training=training,
+        baseline=baseline,
         last_eval=evaluated[-1] if evaluated else None,
         last_eval_step=evaluated[-1].step if evaluated else None,
+        curve_ends=curve_ends(run.training.config),
         history=history,
         examined=scope.ref,
-        instances=await _instances(run, task_id, scope),
+        instances=instances,
+        num_instances=num_instances,
         stop_reasons=await _counts(run, _failed(run, task_id, scope, failure_kind())),
         failed_checks=[
             schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
-            for row in await run.session.execute(checks)
+            for row in found_checks
         ],
+        num_failed_checks=num_checks,
         turn_failures=await _counts(run, unparsed),
-        failed_rollouts=await failed_rollouts(run, task_id, _MAX_ROLLOUTS),
+        failed_rollouts=failed,
+        num_failed_rollouts=num_failed,
     )
 
 
@@ -178,24 +204,48 @@ async def _scope(run: RunAccess, task_id: str, *, is_trained: bool) -> _Scope:
     return _Scope(Group.eval_id == row.id, schemas.SourceRef(phase=row.phase, step=row.step))
 
 
-async def _history(run: RunAccess, task_id: str) -> list[schemas.TaskPoint]:
+async def _history(run: RunAccess, task_id: str) -> tuple[list[schemas.TaskPoint], Rate]:
+    """The task's success in each step and evaluation, and over all training steps by its instances."""
     phase: Any = func.coalesce(Eval.phase, literal_column("'step'"))
     step = func.coalesce(Step.step, Eval.step)
     query = (
-        select(phase, step, *group_sums())
+        select(phase.label("phase"), step.label("step"), Group.seed, Group.num_successes, Group.num_rollouts)
+        .add_columns(Group.reward_mean)
         .outerjoin(Step, Group.step_id == Step.id)
         .outerjoin(Eval, Group.eval_id == Eval.id)
         .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
-        .group_by(phase, step)
     )
-    points = [
-        schemas.TaskPoint(phase=name, step=number, reward_mean=finite(reward), **make_rate(won, done).model_dump())
-        for name, number, won, done, reward in await run.session.execute(query)
+    points: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+    seeds: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    all_seeds: set[int] = set()
+    for row in await run.session.execute(query):
+        points[row.phase, row.step].append(row)
+        all_seeds.add(row.seed)
+        if row.phase == "step":
+            won, done = seeds[row.seed]
+            seeds[row.seed] = won + (row.num_successes or 0), done + (row.num_rollouts or 0)
+    found = [
+        schemas.TaskPoint(
+            phase=name,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+            step=number,
+            reward_mean=finite_mean([row.reward_mean for row in rows if row.reward_mean is not None]),
+            **make_task_rate(
+                sum_tasks((row.num_successes or 0, row.num_rollouts or 0) for row in rows), len(all_seeds)
+            ).model_dump(),
+        )
+        for (name, number), rows in points.items()
     ]
-    return sorted(points, key=lambda point: (point.phase != "step", point.step))
+    training = make_task_rate(sum_tasks(seeds.values()), len(seeds))
+    return sorted(found, key=lambda point: (point.phase != "step", point.step, point.phase)), training
 
 
-async def _instances(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.TaskInstance]:
+async def _first(run: RunAccess, query: AnySelect, limit: int) -> tuple[int, list[Any]]:
+    """How many rows a query without a limit has, and the first of them."""
+    total = await run.session.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
+    return total or 0, list(await run.session.execute(query.limit(limit)))
+
+
+async def _instances(run: RunAccess, task_id: str, scope: _Scope, limit: int) -> tuple[int, list[schemas.TaskInstance]]:
     rollouts = func.sum(Group.num_rollouts)
     query = (
         select(
@@ -211,16 +261,16 @@ async def _instances(run: RunAccess, task_id: str, scope: _Scope) -> list[schema
         .where(scope.condition)
         .group_by(Group.seed)
         .order_by(func.sum(Group.num_successes) / func.nullif(rollouts, 0), Group.seed)
-        .limit(_MAX_INSTANCES)
     )
-    return [
+    total, rows = await _first(run, query, limit)
+    return total, [
         schemas.TaskInstance(
             seed=row.seed,
             instruction=row.instruction,
-            success=make_rate(row.successes, row.rollouts),
+            success=make_rate(independent_sums(row.successes or 0, row.rollouts or 0)),
             last_step=row.last_step,
         )
-        for row in await run.session.execute(query)
+        for row in rows
     ]
 
 
@@ -235,7 +285,7 @@ def _failed(run: RunAccess, task_id: str, scope: _Scope, *names: Any) -> AnySele
             RolloutRow.training_id == run.training.id,
             RolloutRow.task_id == task_id,
             RolloutRow.success.is_not(True),
-            RolloutRow.status != "running",
+            RolloutRow.status == "completed",
         )
         .group_by(*names)
         .order_by(func.count().desc())

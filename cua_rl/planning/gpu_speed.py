@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cua_rl.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
 from cua_rl.planning.fleet import Speed
 from cua_rl.run.model_sizes import BYTES_16, ModelSizes
 
@@ -25,14 +26,14 @@ class GpuKind:
 
 
 GPU_KINDS: Mapping[str, GpuKind] = {
-    "l4": GpuKind(memory_gib=22.5, tflop_per_s=121, gb_per_s=300, usd_per_hour=0.8),
-    "a10g": GpuKind(memory_gib=22.5, tflop_per_s=70, gb_per_s=600, usd_per_hour=1.0),
-    "rtx4090": GpuKind(memory_gib=23.6, tflop_per_s=165, gb_per_s=1008, usd_per_hour=0.5),
-    "l40s": GpuKind(memory_gib=44.5, tflop_per_s=362, gb_per_s=864, usd_per_hour=1.2),
-    "a100": GpuKind(memory_gib=79.2, tflop_per_s=312, gb_per_s=2039, usd_per_hour=1.8),
-    "h100": GpuKind(memory_gib=79.6, tflop_per_s=989, gb_per_s=3350, usd_per_hour=3.0),
-    "h200": GpuKind(memory_gib=139.8, tflop_per_s=989, gb_per_s=4800, usd_per_hour=3.8),
-    "b200": GpuKind(memory_gib=178.0, tflop_per_s=2250, gb_per_s=8000, usd_per_hour=5.5),
+    "l4": GpuKind(memory_gib=22.5, tflop_per_s=_PEAKS["L4"], gb_per_s=300, usd_per_hour=0.8),
+    "a10g": GpuKind(memory_gib=22.5, tflop_per_s=_PEAKS["A10G"], gb_per_s=600, usd_per_hour=1.0),
+    "rtx4090": GpuKind(memory_gib=23.6, tflop_per_s=_PEAKS["RTX 4090"], gb_per_s=1008, usd_per_hour=0.5),
+    "l40s": GpuKind(memory_gib=44.5, tflop_per_s=_PEAKS["L40S"], gb_per_s=864, usd_per_hour=1.2),
+    "a100": GpuKind(memory_gib=79.2, tflop_per_s=_PEAKS["A100"], gb_per_s=2039, usd_per_hour=1.8),
+    "h100": GpuKind(memory_gib=79.6, tflop_per_s=_PEAKS["H100"], gb_per_s=3350, usd_per_hour=3.0),
+    "h200": GpuKind(memory_gib=139.8, tflop_per_s=_PEAKS["H200"], gb_per_s=4800, usd_per_hour=3.8),
+    "b200": GpuKind(memory_gib=178.0, tflop_per_s=_PEAKS["B200"], gb_per_s=8000, usd_per_hour=5.5),
 }
 
 

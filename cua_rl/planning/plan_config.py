@@ -7,7 +7,7 @@ from typing import cast
 
 import chz
 
-from cua_rl.command_line.settings import explain_field
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError
 from cua_rl.run.log_directory import load_settings
 from cua_rl.run.training_config import CLIConfig, train_presets
@@ -75,7 +75,7 @@ def _recorded_settings(run: Path) -> Given:
         ) from None
 
 
-@with_presets(plan_presets, explain_field)
+@with_presets(plan_presets, explain_field, accept_value)
 @chz.chz
 class PlanConfig(CLIConfig):
     """Predict speed, utilisation and cost of a training run, and what limits it."""

@@ -122,7 +122,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         varied.add_column(heading, justify="right" if heading else "left")
     for name, outlook in {"as planned": plan.planned, **plan.more}.items():
         rate = outlook.prediction.rollouts_per_hour
-        change = "" if outlook is plan.planned else f"{100 * (rate / said.rollouts_per_hour - 1):+.1f} %"
+        change = "" if outlook is plan.planned else f"{100 * (rate / said.rollouts_per_hour - 1):+z.1f} %"
         varied.add_row(name, f"{rate:,.0f}", change, *([f"{outlook.usd_per_1000:,.2f}"] if is_priced else []))
     console.print(varied)
     console.print(
@@ -213,7 +213,7 @@ def _draw_gain(axes: Any, plan: Plan) -> None:
     widest = max(1.0, *(abs(change) for change in changes.values()))
     for name, change in changes.items():
         at = (max(0.0, change) + 0.02 * widest, name)
-        axes.annotate(f"{change:+.1f} %", at, va="center", fontsize=9)
+        axes.annotate(f"{change:+z.1f} %", at, va="center", fontsize=9)
     axes.set_xlim(min(0.0, 1.1 * min(changes.values())), 1.3 * widest)
     axes.axvline(0, color="#333333", linewidth=0.8)
     axes.set_xlabel("change of rollouts per hour, %")

@@ -35,6 +35,7 @@ from cua_rl.judge.judge import Judge, JudgeConfig
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement
 from cua_rl.monitor.databases import Database
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
@@ -84,7 +85,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
     async with open_run_database(config.run, environ) as (database, name):
         training_id = await find_training(database, name)
         known = await _draw(database, training_id, config)
-        print(f"asking {judge_config.model} about {len(known)} rollouts of {config.run}", flush=True)
+        print(f"asking {judge_config.model} about {num_of(len(known), 'rollout')} of {config.run}", flush=True)
         async with open_judge(judge_config, environ) as judge:
             judged, judgements = await _judge_all(database, training_id, known, judge)
     if not confusion(judged).num_verdicts:
@@ -166,6 +167,7 @@ async def _judge_all(
             Judged(
                 rollout_id=item.rollout_id,
                 task_id=rollout.task_id,
+                seed=rollout.seed,
                 category=item.category,
                 truth=rollout.success,
                 verdict=judgement.success,
@@ -190,7 +192,19 @@ def _write(path: Path, record: Mapping[str, object]) -> None:
 
 def _print(config: JudgeConfig, judged: Sequence[Judged], judgements: Sequence[Judgement]) -> None:
     table = Table(title=f"{config.model}, {config.num_votes} votes, {config.screenshots} screenshots")
-    for heading in ("", "rollouts", "TP", "FP", "FN", "TN", "no verdict", "precision", "recall", "false positives"):
+    for heading in (
+        "",
+        "rollouts",
+        "TP",
+        "FP",
+        "FN",
+        "TN",
+        "no verdict",
+        "precision",
+        "recall",
+        "false positives",
+        "at half",
+    ):
         table.add_column(heading, justify="left" if not heading else "right")
     _add_row(table, "all", confusion(judged))
     table.add_section()
@@ -207,7 +221,7 @@ def _print(config: JudgeConfig, judged: Sequence[Judged], judgements: Sequence[J
 
 def _add_row(table: Table, name: str, matrix: Confusion) -> None:
     counts = (matrix.true_positives, matrix.false_positives, matrix.false_negatives, matrix.true_negatives)
-    rates = (matrix.precision, matrix.recall, matrix.false_positive_rate)
+    rates = (matrix.precision, matrix.recall, matrix.false_positive_rate, matrix.balanced_precision)
     num_rollouts = matrix.num_verdicts + matrix.num_without_verdict
     shown = ["–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})" for value, low, high in rates]
     table.add_row(name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *shown)

@@ -13,14 +13,14 @@ import chz
 from rich.console import Console
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.command_line.settings import explain_field
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.training_config import TRAIN_PRESETS, TRAIN_SECTIONS, CLIConfig, train_presets
 from cua_rl.settings import setting, with_presets
 
 
-@with_presets(train_presets, explain_field)
+@with_presets(train_presets, explain_field, accept_value)
 @chz.chz
 class DoctorConfig(CLIConfig):
     """Check this machine for a training run with these settings."""

@@ -18,6 +18,7 @@ from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
 from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.settings import setting
 
@@ -59,7 +60,7 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
     page = render_rollouts(rollouts, tokens, images)
     out = Path(config.out)
     await asyncio.to_thread(_write, out, page)
-    print(f"{len(rollouts)} rollouts, {len(images)} screenshots, {len(page) / 1e6:.1f} MB in {out}")
+    print(f"{num_of(len(rollouts), 'rollout')}, {num_of(len(images), 'screenshot')}, {len(page) / 1e6:.1f} MB in {out}")
 
 
 def _write(path: Path, page: str) -> None:

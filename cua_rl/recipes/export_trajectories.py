@@ -14,6 +14,7 @@ import chz
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import ConfigError
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.log_directory import new_folder
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.settings import setting
@@ -57,7 +58,7 @@ async def cli_main(config: ExportTrajectoriesConfig, environ: Mapping[str, str] 
                     await asyncio.to_thread(_write, writer, records, run.image_token_id)
                     num_rollouts += len(records)
     size_mb = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
-    print(f"{num_rollouts} rollouts of {len(run.sources)} steps and evaluations, {size_mb:.1f} MB in {out}")
+    print(f"{num_of(num_rollouts, 'rollout')} of {len(run.sources)} steps and evaluations, {size_mb:.1f} MB in {out}")
 
 
 def _write(writer: ParquetWriter | AtifWriter, records: Sequence[RolloutRecord], image_token_id: int) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cua_rl.command_line.parsing import CONFIG_FILE, HELP_WORDS
-from cua_rl.command_line.recipe import report_error
+from cua_rl.command_line.recipe import quiet_if_nobody_reads, report_error
 from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError
 from cua_rl.recipes import train
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; without --model-name, the model server is asked which model it serves."""
     given = sys.argv[1:] if argv is None else argv
     if any(argument in HELP_WORDS for argument in given):
-        print(format_flags())
+        with quiet_if_nobody_reads():
+            print(format_flags())
         return train.main(["--help"])
     try:
         load_environment_file()

@@ -1,14 +1,15 @@
 """Read trajectories into a run of their own, for `recipes.sft data=rollouts` and for the monitor:
 `python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
 
-It reads what `recipes.export_trajectories` wrote, without loss, and JSON files in the formats of ATIF, ADP and
-AndroidControl, whose actions become calls of our tools in the prompts of our agent, in the tokens of `model_name`.
+It reads what `recipes.export_trajectories` wrote, without loss, and JSON files of others (docs/trajectories.md), whose
+actions become calls of our tools in the prompts of our agent, in the tokens of `model_name`.
 """
 
 import asyncio
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,14 +23,18 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.log_directory import new_folder, prepare_log_directory
 from cua_rl.run.model_folder import find_model, make_image_renderer
 from cua_rl.settings import setting
 from cua_rl.trajectories.atif import read_atif
-from cua_rl.trajectories.formats import ForeignTrajectory, read_trajectories
+from cua_rl.trajectories.foreign_actions import WHEEL_CLICK_PX, NoCounterpart
+from cua_rl.trajectories.formats import Format, Told, read_trajectories
 from cua_rl.trajectories.parquet import read_parquet, require_pyarrow
+from cua_rl.trajectories.recorder import ForeignTrajectory
 from cua_rl.trajectories.recording import RunWriter, write_run
 from cua_rl.trajectories.records import RolloutRecord, RunRecord, SourceRecord
 from cua_rl.trajectories.replayed import replay
@@ -45,8 +50,20 @@ class ImportTrajectoriesConfig:
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
     log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
-    format: Literal["atif", "adp", "android_control"] | None = setting(
-        None, "JSON files of others: their format; None detects it for each trajectory"
+    format: Format | None = setting(None, "JSON files of others: their format; None detects it for each trajectory")
+    device: DeviceKind | None = setting(
+        None,
+        "JSON files of others: the kind of device, which decides what actions are taught; None reads it in the file",
+    )
+    display: str | None = setting(
+        None,
+        "JSON files of others: size in whose pixels coordinates are, such as 1280x800, or 1000x1000 for thousandths; "
+        "None is what the file says, or the screenshot's",
+    )
+    wheel_click_px: float = setting(
+        WHEEL_CLICK_PX,
+        "JSON files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
+        within=(0, 10_000),
     )
     model_name: str | None = setting(
         None,
@@ -79,7 +96,7 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
         with suppress(OSError):
             await asyncio.to_thread(shutil.rmtree, folder)
         raise
-    print(f"{writer.num_rollouts} rollouts with {writer.num_turns} turns in {folder}")
+    print(f"{num_of(writer.num_rollouts, 'rollout')} with {num_of(writer.num_turns, 'turn')} in {folder}")
     print(f"train on them: python -m cua_rl.recipes.sft data=rollouts from_run={config.log_path}")
 
 
@@ -107,7 +124,10 @@ class _Foreign:
     num_trajectories: int
     renderer: Renderer
     skips: bool
-    skipped: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """What was left out or ends early, and why."""
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """The first place of each of these."""
     instructions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Of each id of a trajectory, in the order of the files."""
 
@@ -132,12 +152,14 @@ class _Foreign:
                     metrics={},
                 )
                 writer.write(source, records)
-        if self.skipped:
-            print(
-                f"{len(self.skipped)} of {self.num_trajectories} left out, such as\n  " + "\n  ".join(self.skipped[:3])
-            )
+        print(f"{writer.num_rollouts} of {self.num_trajectories} trajectories imported")
+        for what, number in (+self.counts).most_common():
+            print(f"  {number} {what}: {self.examples[what]}" if what in self.examples else f"  {number} {what}")
         if not writer.num_rollouts:
-            raise ConfigError(f"expected trajectories that can be read, got none: {self.skipped[0]}")
+            raise ConfigError(
+                f"expected trajectories that can be read, got none of {self.num_trajectories}: "
+                f"{next(iter(self.examples.values()))}"
+            )
         return writer
 
     async def _replay(self, batch: Iterable[Callable[[], ForeignTrajectory]], step: int) -> list[RolloutRecord]:
@@ -145,14 +167,27 @@ class _Foreign:
         for parse in batch:
             try:
                 named, place = self._with_own_id(parse()), len(records)
-                record = await replay(named, self.renderer, step=step, index=place, started_at=self.run.started_at)
+                made = await replay(named, self.renderer, step=step, index=place, started_at=self.run.started_at)
+            except NoCounterpart as error:
+                self._count(f"left out, whose first action ({error.name}) our tools lack", str(error))
             except ConfigError as error:
                 if not self.skips:
                     raise
-                self.skipped.append(str(error))
+                self._count("left out, unreadable", str(error))
             else:
-                records.append(record)
+                records.append(made.record)
+                if made.ends_before is not None:
+                    self._count(f"end before {made.ends_before}, which our tools lack", named.where)
+                for what, number in {
+                    "actions only look at the screen: no turns": named.num_looks,
+                    "first actions go to an app or page: no turns, the rollouts begin there": named.num_starts,
+                }.items():
+                    self.counts[what] += number
         return records
+
+    def _count(self, what: str, example: str) -> None:
+        self.counts[what] += 1
+        self.examples.setdefault(what, example)
 
     def _with_own_id(self, trajectory: ForeignTrajectory) -> ForeignTrajectory:
         """The trajectory with a number behind an id that had another instruction before: they are different tasks."""
@@ -172,7 +207,7 @@ def _read(folder: Path, config: ImportTrajectoriesConfig) -> _Exported | _Foreig
 
 def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Exported:
     given = {"format": config.format, "model_name": config.model_name, "limit": config.limit}
-    given |= {"max_pixels": config.max_pixels}
+    given |= {"max_pixels": config.max_pixels, "device": config.device, "display": config.display}
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
@@ -189,9 +224,15 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
 def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Foreign:
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, None, config.max_pixels)
+    told = Told(
+        format=config.format,
+        device=config.device,
+        display=_parse_display(config.display),
+        wheel_click_px=config.wheel_click_px,
+    )
 
     def read() -> Iterator[Callable[[], ForeignTrajectory]]:
-        return islice(read_trajectories(path, config.format), config.limit)
+        return islice(read_trajectories(path, told), config.limit)
 
     num_trajectories = 0
     for parse in read():
@@ -225,6 +266,15 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         renderer=renderer,
         skips=config.unreadable == "skip",
     )
+
+
+def _parse_display(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    width, _, height = given.lower().partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ConfigError(f"display: expected width x height, such as 1280x800, got {given!r}; correct display")
+    return int(width), int(height)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

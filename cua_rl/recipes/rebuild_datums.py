@@ -6,20 +6,25 @@ before the penalty changed their advantages. Replayed successes are rebuilt from
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
+from cua_rl.database.models import Training
+from cua_rl.database.queries import StepSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
+from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_batch, datums_sha256
+from cua_rl.run.earlier_attempt import settings_at
 from cua_rl.run.log_directory import load_settings
 from cua_rl.run.recorded_run import open_run_database
 
@@ -50,7 +55,7 @@ class Comparison:
     def line(self) -> str:
         """The comparison as a line of text."""
         verdict = "equal" if self.is_equal else f"DIFFERENT (trained {self.trained})"
-        replayed = f" ({self.num_replayed} rollouts replayed)" if self.num_replayed else ""
+        replayed = f" ({num_of(self.num_replayed, 'rollout')} replayed)" if self.num_replayed else ""
         return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
 
 
@@ -63,13 +68,22 @@ class Rules:
     min_group_size: int = 1
 
 
+def rules_at(settings: Mapping[str, Any], step: int) -> Rules:
+    """The rules of a step; a run may have been resumed with others."""
+    settings = settings_at(settings, step)
+    return Rules(
+        keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
+        min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
+    )
+
+
 async def rebuild_step(
-    session: AsyncSession, training: TrainingSummary, step: StepSummary, image_token_id: int, rules: Rules | None = None
+    session: AsyncSession, training: Training, step: StepSummary, image_token_id: int, rules: Rules | None = None
 ) -> Comparison:
     """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
     rules = rules or Rules()
-    recorded = await load_groups(session, training.training_id, step.step)
-    advantages = await load_advantages(session, training.training_id, step.step)
+    recorded = await load_groups(session, training.id, step.step)
+    advantages = await load_advantages(session, training.id, step.step)
     groups = [
         ScoredGroup(
             group=replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size), advantages=tuple(values)
@@ -96,10 +110,6 @@ async def cli_main(config: RebuildConfig) -> None:
             "name the folder that the run printed"
         )
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
-    rules = Rules(
-        keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
-        min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
-    )
     async with open_run_database(str(config.log_path), os.environ) as (database, name), database.sessions() as session:
         if name is None:  # the run's own database holds no other run, and the folder may have been moved
             training = next(iter(await latest_trainings(session, limit=1)), None)
@@ -107,13 +117,16 @@ async def cli_main(config: RebuildConfig) -> None:
             training = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
         if training is None:
             raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
-        steps = [step for step in await load_steps(session, training.training_id) if step.datums_sha256]
+        steps = [step for step in await load_steps(session, training.id) if step.datums_sha256]
         wanted = [step for step in steps if config.step is None or step.step == config.step]
         if not wanted:
             raise DatabaseError(
                 f"expected trained steps to rebuild, got none for step={config.step}; there are {len(steps)}"
             )
-        comparisons = [await rebuild_step(session, training, step, image_token_id, rules) for step in wanted]
+        comparisons = [
+            await rebuild_step(session, training, step, image_token_id, rules_at(settings, step.step))
+            for step in wanted
+        ]
     for comparison in comparisons:
         print(comparison.line())
     if not all(comparison.is_equal for comparison in comparisons):

@@ -19,6 +19,7 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.devices.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
+from cua_rl.evaluation.statistics import mean_over_tasks
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.policy import SamplingParams
@@ -93,9 +94,8 @@ async def sample_groups(
 
 
 def mean_reward(groups: Iterable[RolloutGroup]) -> float:
-    """The mean over all rollouts of all groups; 0 for none. A reward is 1 if the device shows the goal, else 0."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    return sum(rewards) / len(rewards) if rewards else 0.0
+    """The mean over all groups; 0 for none. A reward is 1 if the device shows the goal, else 0."""
+    return mean_over_tasks(group.rewards for group in groups)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from cua_rl.database.session import check_connection, database_url, make_writer_
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.monitor.app import guard, make_app
-from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
@@ -89,7 +89,9 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
         if folder is None:
             await asyncio.Event().wait()
         elif has_database(folder):
-            await show_folder(databases, feed, folder, "")
+            shown = RunFolder(key="", path=folder)
+            shown.wanted.set()
+            await show_folder(databases, feed, shown)
         else:
             await show_runs_below(databases, feed, folder)
 
@@ -140,8 +142,8 @@ def _print_address(
         if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
             print(f"token, to read only: {rules.read_token}", flush=True)
     if folder is not None and not has_database(folder):
-        names = ", ".join(path.name for path in find_runs(folder)) if folder.is_dir() else ""
-        print(f"runs in {folder}: {names or 'none yet; they appear when they begin'}", flush=True)
+        num_runs = len(find_runs(folder)) if folder.is_dir() else 0
+        print(f"runs in {folder}: {num_runs or 'none yet; they appear when they begin'}", flush=True)
     elif url is not None:
         print("runs of the database that the environment or the command line names", flush=True)
 

@@ -16,6 +16,7 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import ConfigError, TrainerDeathError
 from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.gpus import visible_gpus
 from cua_rl.run.model_folder import fetch_weights, find_model
 from cua_rl.settings import check_numbers, setting
@@ -96,7 +97,7 @@ async def cli_main(config: TrainerNodeConfig) -> None:
         logger.warning("the trainer processes ended status=%d, death %d", status, num_deaths)
         if num_deaths > config.max_restarts:
             raise TrainerDeathError(
-                f"the trainer processes died {num_deaths} times; their log ended with:\n{ranks.log_tail()}"
+                f"the trainer processes died {num_of(num_deaths, 'time')}; their log ended with:\n{ranks.log_tail()}"
             )
 
 

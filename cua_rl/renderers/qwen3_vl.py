@@ -30,7 +30,7 @@ from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat, qwen3_5_format
 from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
-from cua_rl.renderers.request_error import RequestError
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
 
 CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 """Part of the models that we make; on `replay`ed conversations it renders the same as `Qwen3VLRenderer`."""
@@ -38,6 +38,7 @@ CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 END_OF_TURN = "<|im_end|>"
 _END_OF_TEXT = "<|endoftext|>"
 _IMAGE = "<|image_pad|>"
+_CHARACTERS_PER_TOKEN = 16  # texts have 2 to 5; longer tokens are white space and rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +93,23 @@ class Qwen3VLRenderer:
         text = _system_text(system, tools, self._format)
         return (Message(role="system", content=(TextPart(text=text),)), *conversation), ()
 
-    def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
+    def render(self, items: Sequence[Item], tools: Sequence[Tool] = (), *, max_tokens: int | None = None) -> ModelInput:
         """The prompt for the next answer.
 
         Raises:
             ConfigError: an image for a text-only model.
+            ContextOverflow: it has more than `max_tokens`. A text that is far too long is not encoded to its end.
             RequestError: an image that cannot be read, or is where the model cannot see it.
         """
         pieces = [piece.text if isinstance(piece, _Answer) else piece for piece in _pieces(items, tools, self._format)]
-        return ModelInput(chunks=tuple(self._chunks([*pieces, self._format.answer_header])))
+        chunks: list[EncodedTextChunk | ImageChunk] = []
+        length = 0
+        for chunk in self._chunks([*pieces, self._format.answer_header], max_tokens):
+            chunks.append(chunk)
+            length += chunk.length
+            if max_tokens is not None and length > max_tokens:
+                raise _overflow(max_tokens)
+        return ModelInput(chunks=tuple(chunks))
 
     def render_supervised(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
@@ -138,18 +147,34 @@ class Qwen3VLRenderer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; texts such as the end of turn become their special tokens."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # unlike `encode`, it lets other threads run meanwhile, and computes no offsets
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    def _chunks(self, pieces: Sequence[str | EncodedImage]) -> Iterator[EncodedTextChunk | ImageChunk]:
+    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
+        """Raise `ContextOverflow` if the beginning of a text has twice the tokens that all of it may have.
+
+        Encoding takes 200 bytes of memory per character, so a text is only encoded to its end if its beginning shows
+        that it may fit. The factor of two leaves room for tokens that the cut divides.
+        """
+        num_characters = _CHARACTERS_PER_TOKEN * max_tokens
+        while num_characters < len(text):
+            if len(self.encode(text[:num_characters])) > 2 * max_tokens:
+                raise _overflow(max_tokens)
+            num_characters *= 4
+
+    def _chunks(
+        self, pieces: Sequence[str | EncodedImage], max_tokens: int | None = None
+    ) -> Iterator[EncodedTextChunk | ImageChunk]:
         for is_text, run in groupby(pieces, lambda piece: isinstance(piece, str)):
             if is_text:
-                yield EncodedTextChunk(
-                    tokens=tuple(self.encode("".join(piece for piece in run if isinstance(piece, str))))
-                )
+                text = "".join(piece for piece in run if isinstance(piece, str))
+                if max_tokens is not None:
+                    self._refuse_too_long(text, max_tokens)
+                yield EncodedTextChunk(tokens=tuple(self.encode(text)))
                 continue
             for image in run:
                 assert isinstance(image, EncodedImage)
@@ -160,6 +185,10 @@ class Qwen3VLRenderer:
                     )
                 num_tokens = num_image_tokens(image.width_px, image.height_px, self.image_settings)
                 yield ImageChunk(image=image, expected_tokens=num_tokens)
+
+
+def _overflow(max_tokens: int) -> ContextOverflow:
+    return ContextOverflow(f"expected at most {max_tokens} tokens, got a longer prompt; shorten the history")
 
 
 def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:

@@ -1,4 +1,4 @@
-"""The error for malformed requests: the only one of this package that the caller causes."""
+"""The errors of this package that the caller causes: a malformed request, and one that is too long."""
 
 
 class RequestError(ValueError):
@@ -9,3 +9,7 @@ class RequestError(ValueError):
         self.expected = expected
         self.got = got
         self.do = do
+
+
+class ContextOverflow(Exception):
+    """Prompt and answer together exceed the model's context."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cua_rl.masking import mask_known
 from cua_rl.reporting.json_lines import write_text
+from cua_rl.reporting.step_line import num_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class ModelRow:
     low: float
     high: float
     pass_at: Mapping[int, float]
+    num_short_tasks: Mapping[int, int]
+    """By k, the tasks with fewer than k attempts, because of which pass@k is left out."""
     num_tasks: int
     num_rollouts: int
     num_successes: int
@@ -72,15 +76,15 @@ def print_comparison(comparison: Comparison, *, title: str, console: Console | N
     header, *rows = model_table(comparison.models)
     table = Table(*header, title=title, title_justify="left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(mask_known, row))
     console.print(table)
-    for pair in comparison.pairs:
-        console.print(pair_sentence(pair), highlight=False)
+    for sentence in (*left_out_sentences(comparison.models), *map(pair_sentence, comparison.pairs)):
+        console.print(mask_known(sentence), markup=False, highlight=False)
 
 
 def format_markdown(comparison: Comparison, *, title: str) -> str:
     """The page: all tasks, then by category and difficulty where there are several, then the tests."""
-    parts = [f"# {title}", _markdown_table(model_table(comparison.models))]
+    parts = [f"# {title}", _markdown_table(model_table(comparison.models)), *left_out_sentences(comparison.models)]
     for heading, rates in (
         ("category", [model.success_rate_by_category for model in comparison.models]),
         ("difficulty", [model.success_rate_by_difficulty for model in comparison.models]),
@@ -99,7 +103,7 @@ def format_markdown(comparison: Comparison, *, title: str) -> str:
 
 def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
     """Header and one row per model, as text; pass@1 is the success rate and is left out."""
-    counts = sorted({k for model in models for k in model.pass_at if k > 1})
+    counts = sorted({k for model in models for k in (*model.pass_at, *model.num_short_tasks) if k > 1})
     passes = [f"pass@{k}" for k in counts]
     bounds = ["if faults failed / succeeded"] if any(model.num_faults for model in models) else []
     header = ["model", "success", "95 % interval", *bounds, *passes, "tasks", "attempts", "faults", "turns"]
@@ -122,12 +126,23 @@ def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
     ]
 
 
+def left_out_sentences(models: Sequence[ModelRow]) -> list[str]:
+    """Why a model's pass@k is left out: over the other tasks alone, it would be about easier or harder ones."""
+    return [
+        f"pass@{k} of {model.name} is left out: faults left fewer than {k} attempts at {num} of its tasks"
+        if k > 1
+        else f"{num} tasks of {model.name} are lost to faults: failed at the interval's lower end, solved at its upper"
+        for model in models
+        for k, num in model.num_short_tasks.items()
+    ]
+
+
 def pair_sentence(pair: PairRow) -> str:
     """What the paired test says, in words."""
     return (
-        f"{pair.second} against {pair.first} on {pair.num_tasks} tasks: {_points(pair.difference)} points "
-        f"(95 % interval {_points(pair.low)} to {_points(pair.high)}), better at {pair.num_only_second} tasks, "
-        f"worse at {pair.num_only_first}, p = {pair.p_value:.2g} ({pair.test})"
+        f"{pair.second} against {pair.first} on {num_of(pair.num_tasks, 'task')}: {_points(pair.difference)} points "
+        f"(95 % interval {_points(pair.low)} to {_points(pair.high)}), better at "
+        f"{num_of(pair.num_only_second, 'task')}, worse at {pair.num_only_first}, p = {pair.p_value:.2g} ({pair.test})"
     )
 
 
@@ -142,4 +157,4 @@ def _percent(rate: float | None) -> str:
 
 
 def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}"
+    return f"{100 * difference:+z.1f}"

@@ -32,7 +32,7 @@ def read_records(path: Path) -> list[dict[str, object]]:
             continue
         try:
             record: object = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             logger.warning("skipping damaged line file=%s line=%s: %s", path, number, error)
             continue
         if isinstance(record, dict):

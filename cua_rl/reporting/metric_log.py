@@ -2,14 +2,16 @@
 
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from math import isfinite
+from netrc import NetrcParseError, netrc
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
@@ -17,6 +19,8 @@ from cua_rl.reporting.json_lines import append_record
 
 logger = logging.getLogger(__name__)
 
+_WANDB_MODES = ("online", "offline", "disabled", "shared", "run", "dryrun")
+_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would hold a run up for minutes
 
 
@@ -70,9 +74,7 @@ class MetricLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -87,11 +89,13 @@ class _TensorBoard:
         writers: Any = import_module("tensorboard.summary.writer.event_file_writer")
         self._event: Any = events.Event
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        has_earlier = any(folder.glob("events*"))
         self._writer: Any = writers.EventFileWriter(str(folder))
-        if first_step > 1:
-            # a restart mark makes TensorBoard forget events at its step and later
+        if has_earlier:
+            # a restart mark makes TensorBoard forget events at its step and later; the baseline's, too, in a run that
+            # begins anew
             restart = events.SessionLog(status=events.SessionLog.START)
-            self._writer.add_event(events.Event(step=first_step, session_log=restart))
+            self._writer.add_event(events.Event(step=first_step if first_step > 1 else 0, session_log=restart))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
@@ -101,13 +105,48 @@ class _TensorBoard:
         self._writer.close()
 
 
-def require_wandb(project: str | None) -> None:
-    """Raise `ConfigError` if Weights & Biases is asked for and not installed."""
-    if project is not None and find_spec("wandb") is None:  # looked up, not imported: that takes seconds
+def require_wandb(project: str | None, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `ConfigError` if Weights & Biases is asked for and not installed, or could not be logged in to.
+
+    Looked up, not imported: that takes seconds.
+    """
+    if project is None:
+        return
+    if find_spec("wandb") is None:
         raise ConfigError(
             f"wandb_project: expected the package wandb for it, got none with wandb_project={project!r}; run make "
             "setup, or pip install 'cua_rl[wandb]', or leave wandb_project out"
         )
+    mode = environ.get("WANDB_MODE", "online")
+    if mode not in _WANDB_MODES:
+        raise ConfigError(
+            f"WANDB_MODE: expected one of {', '.join(_WANDB_MODES)}, got {mode!r}; correct it, or leave it out"
+        )
+    is_online = mode in ("online", "run", "shared") and not _wandb_is_switched_off()
+    if is_online and not any(environ.get(name) for name in _WANDB_KEYS) and not _has_wandb_login(environ):
+        raise ConfigError(
+            f"wandb_project: expected a key of Weights & Biases, got none with wandb_project={project!r}; set "
+            "WANDB_API_KEY, or log in with `wandb login`, or set WANDB_MODE=offline to keep the run in its folder"
+        )
+
+
+def _wandb_is_switched_off() -> bool:
+    """Whether `wandb offline` or `wandb disabled` was run in this folder."""
+    path = Path("wandb/settings")
+    return path.is_file() and re.search(r"^\s*mode\s*=\s*(offline|disabled|dryrun)", path.read_text(), re.M) is not None
+
+
+def _has_wandb_login(environ: Mapping[str, str]) -> bool:
+    """Whether `wandb login` has left a key for the host, in the file of logins that curl reads too."""
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    home = Path(environ.get("HOME") or "~").expanduser()
+    for path in [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]:
+        try:
+            if netrc(str(path)).authenticators(host):
+                return True
+        except (OSError, NetrcParseError):
+            continue
+    return False
 
 
 class _Wandb:

@@ -1,6 +1,6 @@
 """Plots: reward.png, a run's success per step with its evaluations; results.png, the comparison of models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -28,37 +28,20 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     records = read_records(metrics_path)
     figure, (axes,) = make_axes(8, 4.5, (title,))
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
-    points = [
-        (_number(record["step"]), _number(record["reward/success_rate"]))
-        for record in records
-        if record.get("reward/success_rate") is not None
-    ]
-    steps, rates = [step for step, _ in points], [rate for _, rate in points]
-    if points:
-        each = "training rollouts, each step"
-        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
-    if len(points) > 2:
-        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
-    prefix = f"eval/{suite}/success_rate"
-    by_step = {
-        int(_number(record["step"])): _Evaluation(
-            step=int(_number(record["step"])),
-            rate=_number(record[prefix]),
-            low=_number(record.get(f"{prefix}_low", record[prefix])),
-            high=_number(record.get(f"{prefix}_high", record[prefix])),
-        )
-        for record in records
-        if record.get(prefix) is not None
-    }
-    evaluations = [by_step[step] for step in sorted(by_step)]
-    if evaluations:
-        _draw_evaluations(axes, evaluations)
+    by_curve: dict[float, list[Mapping[str, object]]] = {}
+    for record in records:  # resumed with other tasks, a run goes on in another curve
+        by_curve.setdefault(_number(record.get("progress/curve", 1.0)), []).append(record)
+    for curve in by_curve.values():
+        _draw_curve(axes, curve, f"eval/{suite}/success_rate")
+        if len(by_curve) > 1:
+            axes.axvline(min(_number(record["step"]) for record in curve), color="#888888", linewidth=1, linestyle="--")
     axes.set_xlabel("training step")
     axes.set_ylabel("success rate")
     axes.set_xlim(-0.03 * max(1, num_steps), 1.03 * max(1, num_steps))
     axes.set_ylim(-0.02, 1.02)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.8)
-    axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+    labels = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(labels.values(), labels, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
     save_figure(figure, image_path)
 
 
@@ -130,6 +113,33 @@ def smooth(steps: Sequence[float], values: Sequence[float], width: float = SMOOT
     return smoothed
 
 
+def _draw_curve(axes: Any, records: Sequence[Mapping[str, object]], prefix: str) -> None:
+    points = [
+        (_number(record["step"]), _number(record["reward/success_rate"]))
+        for record in records
+        if record.get("reward/success_rate") is not None
+    ]
+    steps, rates = [step for step, _ in points], [rate for _, rate in points]
+    if points:
+        each = "training tasks, each step"
+        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
+    if len(points) > 2:
+        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training tasks, smoothed")
+    by_step = {
+        int(_number(record["step"])): _Evaluation(
+            step=int(_number(record["step"])),
+            rate=_number(record[prefix]),
+            low=_number(record.get(f"{prefix}_low", record[prefix])),
+            high=_number(record.get(f"{prefix}_high", record[prefix])),
+        )
+        for record in records
+        if record.get(prefix) is not None
+    }
+    evaluations = [by_step[step] for step in sorted(by_step)]
+    if evaluations:
+        _draw_evaluations(axes, evaluations)
+
+
 def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
     steps, rates = [point.step for point in evaluations], [point.rate for point in evaluations]
     spreads = [[point.rate - point.low for point in evaluations], [point.high - point.rate for point in evaluations]]
@@ -142,10 +152,11 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
         markersize=6,
         capsize=3,
         linewidth=1.4,
-        label="held-out tasks, 95 % Wilson interval",
+        label="held-out tasks, 95 % interval",
     )
     if steps[0] == 0:
-        axes.axhline(rates[0], color=EVALUATION_COLOUR, linewidth=1, linestyle=":", label="before training")
+        end = steps[-1]
+        axes.hlines(rates[0], 0, end, color=EVALUATION_COLOUR, linewidth=1, linestyle=":", label="before training")
     for point in (evaluations[0], evaluations[-1])[: len(evaluations)]:
         is_low = point.low < 0.08  # no room for the label below the interval
         axes.annotate(

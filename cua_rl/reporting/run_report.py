@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from cua_rl.metrics import Mean
+from cua_rl.metrics import Mean, merge_metrics
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
@@ -29,12 +29,16 @@ class RunReport:
     metric_log: MetricLog
     display: ProgressDisplay
     total_steps: int
+    curve: int = 1
+    """Which part of the run this is, counted from 1; success is compared within it."""
+    baseline_step: int = 0
+    """The step after which the curve begins."""
     suite: str = "held_out"
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is trained."""
         progress = {"progress/step": float(step), "progress/done_frac": step / self.total_steps}
-        self.metric_log.log(step, progress | dict(metrics))
+        self.metric_log.log(step, merge_metrics(progress, metrics, self._curve_metrics()))
         self.display.step(step, metrics)
 
     def log_group(self, index: int, rewards: Sequence[float]) -> None:
@@ -44,18 +48,18 @@ class RunReport:
     def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:
         """An evaluation after `step` is done; the baseline is the one after step 0."""
         metrics = result.metrics(self.suite)
-        self.metric_log.log(step, metrics)
+        self.metric_log.log(step, metrics | self._curve_metrics())
         self.display.evaluation(_LABELS[phase], self.suite, metrics)
 
     @property
     def baseline_success_rate(self) -> float | None:
-        """Success before training, if it was measured."""
-        return next(iter(self._rates(first_step=0, last_step=0)), None)
+        """Success before the first step of the curve, if it was measured."""
+        return next(reversed(self._rates(first_step=self.baseline_step, last_step=self.baseline_step)), None)
 
     @property
     def final_success_rate(self) -> float | None:
-        """Success at the last evaluation after training began."""
-        return next(reversed(self._rates(first_step=1, last_step=self.total_steps)), None)
+        """Success at the last evaluation of the curve after training began."""
+        return next(reversed(self._rates(first_step=self.baseline_step + 1, last_step=self.total_steps)), None)
 
     @property
     def num_eval_rollouts(self) -> int:
@@ -77,6 +81,9 @@ class RunReport:
                 parity += Mean(total=mean * count, count=round(count))
         return parity.value if parity.count else None
 
+    def _curve_metrics(self) -> dict[str, float]:
+        return {"progress/curve": float(self.curve)} if self.curve > 1 else {}
+
     def _values(self, name: str) -> list[float]:
         values = [record.get(name) for record in read_records(self.metric_log.path)]
         return [value for value in values if isinstance(value, float)]
@@ -86,5 +93,6 @@ class RunReport:
             record.get(f"eval/{self.suite}/success_rate")
             for record in read_records(self.metric_log.path)
             if isinstance(step := record["step"], int) and first_step <= step <= last_step
+            if record.get("progress/curve", 1.0) == self.curve
         ]
         return [rate for rate in rates if isinstance(rate, float)]

@@ -22,6 +22,8 @@ class RunSummary:
     final_success_rate: float | None
     num_eval_rollouts: int
     """Rollouts of one evaluation."""
+    baseline_step: int = 0
+    """The step after which the baseline was measured: above 0 if the run was resumed with other tasks."""
     num_steps: int
     """Completed optimizer steps, earlier attempts of a resumed run included."""
     setup_time_s: float
@@ -51,8 +53,9 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """The table's rows as text."""
     parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.1e} nats"
+    start = f"after step {summary.baseline_step}, resumed with changes" if summary.baseline_step else "before training"
     rows = [
-        ("held-out success before training", _rate(summary.baseline_success_rate)),
+        (f"held-out success {start}", _rate(summary.baseline_success_rate)),
         ("held-out success after training", _rate(summary.final_success_rate)),
         ("rollouts per evaluation", str(summary.num_eval_rollouts)),
         ("training steps", str(summary.num_steps)),

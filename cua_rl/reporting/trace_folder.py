@@ -9,7 +9,6 @@ import asyncio
 import logging
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from PIL import Image, ImageDraw
@@ -18,6 +17,7 @@ from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMous
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import CuaError, boundary
 from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
+from cua_rl.masking import printable
 from cua_rl.types import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,7 @@ class TraceRecorder:
         self._writer = asyncio.create_task(self._write_forever(), name="write-traces")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._queue.join()
         self._writer.cancel()
         await asyncio.wait([self._writer])
@@ -148,4 +146,4 @@ def _ending(rollout: Rollout, advantage: float | None) -> str:
 
 def _append(folder: Path, text: str) -> None:
     with (folder / "rollout.md").open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+        file.write(printable(text))  # model and agent wrote it, people look at it in a terminal

@@ -18,6 +18,8 @@ class Evidence:
     max_turns: int
     num_actions: int = 0
     """Actions that the device executed."""
+    num_new_actions: int = 0
+    """Executed actions other than waiting, each counted once per screen that it was tried on."""
     num_parse_failures: int = 0
     """Turns whose answer was neither an action nor the end of the rollout."""
     num_rejected_actions: int = 0
@@ -37,9 +39,9 @@ class Evidence:
         return self.stop_reason == StopReason.FINISHED
 
     @property
-    def is_out_of_budget(self) -> bool:
-        """True if the agent used up its turns or its time."""
-        return self.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_TIME)
+    def tried_share(self) -> float:
+        """Share of the allowed turns that tried something new, 0 to 1: it never falls while a rollout goes on."""
+        return min(1.0, self.num_new_actions / max(1, self.max_turns))
 
     @property
     def num_errors(self) -> int:
@@ -57,6 +59,8 @@ def build_evidence(
 ) -> Evidence:
     """Collect the evidence from the turns of a rollout."""
     done = [turn.agent for turn in turns]
+    executed = [turn for turn in done if turn.action is not None and turn.action_error is None]
+    moved = [turn for turn in executed if not isinstance(turn.action, Wait)]
     tried = [
         (turn.before.sha256, turn.action)
         for turn in done
@@ -67,7 +71,10 @@ def build_evidence(
         stop_reason=stop_reason,
         num_turns=len(turns),
         max_turns=max_turns,
-        num_actions=sum(turn.action is not None and turn.action_error is None for turn in done),
+        num_actions=len(executed),
+        num_new_actions=len(
+            {(turn.response_id if turn.before is None else turn.before.sha256, turn.action) for turn in moved}
+        ),
         num_parse_failures=sum(turn.action is None and turn.action_error is not None for turn in done),
         num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in done),
         num_repeated_actions=len(tried) - len(set(tried)),

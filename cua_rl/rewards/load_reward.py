@@ -14,6 +14,7 @@ from cua_rl.rewards.reward import (
     RewardFunction,
     as_reward,
     binary_reward,
+    bound_parts,
     completion_reward,
     comprehensive_reward,
     efficiency_reward,
@@ -33,8 +34,8 @@ REWARDS: Mapping[str, RewardFunction] = {
 }
 
 
-def load_reward(name: str) -> RewardFunction:
-    """The reward function with this name.
+def load_reward(name: str, clip: float | None = None) -> RewardFunction:
+    """The reward function with this name, its rewards from -`clip` to `clip`; the rest becomes the part "bound".
 
     A user's function takes `Evidence` and returns a `Reward` or a number; it is called with a solved and an unsolved
     example, so that mistakes show before training.
@@ -42,6 +43,8 @@ def load_reward(name: str) -> RewardFunction:
     Raises:
         ConfigError: there is no such function, or it does not work like this.
     """
+    if clip is not None:
+        return _clipped(load_reward(name), clip)
     if name in REWARDS:
         return REWARDS[name]
     if ":" not in name:
@@ -52,6 +55,14 @@ def load_reward(name: str) -> RewardFunction:
     for evidence in _EXAMPLES:
         with boundary(ConfigError, f"reward: trying {name!r} on an example"):
             reward(evidence)
+    return reward
+
+
+def _clipped(function: RewardFunction, clip: float) -> RewardFunction:
+    def reward(evidence: Evidence) -> Reward:
+        given = function(evidence)
+        return given if abs(given.total) <= clip else bound_parts(given.parts, low=-clip, high=clip)
+
     return reward
 
 

@@ -1,7 +1,9 @@
 """Reward functions for finished rollouts; infrastructure faults never reach them.
 
 All of them read success from the device's state, and none rewards a solved task less than an unsolved one (`score` is
-whatever a gym server reports).
+whatever a gym server reports). On an unsolved task none pays for stopping: a rollout that goes on never gets less, and
+standing still or repeating gets no more than the first try. Otherwise giving up would beat trying until a policy solves
+most of its tasks, which it then never learns.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,15 +11,15 @@ from dataclasses import replace
 from math import fsum
 
 from cua_rl.rewards.evidence import Evidence
-from cua_rl.types import Reward, StopReason
+from cua_rl.types import Reward
 
 RewardFunction = Callable[[Evidence], Reward]
 """Evidence of a finished rollout -> its reward."""
 
-ATTEMPTED = 0.1  # for an unsolved task with at least one executed action
+ATTEMPTED = 0.1  # for at least one executed action other than waiting
 PERFECT = 3.0
-UNREADABLE = -2.0  # reward of a rollout without any parseable answer; the floor of all rewards
-SOLVED_FLOOR = 0.5  # above the maximum of an unsolved task: 0.3 for ending it, 0.15 for progress
+FAILED = -2.0  # comprehensive: reward of an unsolved task on which nothing was tried; the floor of all rewards
+SOLVED_FLOOR = 0.5  # above the maximum of an unsolved task: 0.15 for progress
 _MOST_COUNTED = 5  # repeats or rejected actions; further ones cost nothing
 
 
@@ -54,32 +56,24 @@ def score_reward(evidence: Evidence) -> Reward:
 
 
 def completion_reward(evidence: Evidence) -> Reward:
-    """1 for success; without it 0.1 if at least one action was executed, else 0."""
-    is_attempt = not evidence.success and evidence.num_actions > 0
+    """1 for success; without it 0.1 if at least one action but waiting was executed, else 0."""
+    is_attempt = not evidence.success and evidence.num_new_actions > 0
     return sum_parts({"success": 1.0 if evidence.success else 0.0, "attempted": ATTEMPTED if is_attempt else 0.0})
 
 
 def efficiency_reward(evidence: Evidence) -> Reward:
-    """Success (1), less 0.02 per turn and 0.1 per error; without it -0.5 if turns or time ran out, 0.1 for an attempt.
-
-    A solved task gets at least 0.2, an unsolved one from -1 to 0.1.
-    """
-    gave_up_after_trying = not evidence.success and not evidence.is_out_of_budget and evidence.num_actions > 0
-    parts = {
-        "success": 1.0 if evidence.success else 0.0,
-        "attempted": ATTEMPTED if gave_up_after_trying else 0.0,
-        "timeout": -0.5 if not evidence.success and evidence.is_out_of_budget else 0.0,
-        "turns": -0.02 * evidence.num_turns,
-        "errors": -0.1 * evidence.num_errors,
-    }
-    return bound_parts(parts, low=0.2, high=1.0) if evidence.success else bound_parts(parts, low=-1.0, high=ATTEMPTED)
+    """Success (1), less 0.02 per turn and 0.1 per error, at least 0.2; without it -1 to -0.4 by what was tried."""
+    if not evidence.success:
+        return sum_parts({"unsolved": -1.0, "tried": 0.6 * evidence.tried_share})
+    parts = {"success": 1.0, "turns": -0.02 * evidence.num_turns, "errors": -0.1 * evidence.num_errors}
+    return bound_parts(parts, low=0.2, high=1.0)
 
 
 def shaped_reward(evidence: Evidence) -> Reward:
-    """0.1 for at least one action, 0.5 for the goal, and 0.4 more if the agent also ended the rollout itself."""
+    """0.1 for an action other than waiting, 0.5 for the goal, 0.4 more if the agent also ended the rollout itself."""
     return sum_parts(
         {
-            "attempted": ATTEMPTED if evidence.num_actions > 0 else 0.0,
+            "attempted": ATTEMPTED if evidence.num_new_actions > 0 else 0.0,
             "success": 0.5 if evidence.success else 0.0,
             "finished": 0.4 if evidence.success and evidence.is_finished else 0.0,
         }
@@ -87,36 +81,27 @@ def shaped_reward(evidence: Evidence) -> Reward:
 
 
 def comprehensive_reward(evidence: Evidence) -> Reward:
-    """3 for a perfect rollout; else 0.5 to 2.15 for a solved task and -2 to 0.45 for an unsolved one.
+    """3 for a perfect rollout; else 0.5 to 2.15 for a solved task and -2 to 0.15 for an unsolved one.
 
-    A perfect rollout solves the task in a fifth of the allowed turns without repeats or errors. Unparseable answers
-    pull the reward towards -2 in proportion to their share of the turns, so that one slip in many turns costs little.
+    A perfect rollout solves the task in a fifth of the allowed turns without repeats or errors. On a solved task
+    unparseable answers pull the reward towards -2 in proportion to their share of the turns, so that one slip in many
+    turns costs little. An unsolved one gets the more, the more of its turns tried something new.
     """
-    outcome: dict[str, float]
-    match evidence.stop_reason:
-        case _ if evidence.success:  # a reached goal counts in full even if the agent did not say so
-            outcome = {"success": 1.5, "validated": 0.3}
-        case StopReason.FINISHED:
-            outcome = {"finished": 0.3}
-        case StopReason.MAX_TURNS | StopReason.MAX_TIME as spent:
-            effort = 0.1 if evidence.num_actions >= 3 else 0.0
-            outcome = {"out_of_turns" if spent is StopReason.MAX_TURNS else "out_of_time": -0.5, "effort": effort}
-        case _:
-            outcome = {"broken_off": -1.0}
     progress = 0.0
     if evidence.first_success_turn is not None:  # the earlier the goal first held, the more
         progress = max(0.05, 0.15 * (1 - evidence.first_success_turn / evidence.max_turns))
-    unreadable_frac = evidence.num_parse_failures / max(1, evidence.num_turns)
-    parts = outcome | {
+    if not evidence.success:
+        return sum_parts({"unsolved": FAILED, "tried": -FAILED * evidence.tried_share, "progress": progress})
+    parts = {
+        "success": 1.5,  # a reached goal counts in full even if the agent did not say so
+        "validated": 0.3,
         "progress": progress,
-        "speed": 0.2 * (1 - evidence.num_turns / evidence.max_turns) if evidence.success else 0.0,
+        "speed": 0.2 * (1 - evidence.num_turns / evidence.max_turns),
         "repeats": -0.15 * min(evidence.num_repeated_actions, _MOST_COUNTED),
         "rejected": -0.08 * min(evidence.num_rejected_actions, _MOST_COUNTED),
-        "unreadable": unreadable_frac * (UNREADABLE - sum(outcome.values())),
+        "unreadable": evidence.num_parse_failures / max(1, evidence.num_turns) * (FAILED - 1.8),
     }
-    is_clean = evidence.num_repeated_actions == 0 and evidence.num_errors == 0
-    if evidence.success and is_clean and evidence.num_turns <= 0.2 * evidence.max_turns:
+    is_clean = not evidence.num_repeated_actions and not evidence.num_errors
+    if is_clean and evidence.num_turns <= 0.2 * evidence.max_turns:
         return sum_parts({**parts, "perfect": PERFECT - sum(parts.values())})
-    if evidence.success:
-        return bound_parts(parts, low=SOLVED_FLOOR, high=PERFECT)
-    return bound_parts(parts, low=UNREADABLE, high=SOLVED_FLOOR)
+    return bound_parts(parts, low=SOLVED_FLOOR, high=PERFECT)

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from cua_rl.events import BatchTaken, RolloutSource, SourceStarted
+from cua_rl.metrics import merge_metrics
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
@@ -189,7 +190,7 @@ class _AsyncRun:
             self._task_batches[number] = self._parts.tasks.batch(number, settings.groups_per_batch)
         group = await run_group(runner, self._task_batches[number][index], place.ordinal, plan)
         group = self._parts.memory.replay.join(group)
-        scored = await score_and_record(settings, self._parts, source, group)
+        scored = await score_and_record(settings, self._parts, source, group, first_index=place.ordinal - index)
         async with self._changed:
             if self._buffer.finish(place, scored):
                 logger.info("group=%d task=%s teaches nothing, another one starts", group.index, group.task_id)
@@ -239,7 +240,7 @@ class _AsyncRun:
                 result=result,
                 old_version=old_version,
                 new_version=self._trainer_version,
-                metrics={**checked, **in_flight, **published},
+                metrics=merge_metrics(checked, in_flight, published),
             )
             await record_step(self._settings, self._parts, trained, clock)
             del taken, dropped, groups, batch, result, trained  # screenshots take gigabytes
@@ -278,13 +279,13 @@ class _AsyncRun:
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
         metrics = lag_metrics(lags)
-        teaching = (scored for scored in taken if not scored.group.is_constant)
+        compared = (scored for scored in trained if train.has_kl_term or not scored.group.is_constant)
         others = [*groups, *self._buffer.waiting]
-        probes = [] if self._fresh_datums(teaching) else self._fresh_datums(others)[:NUM_PROBES]
+        probes = [] if self._fresh_datums(compared) else self._fresh_datums(others)[:NUM_PROBES]
         if probes:
             rows = await self._parts.trainer.forward(probes, temperature=train.loss.temperature)
             gate = ParityGate(limit=train.parity_limit, step=step, policy_version=self._trainer_version)
-            metrics |= gate.check(probes, rows)
+            return merge_metrics(metrics, gate.check(probes, rows))
         return metrics
 
     def _fresh_datums(self, groups: Iterable[ScoredGroup]) -> list[Datum]:

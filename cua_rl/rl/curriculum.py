@@ -88,6 +88,17 @@ class SuccessRates:
         successes, failures = self._counts.get(task_id, (0.0, 0.0))
         return (successes + 1) / (successes + failures + 2)
 
+    def uniform_success(self, outcomes: Iterable[GroupOutcome]) -> dict[str, float]:
+        """The success of these groups if all tasks were drawn alike: each group counts by 1 / its task's draw weight.
+
+        `outcomes` are not observed yet, so that the rates are those of the draw, except that an
+        asynchronous run drew some of the groups steps before.
+        """
+        judged = [one for one in outcomes if one.num_rollouts]
+        shares = [1 / draw_weight(self.rate(one.task_id)) for one in judged]
+        successes = (share * one.num_successes / one.num_rollouts for share, one in zip(shares, judged, strict=True))
+        return {"reward/success_rate_uniform": sum(successes) / sum(shares)} if judged else {}
+
     def metrics(self) -> dict[str, float]:
         """The running rate of every task that has been tried."""
         return {f"curriculum/success_rate/{task_id}": self.rate(task_id) for task_id in sorted(self._counts)}
@@ -189,6 +200,7 @@ class Memory:
     async def remember(self, num_steps: int, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """Take in the groups of a step, after which `num_steps` are complete; durable when this returns."""
         outcomes = [build_outcome(group) for group in groups]
+        uniform = self.rates.uniform_success(outcomes) if self.rates is not None else {}
         if self.rates is not None:
             self.rates.observe(outcomes)
         self.replay.add(success for group in groups if (success := first_success(group)) is not None)
@@ -197,7 +209,7 @@ class Memory:
             await asyncio.to_thread(append_record, self.outcomes_path, record)
         rates = self.rates.metrics() if self.rates is not None else {}
         stored = {"replay/num_stored": float(self.replay.num_stored)} if self.replay.capacity_per_task else {}
-        return rates | stored
+        return uniform | rates | stored
 
 
 def load_outcomes(path: Path, num_steps: int) -> list[GroupOutcome]:

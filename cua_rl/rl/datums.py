@@ -152,7 +152,7 @@ def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retok
     num_turns = sum(len(datum.turn_indices) for datum in datums)
     return {
         "rollout/num_datums": float(len(datums)),
-        "rollout/sequences/mean": len(datums) / len({datum.rollout_id for datum in datums}) if datums else 0.0,
+        "rollout/sequences/mean": len(datums) / len({datum.member for datum in datums}) if datums else 0.0,
         "rollout/trained_tokens": float(sum(datum.num_trained_tokens for datum in datums)),
         "rollout/datum_tokens": float(sum(datum.model_input.length for datum in datums)),
         "rollout/merged_turn_frac": 1 - len(datums) / num_turns if num_turns else 0.0,

@@ -7,14 +7,17 @@ or checkpoint "at k" is after step k.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 from cua_rl.devices.harness import HARNESS_ID
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
+from cua_rl.metrics import merge_metrics
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
@@ -25,9 +28,11 @@ from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import RolloutGroup
+from cua_rl.types import RolloutGroup, StopReason
 
 logger = logging.getLogger(__name__)
+
+_OUTLIER_SPREADS = 100.0  # distance from the median, in median distances of at least 1
 
 
 class TaskStream(Protocol):
@@ -89,8 +94,13 @@ class LoopSettings:
     eval_every: int
     save_every: int
     image_token_id: int
+    save_every_epochs: int = 0
+    num_tasks: int = 0
+    """Training tasks, one pass over which is an epoch; 0 if they are not counted."""
+    begins_curve: bool = False
+    """Whether a resumed run has other tasks or evaluations than before, so that it needs a baseline of its own."""
     has_baseline: bool = True
-    """Whether the untrained policy is evaluated."""
+    """Whether the policy before the first step of a curve is evaluated."""
     num_groups_to_log: int = 0
     min_group_size: int = 1
     """A group with fewer members left by faults is not trained on."""
@@ -122,13 +132,19 @@ async def score_and_record(
     source: RolloutSource,
     group: RolloutGroup,
     replaced_by: Task | None = None,
+    *,
+    first_index: int = 0,
 ) -> ScoredGroup:
-    """Compute the advantages of a group that has ended, and record it with them."""
+    """Compute the advantages of a group that has ended, and record it with them.
+
+    Of a step, the first `num_groups_to_log` groups are shown; `first_index` is the index of its first group.
+    """
     scored = score_group(group, settings.train.advantages)
-    place = group.index % settings.groups_per_batch
+    place = group.index - first_index
     if place < settings.num_groups_to_log:
         parts.log.log_group(place, group.rewards)
-        logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
+        rewards = [round(reward, 3) for reward in group.rewards]
+        logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, rewards)
     await parts.recorder.record(
         GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
     )
@@ -140,7 +156,21 @@ async def build_step_batch(settings: LoopSettings, groups: Sequence[ScoredGroup]
     keeps_constant = settings.train.has_kl_term
     batch = await asyncio.to_thread(build_batch, groups, settings.image_token_id, keeps_constant=keeps_constant)
     _warn_of_split_rollouts(groups, batch)
+    _warn_of_outliers([scored.group for scored in groups])
     return batch
+
+
+def _warn_of_outliers(groups: Sequence[RolloutGroup]) -> None:
+    """A reward far from all others decides a step; mostly it is a slip of a harness or a reward function."""
+    rewards = [(one.reward.total, one) for group in groups for one in group.rollouts if one.reward is not None]
+    middle = median(reward for reward, _ in rewards) if rewards else 0.0
+    gaps = [abs(reward - middle) for reward, _ in rewards]
+    if max(gaps, default=0.0) > _OUTLIER_SPREADS * max(1.0, median(gaps or [0.0])):
+        reward, one = rewards[gaps.index(max(gaps))]
+        logger.warning(
+            "a reward of %g is far from the median %g: correct it, or set reward_clip (task=%s rollout_id=%s)",
+            *(reward, middle, one.task_id, one.rollout_id),
+        )
 
 
 def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None:
@@ -154,6 +184,22 @@ def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None
             "and its answer: does the program drop screenshots, edit its history, or send a probe (CUA-Train: no)?",
             num_rollouts,
             num_sequences,
+        )
+
+
+def report_crashes(step: int, groups: Sequence[RolloutGroup]) -> None:
+    """An agent that fails after an answer has given up; if most do, the agent is broken, and rewards mean nothing."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    # at the end of its time, the error tells what the policy did to the device
+    crashed = [rollout for rollout in rollouts if rollout.error and rollout.stop_reason != StopReason.MAX_TIME]
+    if 2 * len(crashed) > len(rollouts):
+        logger.error(
+            "step=%d expected agents that end by themselves, got %d of %d rollouts whose agent failed, which counts as "
+            "giving up; stop the run, read logs/agents, mend the agent and begin again. The most frequent failure: %s",
+            step,
+            len(crashed),
+            len(rollouts),
+            Counter(rollout.error for rollout in crashed).most_common(1)[0][0],
         )
 
 
@@ -175,23 +221,29 @@ class TrainedStep:
 async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:
     """Remember the outcomes of a step's groups; record and log the step with its metrics."""
     groups = [scored.group for scored in trained.groups]
-    metrics: dict[str, float] = {
-        **rollout_metrics(groups),
-        **curriculum_metrics(groups, settings.groups_per_batch),
-        **replay_metrics(groups, trained.old_version),
-        **trained.batch.metrics,
-        **trained.result.metrics,
-        **trained.metrics,
-        **await parts.memory.remember(trained.step, groups),
-        **parts.device_metrics(),
-        **clock.metrics(),
-        "progress/policy_version": float(trained.new_version),
-    }
+    report_crashes(trained.step, groups)
+    sampled = rollout_metrics(groups)
     step_s, train_s = max(1e-9, clock.seconds["step"]), clock.seconds.get("train")
-    metrics["time/tokens_per_s"] = metrics["rollout/sampled_tokens"] / step_s
-    metrics["time/rollouts_per_hour"] = 3600 * metrics["rollout/num_rollouts"] / step_s
+    speed = {
+        "time/tokens_per_s": sampled["rollout/sampled_tokens"] / step_s,
+        "time/rollouts_per_hour": 3600 * sampled["rollout/num_rollouts"] / step_s,
+    }
     if train_s:
-        metrics["time/trained_tokens_per_s"] = metrics["rollout/datum_tokens"] / train_s
+        speed["time/trained_tokens_per_s"] = trained.batch.metrics["rollout/datum_tokens"] / train_s
+    metrics = merge_metrics(
+        sampled,
+        curriculum_metrics(groups, settings.groups_per_batch),
+        replay_metrics(groups, trained.old_version),
+        trained.batch.metrics,
+        trained.result.metrics,
+        trained.metrics,
+        await parts.memory.remember(trained.step, groups),
+        parts.device_metrics(),
+        clock.metrics(),
+        speed,
+        {"progress/policy_version": float(trained.new_version)},
+        epoch_metrics(trained.step, settings.groups_per_batch, settings.num_tasks),
+    )
     datums, logprobs = trained.batch.datums, trained.result.training_logprobs
     await parts.recorder.record(
         StepTrained(
@@ -211,7 +263,20 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
 
 def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:
     """Whether a checkpoint is saved after `num_steps` steps; after the last step always."""
-    return num_steps == settings.max_steps or bool(settings.save_every and num_steps % settings.save_every == 0)
+    if num_steps == settings.max_steps or (settings.save_every and num_steps % settings.save_every == 0):
+        return True
+    return ends_epochs(num_steps, settings.groups_per_batch, settings.num_tasks, settings.save_every_epochs)
+
+
+def epoch_metrics(step: int, batch_size: int, num_examples: int | None) -> dict[str, float]:
+    """Passes over the data after `step` steps: 3 steps of 4 tasks out of 10 are 1.2 epochs."""
+    return {"progress/epoch": step * batch_size / num_examples} if num_examples else {}
+
+
+def ends_epochs(step: int, batch_size: int, num_examples: int | None, every: int) -> bool:
+    """Whether `every` more passes over the data end with `step`; never where there is no end to the data."""
+    passes = every * (num_examples or 0)
+    return passes > 0 and step * batch_size // passes > (step - 1) * batch_size // passes
 
 
 async def save_checkpoint(parts: LoopParts, num_steps: int) -> None:
@@ -229,11 +294,9 @@ def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
 
 
 def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
-    """The evaluations before the first step: the untrained policy, or those that a killed attempt did not finish."""
-    if settings.first_step == 1:
-        if not settings.has_baseline:
-            return []
-        return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
+    """The evaluations before the first step: the baseline of a curve, or those that a killed attempt did not finish."""
+    if settings.has_baseline and (settings.first_step == 1 or settings.begins_curve):
+        return [WantedEvaluation(phase="baseline", step=settings.first_step - 1, adapter=adapter)]
     return list(settings.owed_evaluations)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import pstdev
 
+from cua_rl.evaluation.statistics import mean_over_tasks
+from cua_rl.metrics import merge_metrics
 from cua_rl.types import Rollout, RolloutGroup, Turn
 
 
@@ -28,13 +30,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "time/rollout_s/max": durations[-1] if durations else 0.0,
     } | {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
     faults = Counter(rollout.stop_reason for group in groups for rollout in group.faulty)
-    metrics |= {f"rollout/faults/{reason}": float(count) for reason, count in faults.items()}
-    return (
-        metrics
-        | _reward_metrics(groups)
-        | _turn_metrics(turns)
-        | _harness_metrics(rollouts)
-        | _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
+    bounds: dict[str, float] = {}
+    if faults:
+        worst, best = zip(*map(_first_try_bounds, groups), strict=True)
+        bounds = {"reward/success_rate_worst": _mean(worst), "reward/success_rate_best": _mean(best)}
+    return merge_metrics(
+        metrics,
+        {f"rollout/faults/{reason}": float(count) for reason, count in faults.items()},
+        bounds,
+        _reward_metrics(groups),
+        _turn_metrics(turns),
+        _harness_metrics(rollouts),
+        _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)]),
     )
 
 
@@ -83,27 +90,38 @@ def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     A part is 0 in rollouts that do not have it, so the means of the parts add up to the mean reward.
     """
     rewards = [reward for group in groups for reward in group.rewards]
-    parts: Counter[str] = Counter()
+    parts: defaultdict[str, float] = defaultdict(float)
     for group in groups:
-        for rollout in group.rollouts:
-            parts.update(rollout.reward.parts if rollout.reward is not None else {})
-    successes: defaultdict[str, list[float]] = defaultdict(list)
-    for group in groups:
-        successes[group.category] += [float(rollout.success) for rollout in group.rollouts]
+        for reward in (rollout.reward for rollout in group.rollouts if rollout.reward is not None):
+            for name, value in reward.parts.items():
+                parts[name] += value / len(group.rollouts)
     judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
+    by_category: defaultdict[str, list[list[bool]]] = defaultdict(list)
+    for group in groups:
+        by_category[group.category].append([rollout.success for rollout in group.rollouts])
     metrics = {
-        "reward/mean": _mean(rewards),
+        "reward/mean": mean_over_tasks(group.rewards for group in groups),
         "reward/std": pstdev(rewards) if rewards else 0.0,
         "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
-        "reward/success_rate": _mean([rate for rates in successes.values() for rate in rates]),
+        "reward/success_rate": mean_over_tasks(judged),
         "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
         "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
         "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
     }
-    metrics |= {f"reward/parts/{name}": total / len(rewards) for name, total in parts.items()}
+    metrics |= {f"reward/parts/{name}": total / len(judged) for name, total in parts.items()}
     return metrics | {
-        f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates
+        f"reward/success_rate/{name}": mean_over_tasks(tasks)
+        for name, tasks in sorted(by_category.items())
+        if name and any(tasks)
     }
+
+
+def _first_try_bounds(group: RolloutGroup) -> tuple[float, float]:
+    """The success rate of first tries if those that a fault ended had all failed, and if they had succeeded."""
+    struck = {rollout.member_index for rollout in group.faulty}
+    members = struck | {rollout.member_index for rollout in group.rollouts}
+    num_solved = sum(rollout.success for rollout in group.rollouts if rollout.member_index not in struck)
+    return num_solved / len(members), (num_solved + len(struck)) / len(members)
 
 
 def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:

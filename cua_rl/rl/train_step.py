@@ -7,18 +7,16 @@ from dataclasses import dataclass, field
 from operator import mul
 from random import Random
 
-import chz
-
 from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_divergence
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
+from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 
-Schedule = RateSchedule
-LAST_SHARE = 0.05  # the last step still moves: at rate 0 its rollouts would be wasted
 Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""
 
@@ -33,7 +31,7 @@ class TrainStepSettings:
     parity_limit: float
     kl_penalty_coef: float
     compute_post_kl: bool
-    schedule: Schedule = "constant"
+    schedule: RateSchedule = "constant"
     warmup_steps: int = 0
     advantages: AdvantageKind = "mean"
     """Groups are scored when they end; the training step completes "batch_std"."""
@@ -69,20 +67,30 @@ async def train_step(
     later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
     and turns of other versions than `policy_version` (None: all turns are of the current one).
     """
-    datums, reference, metrics = await _complete_advantages(trainer, batch.datums, settings)
+    loss, teaching = settings.loss, 1.0
+    if loss.normalisation == "token_mean" and settings.has_kl_term:
+        # the divergence is a mean over all tokens, the policy loss over those that would be trained on without it
+        teaching = teaching_share(batch.datums)
+        loss = with_values(loss, kl_loss_coef=loss.kl_loss_coef * teaching)
+    datums, reference, metrics = await _complete_advantages(trainer, batch.datums, settings, teaching)
     gate = ParityGate(
         limit=settings.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
     )
     parts = deal_datums(datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
     before: Rows | None = None
     # with one part, the policy before the step is the one that its gradient is computed with
-    if (settings.loss.has_behaviour_weight or settings.compute_post_kl) and len(parts) > 1:
-        before = await trainer.forward(datums, temperature=settings.loss.temperature)
-        metrics |= await asyncio.to_thread(gate.check, datums, before)
-    proximal = before if settings.loss.has_behaviour_weight else None
-    optim = chz.replace(  # pyright: ignore[reportUnknownMemberType]
-        settings.optim, learning_rate=scheduled_learning_rate(settings, step, max_steps)
+    if (loss.has_behaviour_weight or settings.compute_post_kl) and len(parts) > 1:
+        before = await trainer.forward(datums, temperature=loss.temperature)
+        metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, datums, before))
+    proximal = before if loss.has_behaviour_weight else None
+    learning_rate = learning_rate_at(
+        step,
+        highest=settings.optim.learning_rate,
+        schedule=settings.schedule,
+        warmup_steps=settings.warmup_steps,
+        max_steps=max_steps,
     )
+    optim = with_values(settings.optim, learning_rate=learning_rate)
     rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
     rows: dict[int, tuple[float, ...]] = {}
     part_metrics: list[dict[str, float]] = []
@@ -91,44 +99,32 @@ async def train_step(
         num_rollouts = rollouts_per_member * _num_members(chosen)
         output = await trainer.forward_backward(
             chosen,
-            settings.loss,
-            token_weights=token_weights(chosen, settings.loss, num_rollouts=num_rollouts),
+            loss,
+            token_weights=token_weights(chosen, loss, num_rollouts=num_rollouts, teaching=teaching),
             proximal_logprobs=proximal and [proximal[index] for index in part],
             reference_logprobs=reference and [reference[index] for index in part],
         )
         if not rows and before is None:
-            metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
+            metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, chosen, output.training_logprobs))
         rows |= zip(part, output.training_logprobs, strict=True)
         taken = await trainer.optim_step(optim)
-        part_metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
+        part_metrics.append(merge_metrics(output.metrics, {"optim/grad_norm": taken.grad_norm}))
     before = before or [rows[index] for index in range(len(datums))]
-    metrics |= combine_metrics(part_metrics)
-    metrics |= {"optim/learning_rate": optim.learning_rate, "optim/num_substeps": float(len(parts))}
-    metrics |= await _measure_move(trainer, datums, before, settings, batch.replayed_ids)
-    metrics |= await trainer.trainer_metrics()
+    metrics = merge_metrics(
+        metrics,
+        combine_metrics(part_metrics),
+        {"optim/learning_rate": optim.learning_rate, "optim/num_substeps": float(len(parts))},
+        await _measure_move(trainer, datums, before, settings, batch.replayed_ids),
+        await trainer.trainer_metrics(),
+    )
     return TrainStepResult(training_logprobs=tuple(before), metrics=metrics)
 
 
-def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: int) -> float:
-    """The learning rate of a step, a pure function, so that a resumed run continues as if uninterrupted.
-
-    It rises over `warmup_steps`; then "linear" and "cosine" decay from the full rate to a twentieth at the last step.
-    """
-    return learning_rate_at(
-        step,
-        highest=settings.optim.learning_rate,
-        schedule=settings.schedule,
-        warmup_steps=settings.warmup_steps,
-        max_steps=max_steps,
-        last_share=LAST_SHARE,
-    )
-
-
 async def _complete_advantages(
-    trainer: TrainingClient, datums: Sequence[Datum], settings: TrainStepSettings
+    trainer: TrainingClient, datums: Sequence[Datum], settings: TrainStepSettings, teaching: float
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
-    """Complete the advantages with terms over the whole batch: its standard deviation and the KL penalty. Also returns
-    reference log-probabilities if the loss has a KL term, and metrics.
+    """Complete the advantages with terms over the whole batch: its standard deviation, and the share `teaching` of the
+    KL penalty. Also returns reference log-probabilities if the loss has a KL term, and metrics.
     """
     completed, metrics = list(datums), dict[str, float]()
     if settings.advantages == "batch_std":
@@ -138,7 +134,7 @@ async def _complete_advantages(
     reference = await trainer.reference_logprobs(completed, temperature=settings.loss.temperature)
     if settings.kl_penalty_coef:
         completed, metrics["policy/kl_base"] = await asyncio.to_thread(
-            penalise_divergence, completed, reference, settings.kl_penalty_coef
+            penalise_divergence, completed, reference, settings.kl_penalty_coef * teaching
         )
     return completed, reference if settings.loss.kl_loss_coef else None, metrics
 
@@ -161,7 +157,16 @@ def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list
     return [part for part in parts if part]
 
 
-def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float) -> list[float]:
+def teaching_share(datums: Sequence[Datum]) -> float:
+    """Share of the trained tokens that are of groups with advantages; 1 if a KL term is all that there is to train."""
+    groups = {datum.group_id for datum in datums if any(datum.advantages)}
+    counts = [(datum.num_trained_tokens, datum.group_id in groups) for datum in datums]
+    return sum(count for count, teaches in counts if teaches) / sum(count for count, _ in counts) or 1.0
+
+
+def token_weights(
+    datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float, teaching: float = 1.0
+) -> list[float]:
     """The weight of every trained token of each datum in the summed loss of an optimizer step.
 
     The trainer only sums. The divisor is that of the whole optimizer step, so a gradient does not depend on how
@@ -172,7 +177,8 @@ def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: fl
     constant: 1 / (rollouts * normalisation_tokens). Tokens of long rollouts weigh as much as those of short ones, and a
     step of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).
     token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476, whose batch has teaching groups only). The same,
-    but the step's length cancels.
+    but the step's length cancels. Tokens that only a KL term keeps do not count: of all tokens, the share `teaching`
+    does, by which the caller also multiplies the coefficient of the KL term, so that this is a mean over all of them.
     sequence_mean: the mean over a rollout's tokens, then the mean over rollouts (GRPO, arXiv 2402.03300). Tokens of
     long rollouts, which fail more often than not, weigh less.
     token_sum: 1.
@@ -184,7 +190,7 @@ def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: fl
         case "constant":
             return [1 / loss.normalisation_tokens / num_rollouts] * len(datums)
         case "token_mean":
-            return [1 / tokens.total()] * len(datums)
+            return [1 / (tokens.total() * teaching)] * len(datums)
         case "sequence_mean":
             return [1 / tokens[datum.member] / num_rollouts for datum in datums]
         case "token_sum":
@@ -204,13 +210,14 @@ _COUNTS = frozenset(
         "optim/encoded_images",
     }
 )
+_OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 
 
 def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a whole step from those of its sub-steps.
 
-    Counts are summed; extremes stay extremes, the 99th percentile included; all else is a mean weighted by
-    `optim/trained_tokens`.
+    Counts are summed; extremes stay extremes, the 99th percentile included. What is of an optimizer step as a whole is
+    a plain mean; all else is a mean weighted by `optim/trained_tokens`.
     """
     if len(parts) == 1:
         return dict(parts[0])
@@ -224,6 +231,8 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             combined[name] = max(values)
         elif name.endswith("min"):
             combined[name] = min(values)
+        elif name in _OF_OPTIMIZER_STEPS:
+            combined[name] = sum(values) / len(values)
         else:
             present = [weight for part, weight in zip(parts, weights, strict=True) if name in part]
             combined[name] = sum(map(mul, values, present)) / sum(present)

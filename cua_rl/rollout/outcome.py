@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from cua_rl.agent.agent import AgentOutcome
+from cua_rl.devices.device import AgentReport, Device, ReportedDevice
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, Validation
 from cua_rl.masking import mask_known
 from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason, Turn
+from cua_rl.types import ModelTurn, StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,11 @@ async def ask_judge(
 ) -> Outcome:
     """The outcome with the judge's verdict, if one is needed; with `always`, also if a validator decides.
 
-    If nothing else validates the task, a missing verdict is a fault of the task. A rollout that ended before its first
-    turn, for instance because its first prompt did not fit, has failed and needs no verdict.
+    If nothing else validates the task, a missing verdict is a fault of the task, unless all votes arrived and are
+    divided, or some malformed: what the judge saw is the policy's doing, and no majority calls it a success.
+
+    A rollout that ended before its first turn, for instance because its first prompt did not fit, has failed and needs
+    no verdict.
     """
     is_validated = outcome.validation is not None
     if is_validated and not (judge is not None and always and turns):
@@ -85,10 +90,32 @@ async def ask_judge(
     judged = replace(outcome, judgement=judgement)
     if is_validated:
         return judged
-    if judgement.success is None:
+    is_answered = all(vote.success is not None or vote.is_malformed for vote in judgement.votes)
+    if judgement.success is None and not (is_answered and any(vote.success is not None for vote in judgement.votes)):
         error = f"expected a majority verdict on {task.task_id!r}, got none: {judgement.reason}"
         return replace(judged, stop_reason=StopReason.TASK_ERROR, error=error)
     return replace(judged, validation=validation_of(judgement))
+
+
+def find_answer(response_id: str, recorded: Sequence[ModelTurn]) -> ModelTurn:
+    """The gateway's record of the answer that the agent acted on; raises `SamplingError`."""
+    model = next((turn for turn in reversed(recorded) if turn.response_id == response_id), None)
+    if model is None:
+        raise SamplingError(f"expected the gateway to know response {response_id!r}, it has {len(recorded)} others")
+    return model
+
+
+def report_end(device: Device, done: AgentOutcome, turns: Sequence[Turn], *, max_turns: int) -> None:
+    """Tell a device whose service evaluates the task how the agent's work ended."""
+    if isinstance(device, ReportedDevice):
+        report = AgentReport(
+            answer=done.answer,
+            success_claimed=done.success_claimed,
+            num_turns=len(turns),
+            max_turns=max_turns,
+            errors=tuple(turn.agent.action_error for turn in turns if turn.agent.action_error),
+        )
+        device.report(report)
 
 
 def validation_of(judgement: Judgement) -> Validation:

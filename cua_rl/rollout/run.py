@@ -6,23 +6,25 @@ This is the only place that turns an error into data: an infrastructure fault en
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.devices.device import AgentReport, ReportedDevice
+from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DeviceSource
-from cua_rl.errors import CuaError, SamplingError
+from cua_rl.errors import CheckError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.masking import mask_known
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.outcome import Judge, Outcome, ask_judge
+from cua_rl.rollout.fresh_check import FreshCheck
+from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
 from cua_rl.rollout.time_limits import TimeLimits, time_limit
-from cua_rl.tasks.readiness import instruct, prepare, validate
+from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, ModelTurn, Rollout, Turn
+from cua_rl.types import AgentTurn, Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,10 @@ class RolloutRunner:
     judge_all: bool = False
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _check: FreshCheck = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_check", FreshCheck(devices=self.devices, limits=self.time_limits))
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
@@ -102,71 +108,64 @@ class RolloutRunner:
         )
 
     async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
-        """Lease, prepare, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
+        """Lease, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
+        outcome: Outcome | None = None
+        try:
+            async with self.devices.lease(plan.task.device_request(rollout_id)) as device:
+                outcome = await self._act(plan, rollout_id, turns, device)
+                if plan.task.validate is None:
+                    return outcome
+                validation = await self._check.validate(plan.task, device, outcome.answer)
+        except CheckError as failure:  # its device is not reused
+            if outcome is None:
+                raise
+            validation = await self._check.verdict(plan.task, failure)
+        return replace(outcome, validation=validation)
+
+    async def _act(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
+        """Prepare the device and let the agent work; the outcome is not validated yet."""
         task, max_turns = plan.task, min(plan.task.max_turns, self.max_turns)
+        clock = RolloutClock(policy_s=self.time_limits.agent_s, turn_s=self.time_limits.turn_s)
         first_success_turn: int | None = None
 
-        async with self.devices.lease(task.device_request(rollout_id)) as device:
-            clock = RolloutClock(policy_s=self.time_limits.agent_s, turn_s=self.time_limits.turn_s)
-
-            async def on_turn(done: AgentTurn) -> None:
-                nonlocal first_success_turn
-                clock.next_turn()
-                with clock.call():
-                    model = _find_answer(done.response_id, self.gateway.turns(rollout_id))
-                    turns.append(Turn(index=len(turns), model=model, agent=done))
-                    await clock.pause(self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1])))
-                    if self.watch_goal and first_success_turn is None and task.validate is not None:
-                        is_reached = (await validate(task, device, None)).success
+        async def on_turn(done: AgentTurn) -> None:
+            nonlocal first_success_turn
+            clock.next_turn()
+            with clock.call():
+                model = find_answer(done.response_id, self.gateway.turns(rollout_id))
+                turns.append(Turn(index=len(turns), model=model, agent=done))
+                with clock.uncharged():  # the database may be away
+                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
+                if self.watch_goal and first_success_turn is None and task.validate is not None:
+                    with suppress(CheckError):  # it is asked again at the end
+                        is_reached = (await self._check.validate(task, device, None)).success
                         first_success_turn = len(turns) if is_reached else None
 
-            await self.recorder.record(
-                RolloutStarted(
-                    source=plan.source,
-                    rollout_id=rollout_id,
-                    group_id=plan.group_id,
-                    group_index=plan.group_index,
-                    member_index=plan.member_index,
-                    task=task,
-                    device_id=device.device_id,
-                    max_turns=max_turns,
-                )
-            )
-            async with time_limit("set-up", self.time_limits.prepare_s):
-                await prepare(task, device)
-                instruction = await instruct(task, device)
-            async with clock.limit():
-                agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
-                done = await self.agent.run(agent_task, device, self.gateway, clock=clock, on_turn=on_turn)
-            if isinstance(device, ReportedDevice):
-                device.report(
-                    AgentReport(
-                        answer=done.answer,
-                        success_claimed=done.success_claimed,
-                        num_turns=len(turns),
-                        max_turns=max_turns,
-                        errors=tuple(turn.agent.action_error for turn in turns if turn.agent.action_error),
-                    )
-                )
-            validation = None
-            if task.validate is not None:
-                async with time_limit("validation", self.time_limits.validate_s):
-                    validation = await validate(task, device, done.answer)
-            return Outcome(
-                stop_reason=done.stop_reason,
+        await self.recorder.record(
+            RolloutStarted(
+                source=plan.source,
+                rollout_id=rollout_id,
+                group_id=plan.group_id,
+                group_index=plan.group_index,
+                member_index=plan.member_index,
+                task=task,
                 device_id=device.device_id,
-                instruction=instruction,
-                answer=done.answer,
-                validation=validation,
                 max_turns=max_turns,
-                first_success_turn=first_success_turn,
-                error=None if done.error is None else mask_known(done.error),  # it may quote a program's log
             )
-
-
-def _find_answer(response_id: str, recorded: tuple[ModelTurn, ...]) -> ModelTurn:
-    """The gateway's record of the answer that the agent acted on."""
-    model = next((turn for turn in reversed(recorded) if turn.response_id == response_id), None)
-    if model is None:
-        raise SamplingError(f"expected the gateway to know response {response_id!r}, it has {len(recorded)} others")
-    return model
+        )
+        async with time_limit("set-up", self.time_limits.prepare_s):
+            await self._check.prepare(task, device)
+            instruction = await instruct(task, device)
+        async with clock.limit():
+            agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
+            done = await self.agent.run(agent_task, device, self.gateway, clock=clock, on_turn=on_turn)
+        report_end(device, done, turns, max_turns=max_turns)
+        return Outcome(
+            stop_reason=done.stop_reason,
+            device_id=device.device_id,
+            instruction=instruction,
+            answer=done.answer,
+            max_turns=max_turns,
+            first_success_turn=first_success_turn,
+            error=None if done.error is None else mask_known(done.error),  # it may quote a program's log
+        )

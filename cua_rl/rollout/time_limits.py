@@ -12,7 +12,7 @@ class TimeLimits:
 
     prepare_s: float = 300.0
     turn_s: float = 300.0
-    """For model server and device together, from the end of one turn to that of the next; exceeding it is a fault."""
+    """For the device in one turn, and for a model server without progress; exceeding it is a fault."""
     agent_s: float = 1800.0
     """Budget for the policy's own time in the whole rollout; exceeding it ends the rollout like the turn limit."""
     validate_s: float = 60.0

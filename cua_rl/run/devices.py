@@ -88,7 +88,8 @@ def _make_backend(
             from cua_rl.devices.gbox.device import Capture
             from cua_rl.devices.gbox.service import make_gbox
 
-            agent_s = config.devices.task_timeout_s + config.max_turns * config.devices.turn_timeout_s
+            # in each turn, the device may take its limit, and an answer may take as long (`compare_speed`)
+            agent_s = config.devices.task_timeout_s + 2 * config.max_turns * config.devices.turn_timeout_s
             stages = (config.devices.setup_timeout_s, agent_s, config.devices.validate_timeout_s)
             plan = BoxPlan(
                 box_type=config.box_type,

@@ -55,7 +55,7 @@ _MISSING: Mapping[Need, str] = {
 _LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait for ever
 _NEARLY_FULL = 0.97
 _OVER_PLAN = 1.1  # the plan is within 10 % of peaks on fake tensors
-_LOW_MFU = 0.15  # less than half of what to expect of a model of 4B and more
+_LOW_UTILISATION = 0.15  # less than half of what to expect of a model of 4B and more
 _SLOW_PUBLICATION_S = 10.0
 _NUM_PUBLICATIONS = 4
 _NUM_BESIDE = 16  # requests at a time while adapters are published
@@ -155,9 +155,11 @@ async def check_backward(exam: Examination) -> Finding:
     await exam.trainer.forward_backward(datums, LossConfig())
     done = await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=exam.config.learning_rate))
     exam.trained = metrics = await exam.trainer.trainer_metrics()
-    speed, mfu = metrics["trainer/tokens"] / metrics["trainer/busy_s"], metrics["trainer/mfu_frac"]
+    speed, utilisation = metrics["trainer/tokens"] / metrics["trainer/busy_s"], metrics["trainer/matmul_frac"]
+    mfu = metrics.get("trainer/mfu_frac")
     got = (
-        f"{len(datums)} x {length} tokens: {speed:.0f} tokens/s, MFU {100 * mfu:.0f} %, |gradient| {done.grad_norm:.3g}"
+        f"{len(datums)} x {length} tokens: {speed:.0f} tokens/s, {100 * utilisation:.0f} % of a large matrix product"
+        f"{'' if mfu is None else f', MFU {100 * mfu:.0f} %'}, |gradient| {done.grad_norm:.3g}"
     )
     figures = {"tokens_per_s": speed, "grad_norm": done.grad_norm, **metrics}
     if not 0 < done.grad_norm < float("inf"):
@@ -166,7 +168,7 @@ async def check_backward(exam: Examination) -> Finding:
     do = ""
     if metrics.get("trainer/memory_retries"):
         do = f"it ran out of memory first: lower trainer.micro_batch_tokens={plan.memory.micro_batch_tokens}"
-    elif "GPU" in exam.there and mfu < _LOW_MFU:
+    elif "GPU" in exam.there and utilisation < _LOW_UTILISATION:
         do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/performance.md"
     return finding_of(got, do, figures)
 
@@ -255,14 +257,14 @@ async def check_sampling(exam: Examination) -> Finding:
     sampled, read = sum(len(turn.sampled_tokens) for turn in turns), sum(turn.prompt.length for turn in turns)
     figures: dict[str, object] = {"sampled_tokens_per_s": sampled / seconds, "prompt_tokens_per_s": read / seconds}
     got = f"{sampled / seconds:.0f} sampled and {read / seconds:.0f} prompt tokens/s, {concurrency} at a time"
-    utilisation = exam.trained.get("trainer/mfu_frac")
+    utilisation = exam.trained.get("trainer/matmul_frac")
     if utilisation:
         # the trainer has measured what one device can do
         peak = exam.trained["trainer/tflop_per_s"] * 1e12 / utilisation / plan.gpus.num_trainer_processes
         peak *= max(1, len(plan.gpus.server_gpus))
         model = load_model_sizes(plan.model_path)
-        figures["mfu_frac"] = mfu = 2 * model.active_parameters * (sampled + read) / seconds / peak
-        got += f", MFU about {100 * mfu:.1f} %"
+        figures["matmul_frac"] = share = 2 * model.active_parameters * (sampled + read) / seconds / peak
+        got += f", about {100 * share:.1f} % of a large matrix product"
     return finding_of(got, figures=figures)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cua_rl.agent.agent import RecordingAccess
@@ -26,6 +27,9 @@ from cua_rl.policy import AdapterRef
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
+from cua_rl.reporting.progress import starting
+from cua_rl.reporting.step_line import num_of
+from cua_rl.run.decisions import evaluation_decisions, print_decisions
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -41,7 +45,7 @@ from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, load_settings, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
-from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
+from cua_rl.run.rollouts import compare_speed, make_runner, make_servers, open_gateway, start_together
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -51,10 +55,15 @@ from cua_rl.sampling.server import ModelServer
 async def run_evaluation(config: EvaluateConfig) -> None:
     """Check the configuration, make the missing attempts, and write the results."""
     plan = await plan_evaluation(config)
-    for engine in plan.engines.values():
-        print(engine.memory.table(), file=sys.stderr)
+    if config.dry_run:
+        print_decisions(evaluation_decisions(plan))
+    if any(isinstance(model, LocalModel) and model.model_name is not None for model in plan.models):
+        print("\n".join(engine.memory.table() for engine in plan.engines.values()), file=sys.stderr)
     if config.dry_run:
         check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
+        if config.behavior_if_log_dir_exists == "resume" and (plan.log_path / "config.json").is_file():
+            require_same_evaluation(load_settings(plan.log_path, "log_path"), plan.settings())
+            print(f"resumes the evaluation in {plan.log_path}", file=sys.stderr)
         print(json.dumps(plan.settings(), indent=2))
         return
     for model in plan.models:
@@ -67,7 +76,10 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         known = _load_known(folder, plan)
         folder.write_config(plan.settings())
         record = AttemptFile(path=folder.path / "attempts.jsonl", attempts=known)
-        print(f"evaluation of {len(plan.models)} models on {len(plan.tasks)} tasks in {folder.path}", flush=True)
+        print(
+            f"evaluation of {num_of(len(plan.models), 'model')} on {num_of(len(plan.tasks), 'task')} in {folder.path}",
+            flush=True,
+        )
         if config.num_attempts > 1 and config.temperature == 0:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
         async with AsyncExitStack() as stack:
@@ -140,7 +152,6 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
         models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
         if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
             continue
-        print(f"starting the model server for {model_path.name}", flush=True)
         engine = plan.engines[model_path]
         servers = make_servers(
             plan.config,
@@ -155,7 +166,8 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
             adapts_vision=engine.adapts_vision,
         )
         async with AsyncExitStack() as stack:
-            await start_together(stack, *servers)
+            async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
+                await start_together(stack, *servers)
             for model in models:
                 async with _serve_model(plan, model, servers) as gateway:
                     await _run_model(plan, model, gateway, around, record)
@@ -182,7 +194,7 @@ async def _run_model(
         log_folder=plan.log_path / "logs" / "agents",
     )
     await run_missing_attempts(runner, attempt_plan, list(record.attempts), keep)
-    print(f"{model.name}: {num_missing} attempts in {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{model.name}: {num_of(num_missing, 'attempt')} in {time.monotonic() - started:.0f} s", flush=True)
 
 
 @dataclass(slots=True)
@@ -212,7 +224,8 @@ async def _serve_model(
 ) -> AsyncGenerator[Gateway]:
     """A gateway to the model, once its adapter is loaded and verified to change the base model."""
     renderer = plan.engines[model.model_path].renderer
-    async with SamplingClient(*servers) as client:
+    async with SamplingClient(*servers, stall_timeout_s=plan.config.devices.turn_timeout_s) as client:
+        await compare_speed(plan.config, client, renderer)
         if model.adapter is not None:
             adapter = AdapterRef(path=model.adapter.path, policy_version=model.adapter.policy_version)
             canary = Canary(tokens=canary_tokens(renderer), changes_model=model.adapter.changes_model)
@@ -231,4 +244,4 @@ def _write_results(plan: EvaluationPlan, folder: LogDirectory, attempts: Sequenc
 def _title(plan: EvaluationPlan) -> str:
     config = plan.config
     attempts = "one attempt each" if config.num_attempts == 1 else f"{config.num_attempts} attempts each"
-    return f"{len(plan.tasks)} tasks, {attempts}, temperature {config.temperature:g}"
+    return f"{num_of(len(plan.tasks), 'task')}, {attempts}, temperature {config.temperature:g}"

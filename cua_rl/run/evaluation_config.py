@@ -4,7 +4,7 @@ from typing import cast
 
 import chz
 
-from cua_rl.command_line.settings import explain_field
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, Tasks, device_presets
 from cua_rl.settings import Given, setting, with_presets
 
@@ -21,7 +21,7 @@ def evaluate_presets(given: Given) -> Given:
     return {**({} if names_model else TINY_MODEL), **device_presets(given)}
 
 
-@with_presets(evaluate_presets, explain_field)
+@with_presets(evaluate_presets, explain_field, accept_value)
 @chz.chz
 class EvaluateConfig(RolloutConfig):
     """Measure one or several models on the same task instances."""

@@ -1,6 +1,7 @@
 """Resolves and checks an evaluation configuration before a model is loaded or an endpoint is called."""
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from cua_rl.agent.history import History
-from cua_rl.command_line.plain_config import plain_config, stored_setting
+from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
@@ -26,7 +27,7 @@ from cua_rl.run.devices import DevicePlan, find_backend_name, name_gym, plan_dev
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.log_directory import run_folder
+from cua_rl.run.log_directory import load_settings, run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
@@ -38,13 +39,21 @@ from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 
+logger = logging.getLogger(__name__)
+
 _DEFINING = (
-    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",
+    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "reward_clip", "device", "box_type",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
     "agent.name", "agent.command", "agent.harness_command", "agent.history", "agent.history_images",
     "agent.history_block", "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
+
+_SEEN = (
+    "max_turns", "max_tokens", "device", "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
+    "agent.name", "agent.history", "agent.history_images", "agent.history_block", "server.max_pixels", "renderer_name",
+)  # fmt: skip
+"""Settings with which a policy sees and does something else than in its training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(backend_name, None)
+    _warn_of_other_settings(config, models)
     device_plan = plan_devices(config, log_path)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),
@@ -158,11 +168,26 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         device_plan=device_plan,
         tasks=tasks,
         max_images=max_images,
-        reward=load_reward(config.reward),
+        reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
         history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
+
+
+def _warn_of_other_settings(config: EvaluateConfig, models: Sequence[Model]) -> None:
+    """Say with which settings the policy of a run is evaluated that it was not trained with."""
+    now = plain_config(config)
+    for model in [model for model in models if isinstance(model, LocalModel)]:
+        weights = model.adapter.path if model.adapter else model.model_path
+        run = weights.parent.parent
+        if weights.parent.name != "sampler_weights" or not (run / "config.json").is_file():
+            continue
+        trained = load_settings(run, "models")
+        for name in _SEEN:
+            (is_stored, was), (_, wanted) = find_stored(trained, name), find_stored(now, name)
+            if is_stored and was != wanted:
+                logger.warning("%s was trained with %s=%s and is evaluated with %s", model.name, name, was, wanted)
 
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:

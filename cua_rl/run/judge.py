@@ -93,8 +93,9 @@ def require_precision(
 ) -> None:
     """Refuse a judge whose precision may be insufficient, because the policy would learn its false positives.
 
-    The lower end of the 95 % interval of its precision must reach `least`. Without `least`, an uncalibrated judge only
-    causes a warning.
+    The lower end of the 95 % interval must reach `least`, for its precision on the recorded rollouts and for the
+    precision with as many failures as successes: among rollouts that nearly all succeed, a judge that always says yes
+    has a precision near 1. Without `least`, an uncalibrated judge only causes a warning.
 
     Raises:
         ConfigError: the precision is too low or unknown, and `is_forced` is false.
@@ -128,13 +129,16 @@ def _problem(config: JudgeConfig, path: Path, least: float | None, *, is_named: 
             f"expected a calibration of judge {config.model!r} with this prompt, these votes, screenshots and extra "
             f"fields, got one of another judge in {path}"
         )
-    value, low, high = calibration.precision
-    if least is not None and (value is None or low < least):
-        shown = "no verdict 'success'" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
-        return (
-            f"expected the 95 % interval of the judge's precision to begin at {least:g} or above, got {shown} from "
-            f"{calibration.num_verdicts} rollouts in {path}"
-        )
+    for (value, low, high), name in (
+        (calibration.precision, "precision"),
+        (calibration.balanced_precision, "precision with as many failures as successes"),
+    ):
+        if least is not None and (value is None or low < least):
+            shown = "no verdict 'success'" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+            return (
+                f"expected the 95 % interval of the judge's {name} to begin at {least:g} or above, got {shown} from "
+                f"{calibration.num_verdicts} rollouts in {path}"
+            )
     return None
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from cua_rl.errors import ConfigError, boundary
@@ -108,24 +107,7 @@ class LogDirectory:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All recorded checkpoints, oldest first; damaged lines are skipped with a warning."""
-        return [
-            Checkpoint(
-                step=_step(record),
-                state_path=self.path / str(record["state_path"]),
-                sampler_path=self.path / str(record["sampler_path"]),
-                is_final=bool(record.get("final", False)),
-            )
-            for record in read_records(self.checkpoints_path)
-        ]
-
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint whose folders are complete; damaged ones are passed over with a warning each."""
-        for checkpoint in reversed(self.checkpoints()):
-            damage = find_damage(checkpoint.state_path) or find_damage(checkpoint.sampler_path)
-            if damage is None:
-                return checkpoint
-            logger.warning("skipping checkpoint step=%s: %s", checkpoint.step, damage)
-        return None
+        return read_checkpoints(self.path)
 
     def prune_checkpoints(self, keep_newest: int, keep_every: int = 0) -> list[int]:
         """Keep the newest checkpoints and those whose step is a multiple of `keep_every`; returns the kept steps.
@@ -173,15 +155,25 @@ class LogDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _stored(self, path: Path) -> str:
         """Paths inside the folder are stored relative to it, so that the folder can be moved."""
         absolute = path.absolute()
         return str(absolute.relative_to(self.path)) if absolute.is_relative_to(self.path) else str(absolute)
+
+
+def choose_behavior(path: Path, behavior: Behavior) -> Behavior:
+    """What to do with the folder; "ask" where a person at the terminal has to say it becomes what they say."""
+    if behavior != "ask" or not (is_run_folder(path) and _has_results(path)):
+        return behavior
+    answers: Mapping[Decision, Behavior] = {
+        Decision.FRESH: "overwrite",
+        Decision.SKIP: "skip",
+        Decision.RESUME: "resume",
+    }
+    return answers[_decide(path, "ask", None)]
 
 
 def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str], str] | None = None) -> LogDirectory:
@@ -196,7 +188,7 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
         ConfigError: the folder holds something else, another run is using it, or nobody can be asked.
     """
     path = path.expanduser().absolute()
-    is_used = _is_used(path)
+    is_used = is_run_folder(path)
     if not is_used:
         _require_makeable(path)
     with boundary(ConfigError, f"log_path {str(path)!r} cannot be used"):
@@ -227,6 +219,33 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     return LogDirectory(path=path, decision=decision, _lock=lock, _umask=umask)
 
 
+def read_checkpoints(folder: Path) -> list[Checkpoint]:
+    """All checkpoints that the run in a folder has recorded, oldest first."""
+    return [
+        Checkpoint(
+            step=_step(record),
+            state_path=folder / str(record["state_path"]),
+            sampler_path=folder / str(record["sampler_path"]),
+            is_final=bool(record.get("final", False)),
+        )
+        for record in read_records(folder / "checkpoints.jsonl")
+    ]
+
+
+def newest_checkpoint(folder: Path, step: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint whose folders are complete, or that of `step`; damaged ones are passed over with a
+    warning each.
+    """
+    for checkpoint in reversed(read_checkpoints(folder)):
+        if step not in (None, checkpoint.step):
+            continue
+        damage = find_damage(checkpoint.state_path) or find_damage(checkpoint.sampler_path)
+        if damage is None:
+            return checkpoint
+        logger.warning("skipping checkpoint step=%s: %s", checkpoint.step, damage)
+    return None
+
+
 def load_settings(folder: Path, setting: str) -> dict[str, Any]:
     """The config.json of a run's folder; raises `ConfigError` that begins with `setting` if it cannot be read."""
     path = folder / "config.json"
@@ -237,7 +256,7 @@ def load_settings(folder: Path, setting: str) -> dict[str, Any]:
 def check_log_directory(path: Path, behavior: Behavior) -> None:
     """Raise `ConfigError` where `prepare_log_directory` would, without a person to ask; changes nothing."""
     path = path.expanduser().absolute()
-    if not _is_used(path):
+    if not is_run_folder(path):
         _require_makeable(path)
     elif is_locked(path / LOCK_NAME):
         raise ConfigError(_in_use(path, (path / LOCK_NAME).read_text(errors="replace")))
@@ -253,7 +272,7 @@ def new_folder(setting: str, given: str) -> Path:
     return path
 
 
-def _is_used(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
     with boundary(ConfigError, f"log_path: expected a folder that can be read, got {str(path)!r}; choose another"):
         if not path.exists():

@@ -57,7 +57,7 @@ class MemoryPlan:
         """The plan for people."""
         gpus, host_gib = self.machine.gpus, _shown(self.machine.host_gib)
         where = "GPU" if gpus else "process"
-        kind = f"{len(gpus)} GPUs of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
+        kind = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
         lines = [f"memory plan, GiB: {kind}, main memory {host_gib}"]
         columns = {f"trainer, per {where}": self.trainer, f"server, per {where}": self.server, "main memory": self.host}
         for title, parts in columns.items():
@@ -66,6 +66,15 @@ class MemoryPlan:
                 lines.append(f"  {title}: {_shown(sum(parts.values()) / GIB)} = {shown}")
         chosen = ", ".join(f"{name}={value}" for name, value in self._settings().items())
         return "\n".join([*lines, f"  {chosen}"])
+
+    def summary(self) -> str:
+        """What is needed, on one line."""
+        columns = {"trainer": self.trainer, "model server": self.server, "main memory": self.host}
+        needed = [f"{title} {_shown(sum(parts.values()) / GIB)}" for title, parts in columns.items() if parts]
+        gpus = self.machine.gpus
+        kind = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
+        where = " (the first two per GPU)" if gpus else ""
+        return f"GiB: {', '.join(needed)}{where}; of {kind}, main memory {_shown(self.machine.host_gib)}"
 
     def effective(self) -> dict[str, object]:
         """The plan as config.json and the dry run show it."""

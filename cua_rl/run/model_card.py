@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.reporting.step_line import num_of
 from cua_rl.run.checkpoints import max_lora_rank
+from cua_rl.run.earlier_attempt import CHANGED, Curve, curve_at, settings_at
 
 ExportKind = Literal["merged", "adapter"]
 
@@ -24,6 +26,8 @@ def format_model_card(
     `metrics` are the records of its metrics.jsonl; `hub_base` is the base model's name on the hub, if it has one;
     `rounding` is from `merge_adapter`. Addresses, paths and task texts of the run do not appear.
     """
+    curve, settings = curve_at(settings, step), settings_at(settings, step)
+    resumed = "; ".join(f"after step {one['after_step']}: {', '.join(one['settings'])}" for one in settings[CHANGED])
     run_name = str(settings["run_name"])
     base = hub_base or ("the tiny Qwen3-VL of cua_rl" if settings.get("model_name") is None else "a local model")
     is_supervised = "data" in settings
@@ -35,7 +39,8 @@ def format_model_card(
         "method": "supervised fine-tuning" if is_supervised else _method(settings),
         "weights": f"LoRA adapter, rank {rank}, alpha {alpha}" if rank else "all weights trained",
         "steps": f"{step}, learning rate {settings.get('learning_rate'):g}",
-        **_results(metrics, step, settings),
+        **({"resumed with other settings": resumed} if resumed else {}),
+        **_results(metrics, step, settings, curve),
         "stored as": _stored(kind, dtype, rounding) if rank else f"whole model, {dtype}",
     }
     library = "peft" if kind == "adapter" else "transformers"
@@ -75,13 +80,19 @@ def _method(settings: Mapping[str, Any]) -> str:
     return f"reinforcement learning, loss {name}, advantages {advantages}, {groups} groups of {size} rollouts a step"
 
 
-def _results(metrics: Sequence[Mapping[str, object]], step: int, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Held-out results before training and at the exported step; a later record of a step replaces an earlier one."""
-    at = {name: record for record in metrics for name in [record.get("step")] if _held_out(record) is not None}
+def _results(
+    metrics: Sequence[Mapping[str, object]], step: int, settings: Mapping[str, Any], curve: Curve
+) -> dict[str, str]:
+    """Held-out results before the curve's first step and at the exported one; a later record of a step replaces an
+    earlier one.
+    """
+    mine = [record for record in metrics if record.get("progress/curve", 1.0) == curve.number]
+    at = {name: record for record in mine for name in [record.get("step")] if _held_out(record) is not None}
+    start = f"after step {curve.after_step}, when the tasks above began" if curve.after_step else "before training"
     tasks = "" if settings.get("eval_tasks") is None else f" ({_tasks(settings['eval_tasks'])})"
     rows = {
         label + tasks: cast("str", _held_out(at[place]))
-        for label, place in (("held out, before training", 0), ("held out, this model", step))
+        for label, place in ((f"held out, {start}", curve.after_step), ("held out, this model", step))
         if place in at
     }
     return rows if step in at else {**rows, "held out, this model": "not evaluated at this step"}
@@ -92,7 +103,7 @@ def _held_out(record: Mapping[str, object]) -> str | None:
     rate, num_rollouts = values.get("eval/held_out/success_rate"), values.get("eval/held_out/num_rollouts")
     low, high = values.get("eval/held_out/success_rate_low"), values.get("eval/held_out/success_rate_high")
     if rate is not None and low is not None and high is not None:
-        interval = f"95 % interval {100 * low:.1f}-{100 * high:.1f} %, {num_rollouts or 0:.0f} rollouts"
+        interval = f"95 % interval {100 * low:.1f}-{100 * high:.1f} %, {num_of(round(num_rollouts or 0), 'rollout')}"
         return f"success {100 * rate:.1f} % ({interval})"
     loss = values.get("eval/held_out/cross_entropy")
     return None if loss is None else f"loss {loss:.4f} nats per token"

@@ -11,6 +11,7 @@ from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
+from cua_rl.run.earlier_attempt import Curve
 from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_plan import RunPlan
 
@@ -33,10 +34,14 @@ def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
         stack.callback(ours.removeHandler, handler)
 
 
-def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int) -> RunReport:
+def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int, curve: Curve) -> RunReport:
     """Open metric files and display."""
     config = plan.config
-    display = stack.enter_context(ProgressDisplay(config.max_steps, first_step=first_step))
+    display = stack.enter_context(
+        ProgressDisplay(
+            config.max_steps, first_step=first_step, eval_every=config.eval_every if plan.eval_tasks else None
+        )
+    )
     if config.model_name is None:
         devices = plan.device_plan.backend_name
         display.note(f"embedded demo: tiny Qwen3-VL ({devices}), real vLLM (name a model with model_name=...)")
@@ -50,7 +55,13 @@ def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, firs
             wandb_name=config.wandb_name or plan.run_name,
         )
     )
-    return RunReport(metric_log=metric_log, display=display, total_steps=config.max_steps)
+    return RunReport(
+        metric_log=metric_log,
+        display=display,
+        total_steps=config.max_steps,
+        curve=curve.number,
+        baseline_step=curve.after_step,
+    )
 
 
 async def finish_report(
@@ -63,6 +74,7 @@ async def finish_report(
         baseline_success_rate=report.baseline_success_rate,
         final_success_rate=report.final_success_rate,
         num_eval_rollouts=report.num_eval_rollouts,
+        baseline_step=report.baseline_step,
         num_steps=plan.config.max_steps,
         setup_time_s=setup_time_s,
         train_time_s=train_time_s,

@@ -1,15 +1,15 @@
 """The state that a resumed run continues from, according to its checkpoint, folder and database."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.database.progress import Progress, load_progress
 from cua_rl.database.queries import find_training, latest_trainings, rename_training
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
-from cua_rl.errors import ConfigError
+from cua_rl.events import Phase
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
@@ -22,8 +22,11 @@ from cua_rl.rl.curriculum import (
 )
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
-from cua_rl.run.log_directory import LogDirectory, load_settings
+from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
+from cua_rl.run.log_directory import Checkpoint, LogDirectory
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.training_plan import RunPlan
+from cua_rl.training.client import TrainingClient
 from cua_rl.types import Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
@@ -41,31 +44,9 @@ class Resumed:
         return tuple(waiting.scored.group.group_id for waiting in self.start.kept_groups)
 
 
-def require_same_policy(config: CLIConfig, folder: LogDirectory) -> None:
-    """Raise `ConfigError` for settings with which the weights of the run's checkpoints would be another policy."""
-    if not folder.config_path.is_file():
-        return
-    before = load_settings(folder.path, "log_path")
-    if before and "groups_per_batch" not in before:
-        raise ConfigError(
-            f"log_path: expected a run of recipes.train to resume, got one of another recipe in {str(folder.path)!r}; "
-            "choose another log_path"
-        )
-    if not folder.checkpoints():
-        return
-    now = plain_config(config)
-    for name in ("model_name", "lora_rank", "trainer.lora_alpha", "trainer.lora_modules"):
-        was, wanted = stored_setting(before, name), stored_setting(now, name)
-        if name == "model_name":  # its folder may have moved
-            was, wanted = (path and Path(path).name for path in (was, wanted))
-        if was != wanted and (was is not None or name == "model_name"):  # earlier versions had fewer settings
-            raise ConfigError(
-                f"{name}: expected {was!r} as when the run in {str(folder.path)!r} began, got {wanted!r}; go on with "
-                "the same, or choose another log_path"
-            )
-
-
-async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:
+async def load_resumed(
+    config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str, curve: Curve
+) -> Resumed:
     """Load the groups and evaluations that a run resumed after `num_done` steps can reuse, and delete the others."""
     if num_done == 0:
         folder.remove_strays(0)
@@ -76,18 +57,55 @@ async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, n
         if training is None:
             folder.remove_strays(num_done)
             return Resumed()
-        progress = await load_progress(session, training.training_id, num_done)
-    owed = _owed_evaluations(config, folder, progress, num_done)
+        progress = await load_progress(session, training.id, num_done)
+    owed = _owed_evaluations(config, folder, progress, num_done, curve)
     folder.remove_strays(num_done, keep=[wanted.step for wanted in owed])
-    return Resumed(start=plan_start(config, progress, num_done), owed_evaluations=owed)
+    start = plan_start(config, progress, num_done)
+    if num_done == curve.after_step:  # what is left was sampled for other tasks, or another reward
+        start = replace(start, kept_groups=())
+    return Resumed(start=start, owed_evaluations=owed)
 
 
-async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
-    """After a folder has been moved, rename the run in its embedded database accordingly."""
+async def follow_move(attempt: EarlierAttempt, run_name: str, url: str, *, is_own: bool) -> None:
+    """After a run's folder has been moved, rename the run in its database accordingly; a copy is a run of its own.
+
+    `is_own`: the database is in the folder, and holds no other run.
+    """
+    earlier_path = Path(str(attempt.settings.get("log_path", attempt.path)))
     async with open_sessions(url) as sessions, sessions.begin() as session:
-        if await find_training(session, run_name, str(folder.path)) is None:
-            for training in await latest_trainings(session, limit=1):
-                await rename_training(session, training.training_id, run_name, str(folder.path))
+        if await find_training(session, run_name, str(attempt.path)) is not None:
+            return
+        if is_own:
+            moved = next(iter(await latest_trainings(session, limit=1)), None)
+        elif await asyncio.to_thread(earlier_path.exists):
+            return
+        else:
+            moved = await find_training(session, str(attempt.settings.get("run_name")), str(earlier_path))
+        if moved is not None:
+            await rename_training(session, moved.id, run_name, str(attempt.path))
+
+
+async def load_weights(
+    trainer: TrainingClient,
+    plan: RunPlan,
+    folder: LogDirectory,
+    checkpoint: Checkpoint | None,
+    *,
+    needs_reference: bool,
+) -> None:
+    """Load the weights that the run continues from, and the reference model of KL terms.
+
+    The reference is what the first attempt started from. A copy stays in the run's folder, so that a resumed run has
+    the same one even if the original folder has changed.
+    """
+    reference = folder.path / "reference"
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+        await trainer.save_weights_for_sampler(reference)
+    if plan.checkpoint_path is not None and needs_reference:
+        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
 def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:
@@ -119,26 +137,32 @@ def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Roll
 
 
 def _owed_evaluations(
-    config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int
+    config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int, curve: Curve
 ) -> tuple[WantedEvaluation, ...]:
-    """Evaluations that were due and are not recorded, if their adapters still exist.
+    """Evaluations of the curve that were due and are not recorded, if their adapters still exist.
 
     An asynchronous run evaluates its baseline while it trains, so a checkpoint may come first.
     """
-    due = [] if config.evaluation.skip_baseline else [0]
-    due += [step for step in range(1, num_done) if config.eval_every and step % config.eval_every == 0]
-    if num_done == config.max_steps or (config.eval_every and num_done % config.eval_every == 0):
-        due.append(num_done)
-    missing = [step for step in due if step not in progress.evaluated_steps and folder.sampler_path(step).exists()]
+    if num_done == curve.after_step:
+        return ()  # the curve begins with its baseline
+    steps = [
+        step
+        for step in range(curve.after_step + 1, num_done + 1)
+        if step == config.max_steps or (config.eval_every and step % config.eval_every == 0)
+    ]
+    due: list[tuple[Phase, int]] = [("eval", step) for step in steps]
+    if not config.evaluation.skip_baseline:
+        due.insert(0, ("baseline", curve.after_step))
+    missing = [one for one in due if one not in progress.evaluated and folder.sampler_path(one[1]).exists()]
     versions = {num_steps: version for version, num_steps in sorted(progress.newest_steps.items())}
-    newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for step in missing}
+    newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for _, step in missing}
     return tuple(
         WantedEvaluation(
-            phase="eval" if step else "baseline",
+            phase=phase,
             step=step,
             adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step]),
         )
-        for step in missing
+        for phase, step in missing
     )
 
 

@@ -6,8 +6,9 @@ import chz
 
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
+from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import secret_names
-from cua_rl.settings import Given, check_numbers, remembers_given, setting
+from cua_rl.settings import Given, check_numbers, setting
 from cua_rl.tasks.source_config import TaskSources, find_task_backend
 
 Tasks = dict[str, object] | list[dict[str, object]]
@@ -42,7 +43,6 @@ def given_task_backend(tasks: object) -> str | None:
         return None  # load_tasks reports what is wrong with them
 
 
-@remembers_given
 @chz.chz
 class AgentSettings:
     """The agent, and which screenshots its prompts contain."""
@@ -114,12 +114,14 @@ class DeviceSettings:
     lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
     setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=_TIME_LIMIT)
     turn_timeout_s: float = setting(
-        300.0, "limit for the time of model server and device in one turn; exceeding it is a fault", within=_TIME_LIMIT
+        300.0,
+        "limit for the device's time in one turn, and for a model server without a new token; exceeding it is a fault",
+        within=_TIME_LIMIT,
     )
     task_timeout_s: float = setting(
         1800.0,
         "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
-        "process, the time between requests; exceeding it ends the rollout as if out of turns (a harness: as a fault)",
+        "process, the time between requests; exceeding it ends the rollout as if out of turns",
         within=_TIME_LIMIT,
     )
     validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=_TIME_LIMIT)
@@ -132,7 +134,6 @@ class DeviceSettings:
     )
 
 
-@remembers_given
 @chz.chz
 class ServerSettings:
     """The vLLM server that a run starts, and the context of the model."""
@@ -292,18 +293,27 @@ class RolloutConfig:
         "reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
         "for tasks that a judge decides), or module:function",
     )
+    reward_clip: float | None = setting(
+        None,
+        "bound on the absolute value of rewards, so that a single outlier does not decide a step; None leaves them",
+        within=(0.0, MAX_REWARD),
+    )
     max_concurrent_rollouts: int = setting(
         128, "maximum number of devices in use at a time; 8 with GBox and gyms", at_least=1
     )
     log_path: str | None = setting(
-        None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings"
+        None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True
     )
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
-        "ask", "what to do if the folder already holds a run; resume continues it"
+        "ask", "what to do if the folder already holds a run; resume continues it", per_attempt=True
     )
-    dry_run: bool = setting(False, "check everything, print the effective configuration as JSON, and exit")
+    dry_run: bool = setting(
+        False, "check everything, print the effective configuration as JSON, and exit", per_attempt=True
+    )
     machine: str | None = setting(
-        None, "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80"
+        None,
+        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
+        per_attempt=True,
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings)

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import logging
 import shlex
 import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from math import ceil
 from pathlib import Path
 
 import httpx
@@ -30,12 +32,15 @@ from cua_rl.run.devices import BackendName, OpenDevices
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.sampling.address import server_addresses
+from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
 from cua_rl.settings import with_values
 from cua_rl.system import refuse_inspection
+
+logger = logging.getLogger(__name__)
 
 _ONLY_WITH = {
     "command": "external",
@@ -93,8 +98,8 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
             base_url=agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
             agent=agent.gbox_mini_agent_agent,
             action_space=agent.gbox_mini_agent_standard_action_space,
-            max_run_time_s=devices.task_timeout_s + config.max_turns * devices.turn_timeout_s,
-            max_step_time_s=devices.turn_timeout_s,
+            max_run_time_s=devices.task_timeout_s + 2 * config.max_turns * devices.turn_timeout_s,
+            max_step_time_s=2 * devices.turn_timeout_s,  # for an answer and its actions
         )
         return MiniAgent(mini)
     text = agent.command or agent.harness_command
@@ -204,6 +209,26 @@ def freeze_loaded_objects() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+async def compare_speed(config: RolloutConfig, client: SamplingClient, renderer: Renderer) -> None:
+    """Warn if the model server, with nothing else to do, takes longer than `turn_timeout_s` for the longest answer."""
+    tokens_per_s = await client.measure_speed(canary_tokens(renderer))
+    complaint = slow_answers(config.max_tokens, tokens_per_s, config.devices.turn_timeout_s)
+    if complaint:
+        logger.warning(complaint)
+
+
+def slow_answers(max_tokens: int, tokens_per_s: float, turn_timeout_s: float) -> str | None:
+    """What to change if an answer may take longer than a turn should; None if it does not."""
+    longest_s = max_tokens / tokens_per_s
+    if longest_s <= turn_timeout_s:
+        return None
+    return (
+        f"max_tokens={max_tokens} at {tokens_per_s:.3g} tokens/s takes {longest_s:.0f} s, turn_timeout_s="
+        f"{turn_timeout_s:g}: long answers are waited for, but they slow the run down, and boxes may expire meanwhile; "
+        f"lower max_tokens to {int(turn_timeout_s * tokens_per_s)}, or raise turn_timeout_s to {ceil(longest_s)}"
+    )
 
 
 @asynccontextmanager

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
-from cua_rl.metrics import mean_of
+from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
-from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.reporting.progress import ProgressDisplay, starting
+from cua_rl.rl.stages import ends_epochs, epoch_metrics
+from cua_rl.run.decisions import print_decisions, sft_decisions
 from cua_rl.run.devices import make_local_backend
-from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.earlier_attempt import find_earlier_attempt, say_how_to_go_on
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.sft_plan import SftPlan, plan_sft, require_same_run
+from cua_rl.run.sft_plan import SftPlan, log_path, plan_sft, require_same_run
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
@@ -28,34 +31,42 @@ from cua_rl.types import Datum
 
 async def run_sft(config: SftConfig) -> None:
     """Check configuration and data, then train; returns when the run is complete and all its processes have ended."""
+    path, behavior = log_path(config), config.behavior_if_log_dir_exists
+    behavior = behavior if config.dry_run else choose_behavior(path, behavior)
+    attempt = find_earlier_attempt(path, behavior, config.resume_step, "sft")
+    config = attempt.complete(config) if attempt else config
     backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with backend as devices:
         plan = await plan_sft(config, devices)
         settings = plain_config(config) | plan.effective()
-        print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
-            check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
+            print_decisions(sft_decisions(plan))
+        if attempt is not None:
+            require_same_run(plan, attempt)
+            print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
+        if config.model_name is not None:  # of the demo, nobody needs to plan the memory
+            print(plan.memory.table(), file=sys.stderr)
+        if config.dry_run:
             print(json.dumps(settings, indent=2))
             return
         await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
-        with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+        with prepare_log_directory(plan.log_path, behavior) as folder:
             if folder.decision is Decision.SKIP:
                 print(f"skipped: {folder.path} holds an earlier run")
                 return
-            if folder.decision is Decision.RESUME:
-                require_same_run(plan, folder)
             folder.write_config(settings)
-            await _run(plan, folder)
+            with say_how_to_go_on(folder.path, "sft"):
+                await _run(plan, folder, attempt.checkpoint if attempt else None)
             _print_summary(plan, folder)
 
 
-async def _run(plan: SftPlan, folder: LogDirectory) -> None:
-    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+async def _run(plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None) -> None:
     first_step = checkpoint.step + 1 if checkpoint else 1
     folder.truncate_after(checkpoint.step if checkpoint else -1)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
+        eval_every = plan.config.eval_every if plan.data.num_held_out else None
+        display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step, eval_every=eval_every))
         display.note(f"run {plan.run_name} in {folder.path}")
         display.note(f"learns from {plan.data.description}, {plan.data.num_held_out} held out")
         log = stack.enter_context(
@@ -67,8 +78,8 @@ async def _run(plan: SftPlan, folder: LogDirectory) -> None:
                 wandb_name=plan.config.wandb_name or plan.run_name,
             )
         )
-        display.status("starting the trainer")
-        trainer = await _start_trainer(stack, plan, folder, checkpoint)
+        async with starting("trainer", display.status):
+            trainer = await _start_trainer(stack, plan, folder, checkpoint)
         loop = SftLoop(plan=plan, folder=folder, trainer=trainer, log=log, display=display)
         await loop.run(first_step)
 
@@ -162,19 +173,19 @@ class SftLoop:
                 waited_s = time.monotonic() - started
                 if step < max_steps:
                     drawing = tasks.create_task(self._draw(step + 1))
-                metrics = await self._train(step, datums) | {"time/wait_s": waited_s}
-                metrics = metrics | {"time/step_s": time.monotonic() - started}
-                progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
+                trained = await self._train(step, datums)
+                metrics = merge_metrics(trained, {"time/wait_s": waited_s, "time/step_s": time.monotonic() - started})
+                config, is_last = self.plan.config, step == self.plan.max_steps
                 num_examples = self.plan.data.dataset.num_examples
-                if num_examples is not None:
-                    progress["progress/epoch"] = float((step - 1) * self.plan.config.batch_size // num_examples)
-                self.log.log(step, progress | metrics)
+                metrics = merge_metrics(metrics, epoch_metrics(step, config.batch_size, num_examples))
+                progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
+                self.log.log(step, merge_metrics(progress, metrics))
                 self.display.step(step, metrics)
                 # evaluate before saving: a run that resumes from a checkpoint never measures again what it covers
-                config, is_last = self.plan.config, step == self.plan.max_steps
                 if is_last or (config.eval_every and step % config.eval_every == 0):
                     await self._evaluate(step, held_out)
-                if is_last or (config.save_every and step % config.save_every == 0):
+                is_due = config.save_every and step % config.save_every == 0
+                if is_last or is_due or ends_epochs(step, config.batch_size, num_examples, config.save_every_epochs):
                     await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:
@@ -197,11 +208,12 @@ class SftLoop:
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)
-        return dict(output.metrics) | {
+        step_metrics = {
             "optim/grad_norm": taken.grad_norm,
             "optim/learning_rate": taken.learning_rate,
             "time/train_s": time.monotonic() - started,
         }
+        return merge_metrics(output.metrics, step_metrics)
 
     async def _evaluate(self, step: int, held_out: Sequence[Datum]) -> None:
         """The mean loss per token of held-out answers."""
@@ -221,6 +233,7 @@ class SftLoop:
         metrics = {"eval/held_out/cross_entropy": loss, "eval/held_out/time_s": time.monotonic() - started}
         self.log.log(step, metrics)
         label = "Baseline" if step == 0 else "Eval"
+        self.display.evaluation_ended(metrics["eval/held_out/time_s"])
         self.display.note(f"{label} held_out | Loss: {loss:.4f} ({len(held_out)} sequences, {len(losses)} tokens)")
 
     async def _save(self, step: int, *, is_final: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import chz
 
-from cua_rl.command_line.settings import explain_field
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.config import Sharding
 from cua_rl.run.rollout_config import Tasks
 from cua_rl.settings import Given, check_numbers, setting, with_presets
@@ -23,7 +23,7 @@ def sft_presets(given: Given) -> Given:
     return TINY_MODEL if given.get("model_name") is None else {}
 
 
-@with_presets(sft_presets, explain_field)
+@with_presets(sft_presets, explain_field, accept_value)
 @chz.chz
 class SftConfig:
     """Fine-tune a vision computer-use agent on conversations: the cold start before reinforcement learning."""
@@ -81,7 +81,7 @@ class SftConfig:
     batch_size: int = setting(16, "conversations per step", at_least=1)
     learning_rate: float = setting(1e-4, "peak AdamW learning rate", at_least=0.0)
     learning_rate_schedule: RateSchedule = setting(
-        "linear", "after the warm-up: constant, or linear or cosine decay to a tenth at the last step"
+        "linear", "after the warm-up: constant, or linear or cosine decay to 0 after the last step"
     )
     warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
@@ -125,22 +125,36 @@ class SftConfig:
     )
 
     # Logging
-    log_path: str | None = setting(None, "folder of the run; None is <log_dir>/<run name>")
-    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs")
+    log_path: str | None = setting(None, "folder of the run; None is <log_dir>/<run name>", per_attempt=True)
+    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs", per_attempt=True)
     wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
     wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
     eval_every: int = setting(
         20, "steps between measurements of the held-out loss, 0 measures only before and after training", at_least=0
     )
     save_every: int = setting(50, "steps between checkpoints, 0 saves only at the end", at_least=0)
+    save_every_epochs: int = setting(
+        0, "also save a checkpoint every this many passes over the data, 0 for none", at_least=0
+    )
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
-        "ask", "what to do if the run's folder already holds a run"
+        "ask", "what to do if the run's folder already holds a run; resume continues it", per_attempt=True
+    )
+    resume_step: int | None = setting(
+        None,
+        "resume after this step, with its weights and optimizer; later steps and checkpoints are deleted; None is the "
+        "newest checkpoint",
+        at_least=1,
+        per_attempt=True,
     )
     dry_run: bool = setting(
-        False, "check everything, including the data, print the effective configuration as JSON, and exit"
+        False,
+        "check everything, including the data, print the effective configuration as JSON, and exit",
+        per_attempt=True,
     )
     machine: str | None = setting(
-        None, "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80"
+        None,
+        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
+        per_attempt=True,
     )
 
     @chz.validate

@@ -18,11 +18,13 @@ from cua_rl.model_input import ImageChunk
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
+from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.checkpoints import find_checkpoint
 from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
+from cua_rl.run.earlier_attempt import EarlierAttempt
 from cua_rl.run.gpus import GpuWishes
-from cua_rl.run.log_directory import LogDirectory, load_settings, run_folder
+from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
@@ -190,16 +192,14 @@ def log_path(config: SftConfig) -> Path:
     return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
-def require_same_run(plan: SftPlan, folder: LogDirectory) -> None:
-    """Raises `ConfigError` if the run in `folder` began with other data or settings that its batches depend on."""
-    if not folder.config_path.is_file():
-        return
-    before = load_settings(folder.path, "log_path")
+def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
+    """Raises `ConfigError` if the run began with other data or settings that its batches depend on."""
+    before = attempt.settings
     now = plain_config(plan.config) | plan.effective()
     for name in _FIXED:
         if before.get(name) != now[name]:
             raise ConfigError(
-                f"{name}: expected {before.get(name)!r} as when the run in {str(folder.path)!r} began, got "
+                f"{name}: expected {before.get(name)!r} as when the run in {str(attempt.path)!r} began, got "
                 f"{now[name]!r}; go on with the same, or choose another log_path"
             )
 
@@ -241,7 +241,7 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
         dataset=dataset,
         num_held_out=len(held_out_tasks),
         sha256=sha256(identity.encode()).hexdigest(),
-        description=f"demonstrations of {len(tasks.task_ids)} tasks, error rate {config.error_rate:g}",
+        description=f"demonstrations of {num_of(len(tasks.task_ids), 'task')}, error rate {config.error_rate:g}",
         longest_tokens=longest_tokens,
     )
 
@@ -249,7 +249,7 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
 async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:
     choice = Choice(num_steps=config.run_steps, max_per_task=config.max_per_task, seed=config.seed)
     async with open_recorded_run(config.from_run or "", recorded_in) as (session, training):
-        successes = await load_successes(session, training.training_id, choice)
+        successes = await load_successes(session, training.id, choice)
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "
@@ -266,7 +266,8 @@ async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int,
         dataset=FixedExamples(load=lambda i: examples[i], train=train, held_out_indices=held_out, seed=config.seed),
         num_held_out=len(held_out),
         sha256=datums_sha256(datums),
-        description=f"{len(examples)} recorded successes of {num_tasks} tasks in run {training.run_name!r} "
+        description=f"{num_of(len(examples), 'recorded success', 'recorded successes')} of {num_of(num_tasks, 'task')} "
+        f"in run {training.run_name!r} "
         f"(of {successes.num_successes}, {successes.num_repeats} of them repeats)",
         longest_tokens=longest_tokens,
     )

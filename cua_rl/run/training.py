@@ -6,11 +6,12 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.config import LoraConfig, TrainerConfig
@@ -21,8 +22,10 @@ from cua_rl.errors import AdapterError, first_error
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.masking import mask_known
+from cua_rl.metrics import merge_metrics
 from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef
+from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
@@ -32,14 +35,23 @@ from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
-from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.decisions import print_decisions, training_decisions
+from cua_rl.run.earlier_attempt import (
+    CHANGED,
+    Curve,
+    EarlierAttempt,
+    curve_at,
+    find_earlier_attempt,
+    say_how_to_go_on,
+)
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
-from cua_rl.run.resume import follow_move, load_memory, load_resumed, require_same_policy
-from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_together
+from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
+from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
+from cua_rl.run.training_plan import RunPlan, log_path, plan_run, sampling_params
 from cua_rl.run.worker_config import LINGER_S
 from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
 from cua_rl.sampling.canary import Canary, image_canary, text_canary
@@ -56,34 +68,47 @@ logger = logging.getLogger(__name__)
 async def run_training(config: CLIConfig) -> None:
     """Check the configuration, then train; returns when the run is complete and all its processes have ended."""
     started = time.monotonic()
-    plan = await plan_run(config)
-    print(plan.memory.table(), file=sys.stderr)
+    path, behavior = log_path(config), config.behavior_if_log_dir_exists
+    behavior = behavior if config.dry_run else choose_behavior(path, behavior)
+    attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "train")
+    config = attempt.complete(config) if attempt else config
+    plan = await plan_run(config, reference=attempt.reference if attempt else None)
+    settings = plain_config(config) | plan.effective()
     if config.dry_run:
-        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
-        print(json.dumps(plain_config(config) | plan.effective(), indent=2))
+        print_decisions(training_decisions(plan))
+    if attempt is not None:
+        print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
+        allows_changes = config.checkpoints.resume_with == "changes"
+        settings[CHANGED] = attempt.record(config, settings, allows_changes=allows_changes)
+    if config.model_name is not None:  # of the demo, nobody needs to plan the memory
+        print(plan.memory.table(), file=sys.stderr)
+    if config.dry_run:
+        print(json.dumps(settings, indent=2))
         return
     await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
-    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+    with prepare_log_directory(plan.log_path, behavior) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
             return
-        if folder.decision is Decision.RESUME:
-            require_same_policy(config, folder)
-        folder.write_config(plain_config(config) | plan.effective())
-        await _run(plan, folder, started)
+        # in this order: config.json may speak of later steps than there are, never of earlier ones
+        folder.truncate_after(attempt.num_done if attempt and attempt.checkpoint else -1)
+        folder.write_config(settings)
+        with say_how_to_go_on(folder.path, "train"):
+            await _run(plan, folder, started, attempt, settings)
 
 
-async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
+async def _run(
+    plan: RunPlan, folder: LogDirectory, started: float, attempt: EarlierAttempt | None, stored: Mapping[str, Any]
+) -> None:
     """Start the components, train, and record how the run ended."""
-    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+    checkpoint = attempt.checkpoint if attempt else None
     num_done = checkpoint.step if checkpoint else 0
-    first_step = num_done + 1
-    folder.truncate_after(num_done)
+    first_step, curve = num_done + 1, curve_at(stored, plan.config.max_steps)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         url = await _open_database(stack, plan, folder)
-        if folder.decision is Decision.RESUME and plan.database_url is None:
-            await follow_move(folder, plan.run_name, url)
+        if attempt is not None:
+            await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
         own = await stack.enter_async_context(
             DatabaseRecorder(
                 url,
@@ -94,16 +119,16 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
         if plan.config.trace:
             recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
-        report = open_report(stack, plan, folder, first_step)
+        report = open_report(stack, plan, folder, first_step, curve)
         shown_at = await show_run(stack, plan.config.monitor, url, folder.path)
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
-        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url)
+        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url, curve)
         await recorder.record(
             TrainingStarted(
                 run_name=plan.run_name,
                 log_path=str(folder.path),
-                config=plain_config(plan.config) | plan.effective(),
+                config=stored,
                 first_step=first_step,
                 total_steps=plan.config.max_steps,
                 kept_group_ids=resumed.kept_group_ids,
@@ -111,13 +136,13 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         )
         try:
             devices = await open_local_devices(stack, plan)
-            report.display.status("starting model server and trainer")
             memory = await load_memory(plan.config, folder, num_done, own, url)
-            engine = await _start_engine(stack, plan, folder, checkpoint)
+            async with starting("model server and trainer", report.display.status):
+                engine = await _start_engine(stack, plan, folder, checkpoint)
             rollouts = await open_rollouts(stack, plan, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()
-            settings = _loop_settings(plan, first_step, resumed.owed_evaluations)
+            settings = _loop_settings(plan, first_step, resumed.owed_evaluations, curve)
             parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
@@ -165,9 +190,11 @@ async def _start_engine(
         await start_together(stack, trainer)
     else:
         await start_together(stack, *servers, trainer)
-    await _load_weights(trainer, plan, folder, checkpoint)
-    sampler = await stack.enter_async_context(SamplingClient(*servers))
+    await load_weights(trainer, plan, folder, checkpoint, needs_reference=train_step_settings(plan).has_kl_term)
+    stall_timeout_s = plan.config.devices.turn_timeout_s
+    sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))
     await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
+    await compare_speed(plan.config, sampler, plan.renderer)
     return Engine(trainer=trainer, sampler=sampler)
 
 
@@ -243,28 +270,13 @@ async def prove_adapters(
     return proofs
 
 
-async def _load_weights(
-    trainer: TrainingClient, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
-) -> None:
-    """Load the weights that the run continues from, and the reference model of KL terms.
-
-    The reference is what the first attempt started from. A copy stays in the run's folder, so that a resumed run has
-    the same one even if the original folder has changed.
-    """
-    reference = folder.path / "reference"
-    if checkpoint is not None:
-        await trainer.load_state(checkpoint.state_path)
-    elif plan.checkpoint_path is not None:
-        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
-        await trainer.save_weights_for_sampler(reference)
-    if plan.checkpoint_path is not None and train_step_settings(plan).has_kl_term:
-        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
-
-
-def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...]) -> LoopSettings:
+def _loop_settings(
+    plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
+) -> LoopSettings:
     config = plan.config
     return LoopSettings(
         first_step=first_step,
+        begins_curve=first_step == curve.after_step + 1,
         max_steps=config.max_steps,
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
@@ -272,6 +284,8 @@ def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[Wante
         train=train_step_settings(plan),
         eval_every=config.eval_every,
         save_every=config.save_every,
+        save_every_epochs=config.checkpoints.save_every_epochs,
+        num_tasks=len(plan.train_tasks.templates),
         image_token_id=plan.renderer.image_token_id,
         num_groups_to_log=config.num_groups_to_log,
         has_baseline=not config.evaluation.skip_baseline,
@@ -326,10 +340,9 @@ def _parts(
         recorder=recorder,
         log=report,
         memory=memory,
-        device_metrics=lambda: {
-            **rollouts.device_metrics(),
-            "rollout/num_model_servers": float(len(engine.sampler.replicas)),
-        },
+        device_metrics=lambda: merge_metrics(
+            rollouts.device_metrics(), {"rollout/num_model_servers": float(len(engine.sampler.replicas))}
+        ),
     )
 
 

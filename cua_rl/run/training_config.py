@@ -1,12 +1,13 @@
 """Training configuration, and the presets of the embedded demo."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, cast
 
 import chz
 
-from cua_rl.command_line.settings import explain_field
-from cua_rl.config import Kernels, Loader, LossConfig, OptimConfig, Sharding
+from cua_rl.command_line.settings import accept_value, explain_field
+from cua_rl.config import Kernels, Loader, LossConfig, LossName, OptimConfig, Sharding
 from cua_rl.families import LoraModule
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
@@ -20,7 +21,7 @@ from cua_rl.run.rollout_config import (
     given_task_backend,
 )
 from cua_rl.run.worker_config import WorkerSettings
-from cua_rl.settings import Given, remembers_given, setting, with_presets
+from cua_rl.settings import Given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
 EMBEDDED_DEMO: dict[str, object] = {
@@ -42,6 +43,13 @@ EMBEDDED_DEMO: dict[str, object] = {
 }
 """Settings of the embedded demo, used if no model is given: the tiny model learns in minutes on two cores."""
 
+LOSS_CLIPS: Mapping[LossName, Given] = {
+    "gspo": {"loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
+    "cispo": {"loss.clip_low": 1.0, "loss.clip_high": 4.0},
+}
+"""Of papers: a turn's ratio moves far less than a token's (arXiv 2507.18071), and CISPO bounds the weight from above
+alone (arXiv 2506.13585), at 5 (arXiv 2510.13786)."""
+
 
 def train_presets(given: Given) -> Given:
     """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same source."""
@@ -52,10 +60,10 @@ def train_presets(given: Given) -> Given:
     tasks, backend = given.get("tasks"), given_task_backend(given.get("tasks"))
     # pages and rows of the user's are the same for every seed, so they have no held-out tasks
     held_out = {} if backend is None else {"eval_tasks": None if backend in ("page", "harness") else tasks}
-    return {**chosen, **demo, **held_out, **device_presets(given)}
+    clips = LOSS_CLIPS.get(cast("LossName", given.get("loss.name")), {})
+    return {**chosen, **demo, **clips, **held_out, **device_presets(given)}
 
 
-@remembers_given
 @chz.chz
 class TrainerSettings:
     """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
@@ -165,7 +173,6 @@ class CurriculumSettings:
     replay_capacity: int = setting(2, "replay_successes: maximum number of successes stored per task", at_least=1)
 
 
-@remembers_given
 @chz.chz
 class EvaluationSettings:
     """Evaluations on held-out tasks."""
@@ -184,8 +191,8 @@ class TrainingJudgeSettings(JudgeSettings):
 
     min_precision: float | None = setting(
         None,
-        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this; "
-        "None only warns if there is no calibration",
+        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this, as "
+        "recorded and with as many failures as successes; None only warns if there is no calibration",
         within=(0.0, 1.0),
     )
     calibration: str | None = setting(
@@ -210,13 +217,29 @@ class MonitorSettings:
 
 @chz.chz
 class CheckpointSettings:
-    """Which checkpoints stay on disk."""
+    """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
 
+    save_every_epochs: int = setting(
+        0, "also save a checkpoint every this many passes over the training tasks, 0 for none", at_least=0
+    )
     keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
     keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
+    resume_step: int | None = setting(
+        None,
+        "resume after this step, with its weights, optimizer and settings; later steps and checkpoints are deleted; "
+        "None is the newest checkpoint",
+        at_least=1,
+        per_attempt=True,
+    )
+    resume_with: Literal["same", "changes"] = setting(
+        "same",
+        "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
+        "new curve with a baseline of its own",
+        per_attempt=True,
+    )
 
 
-@with_presets(train_presets, explain_field)
+@with_presets(train_presets, explain_field, accept_value)
 @chz.chz
 class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
@@ -248,7 +271,7 @@ class CLIConfig(RolloutConfig):
         1e-5, "AdamW learning rate; 0 leaves the weights unchanged, useful as a control run", at_least=0.0
     )
     learning_rate_schedule: RateSchedule = setting(
-        "constant", "constant, or linear or cosine decay to a twentieth at the last step"
+        "constant", "constant, or linear or cosine decay to 0 after the last step"
     )
     warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
     temperature: float = setting(1.0, "sampling temperature during training", within=(0.0, 2.0))
@@ -268,7 +291,7 @@ class CLIConfig(RolloutConfig):
     )
 
     # Run
-    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs")
+    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs", per_attempt=True)
     wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
     wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
     eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
@@ -345,6 +368,7 @@ TRAIN_SECTIONS = {
 
 TRAIN_PRESETS = {
     "Without model_name, the embedded demo presets": EMBEDDED_DEMO,
+    **{f"With loss={name}": dict(clips) for name, clips in LOSS_CLIPS.items()},
     **{f"With preset={name}": dict(preset.settings) for name, preset in MACHINE_PRESETS.items()},
     "With GBox boxes or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},

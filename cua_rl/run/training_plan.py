@@ -44,7 +44,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.settings import with_values
-from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
+from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
 from cua_rl.tasks.task import Task
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
@@ -115,6 +115,7 @@ class RunPlan:
             "model_path": str(self.model_path),
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
+            "tasks_sha256": tasks_sha256(self.train_tasks, self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
             "max_model_len": self.max_model_len,
             "max_images": self.max_images,
@@ -125,8 +126,12 @@ class RunPlan:
         }
 
 
-async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
-    """Resolve the configuration; raises `ConfigError` for the first problem."""
+async def plan_run(
+    config: CLIConfig, environ: Mapping[str, str] = os.environ, *, reference: Path | None = None
+) -> RunPlan:
+    """Resolve the configuration, for a resumed run with its copy of the weights that it began with; raises
+    `ConfigError` for the first problem.
+    """
     _warn_of_idle_keys(config)
     backend_name = find_backend_name(config.tasks, config.device)
     check_agent(config, backend_name)
@@ -174,14 +179,15 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         device_plan=device_plan,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
-        reward=load_reward(config.reward),
+        reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
         history=configured_history(config),
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         memory=plan_training_memory(config, model_path, max_model_len, environ),
-        checkpoint_path=find_checkpoint(
+        checkpoint_path=reference
+        or find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
         database_url=await _reachable_database(environ),
@@ -354,6 +360,13 @@ def check_learning(config: CLIConfig) -> None:
                 "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
                 "force_untruncated=true"
             )
+    # within a step the policy moves away from the proximal one, whatever bounds that one's ratio to the sampler
+    if config.num_substeps > 1 and config.loss.name == "importance_sampling" and not config.loss.force_untruncated:
+        raise ConfigError(
+            f"loss: expected one that clips where num_substeps={config.num_substeps}, got importance_sampling, whose "
+            "ratio has no bound after the first optimizer step of a training step; set loss=ppo, or num_substeps=1, or "
+            "force_untruncated=true"
+        )
 
 
 def check_workers(config: CLIConfig, backend_name: BackendName, environ: Mapping[str, str]) -> None:

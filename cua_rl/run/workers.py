@@ -7,7 +7,6 @@ and the keys of devices and judges are in the environment of the worker; no secr
 import asyncio
 import logging
 import os
-import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,8 +22,9 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.events import Recorder
 from cua_rl.http_server import serve_app
-from cua_rl.masking import is_secret_name, remember_secrets
+from cua_rl.masking import is_secret_name, make_key, remember_secrets
 from cua_rl.processes import OwnedProcess
+from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.remote import RemoteRunner, ReportingRunner
 from cua_rl.rollout.worker_app import make_worker_app
@@ -122,7 +122,7 @@ async def open_workers(
 ) -> AsyncGenerator[RemoteRunner]:
     """Serve workers and start the run's own; they end with the block."""
     config = plan.config
-    token = environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(32)
+    token = environ.get(TOKEN_VARIABLE) or make_key()
     remember_secrets({TOKEN_VARIABLE: token})
     await recorder.flush()  # from now on the row of this attempt has a key
     setup = make_setup(plan, sampler, own, url)
@@ -226,8 +226,8 @@ async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
         runner.give_up(name, why)
     runner.fail(
         CuaError(
-            f"expected rollout worker {name} to run, it ended {len(_PAUSES_S)} times, the last time because {why}; "
-            "read its log"
+            f"expected rollout worker {name} to run, it ended {num_of(len(_PAUSES_S), 'time')}, the last time because "
+            f"{why}; read its log"
         )
     )
 

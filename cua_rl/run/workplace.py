@@ -109,7 +109,12 @@ async def open_workplace(
             )
         )
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
-        client = SamplingClient(*servers, namespace=setup.namespace, max_attempts=_MODEL_ATTEMPTS)
+        client = SamplingClient(
+            *servers,
+            namespace=setup.namespace,
+            max_attempts=_MODEL_ATTEMPTS,
+            stall_timeout_s=run_config.devices.turn_timeout_s,
+        )
         sampler = await stack.enter_async_context(client)
         devices = await stack.enter_async_context(
             open_devices(run_config, device_plan, max_devices=config.device_slots)
@@ -123,7 +128,7 @@ async def open_workplace(
             devices,
             gateway,
             history=configured_history(run_config),
-            reward=load_reward(run_config.reward),
+            reward=load_reward(run_config.reward, run_config.reward_clip),
             judge=judge,
             log_folder=folder / "agents",
             recorder=recorder,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
@@ -41,9 +40,10 @@ class SamplingClient:
     with the fewest rollouts. A replica that does not answer is taken out of service, and its rollouts continue on
     others. It rejoins when it answers again, has loaded the adapters in use, and passes the canary of the current one.
 
-    A request that fails in transit is retried, because sampling has no effect until the answer is recorded. On the
-    servers, names of adapters end with the client's `namespace`, so that runs which use the same server, at the same
-    time or one after the other, never share adapters or cached prompts.
+    An answer may take as long as it needs while its server makes progress; without any for `stall_timeout_s`, the
+    request fails. A request that fails in transit is retried, because sampling has no effect until the answer is
+    recorded. On the servers, names of adapters end with the client's `namespace`, so that runs which use the same
+    server, at the same time or one after the other, never share adapters or cached prompts.
 
     Raises `ConfigError` if the servers are of different versions: their log-probabilities would differ.
     """
@@ -53,7 +53,7 @@ class SamplingClient:
         *servers: ModelServer,
         namespace: str | None = None,
         max_attempts: int = 10,
-        request_timeout_s: float = 900.0,
+        stall_timeout_s: float = 300.0,
         check_interval_s: float = 5.0,
         outage_timeout_s: float = 600.0,
     ) -> None:
@@ -66,7 +66,7 @@ class SamplingClient:
                 server,
                 namespace=self.namespace,
                 max_attempts=max_attempts,
-                request_timeout_s=request_timeout_s,
+                stall_timeout_s=stall_timeout_s,
                 has_siblings=len(servers) > 1,
             )
             for server in servers
@@ -206,6 +206,11 @@ class SamplingClient:
         await self._wait_for_service()
         return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self.replicas)))
 
+    async def measure_speed(self, tokens: Sequence[int]) -> float:
+        """Tokens per second of one answer, from the slowest replica in service; raises `SamplingError`."""
+        await self._wait_for_service()
+        return min(await asyncio.gather(*(replica.measure_speed(tokens) for replica in self.replicas)))
+
     @property
     def used(self) -> frozenset[AdapterRef]:
         """Adapters that a request or a pin needs now."""
@@ -236,9 +241,7 @@ class SamplingClient:
         ]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)

@@ -30,12 +30,11 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.renderers.request_error import RequestError
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
-    ContextOverflow,
     RolloutAccess,
     UnknownRollout,
     in_process_client,
@@ -211,7 +210,8 @@ class Gateway:
         with nullcontext() if watch is None else watch.clock.call():
             rollout.num_under_way += is_trained
             try:
-                answer, to_store = await self._answer(rollout_id, rollout, request, api)
+                with nullcontext() if watch is None else watch.clock.uncharged():
+                    answer, to_store = await self._answer(rollout_id, rollout, request, api)
             except ContextOverflow:
                 if watch is not None and is_trained:  # other requests are not the policy's work
                     watch.overflowed()
@@ -303,7 +303,7 @@ class Gateway:
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
-            rendered=self._renderer.render(items, conversation.tools),
+            rendered=self._renderer.render(items, conversation.tools, max_tokens=self._client.max_model_len),
             payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
             request=images.without_images(request),
             tools=tuple(conversation.tools),

@@ -8,7 +8,6 @@ key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked be
 import hmac
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -23,7 +22,8 @@ from starlette.routing import Route
 from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import ConfigError, SamplingError
-from cua_rl.renderers.request_error import RequestError
+from cua_rl.masking import make_key
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.request_limits import (
     BodyBudget,
     RequestRefused,
@@ -52,15 +52,11 @@ class UnknownRollout(LookupError):
         super().__init__(f"expected the id of an open rollout, got {rollout_id!r}; open it first, or it has ended")
 
 
-class ContextOverflow(Exception):
-    """Prompt and answer together exceed the model's context."""
-
-
 @dataclass(slots=True)
 class RolloutAccess:
     """The key of an open rollout, and the budget for the bodies of its requests."""
 
-    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    api_key: str = field(default_factory=make_key, repr=False)
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES))
 
 
@@ -110,6 +106,11 @@ def make_gateway_app(
     async def model(request: Request, body: Mapping[str, Any]) -> Response:
         return JSONResponse(card)
 
+    async def unknown(request: Request, _: Exception) -> Response:
+        known = ", ".join(path for path, *_ in endpoints)
+        message = f"expected v1/ and one of {known}, got an address that ends with {request.url.path.split('/')[-1]!r}"
+        return _error(404, message, "invalid_request_error", "unknown_url")
+
     card = {"id": model_name, "object": "model", "created": 0, "owned_by": "cua_rl"}
     endpoints = (
         ("responses", responses, "POST"),
@@ -125,7 +126,8 @@ def make_gateway_app(
                 for path, endpoint, method in endpoints
             ),
             *more_routes,
-        ]
+        ],
+        exception_handlers={404: unknown},
     )
 
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from cua_rl.sampling.address import bearer, split_address
 
-_CONNECT_TIMEOUT_S, _GET_TIMEOUT_S = 10.0, 10.0
+_CONNECT_TIMEOUT_S, _GET_TIMEOUT_S, _PUT_TIMEOUT_S = 10.0, 10.0, 900.0
 _NO_SERVER = (502, 503, 504)  # so a proxy says that the server behind it does not answer
 _KEEPALIVE_S = 4.0  # less than the 5 s after which vLLM's server closes an idle connection
 
@@ -55,13 +55,13 @@ class HttpReply:
 
 
 class HttpClient:
-    """Posts and gets JSON, with one connection per concurrent request.
+    """Posts and gets JSON, with one connection per concurrent request; posts end within `timeout_s`, if it is given.
 
     At 300 concurrent requests, a request costs 0.7 ms of processor time, compared with 2.9 ms for httpx, whose pool
     scans all connections for every request.
     """
 
-    def __init__(self, base_url: str, *, timeout_s: float, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, *, timeout_s: float | None = None, api_key: str | None = None) -> None:
         self._root, self._socket_path = split_address(base_url)
         self._timeout_s = timeout_s
         self._headers = bearer(api_key)
@@ -74,7 +74,7 @@ class HttpClient:
     async def put(self, path: str, file: Path) -> HttpReply:
         """Send a file; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
         with file.open("rb") as body:
-            return await self._request("PUT", path, self._timeout_s, data=body)
+            return await self._request("PUT", path, _PUT_TIMEOUT_S, data=body)
 
     async def delete(self, path: str) -> HttpReply:
         """Send a DELETE request; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
@@ -94,7 +94,7 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        timeout_s: float,
+        timeout_s: float | None,
         json: Mapping[str, object] | None = None,
         data: BinaryIO | None = None,
     ) -> HttpReply:

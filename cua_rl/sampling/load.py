@@ -7,6 +7,7 @@ _KV_CACHE = "vllm:kv_cache_usage_perc"
 _WAITING = "vllm:num_requests_waiting"
 _RUNNING = "vllm:num_requests_running"
 _PREEMPTIONS = "vllm:num_preemptions_total"
+_SAMPLED, _READ = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,10 @@ class ServerLoad:
     num_running: int
     num_preemptions: int = 0
     """Preemptions since the server started."""
+    num_tokens: int = 0
+    """Tokens sampled since the server started."""
+    num_prompt_tokens: int = 0
+    """Tokens of prompts since then."""
 
 
 def parse_load(page: str) -> ServerLoad:
@@ -41,6 +46,8 @@ def parse_load(page: str) -> ServerLoad:
         num_waiting=round(sum(values[_WAITING])),
         num_running=round(sum(values[_RUNNING])),
         num_preemptions=round(sum(values.get(_PREEMPTIONS, [0.0]))),
+        num_tokens=round(sum(values.get(_SAMPLED, [0.0]))),
+        num_prompt_tokens=round(sum(values.get(_READ, [0.0]))),
     )
 
 
@@ -52,4 +59,6 @@ def fullest(loads: Iterable[ServerLoad]) -> ServerLoad:
         num_waiting=sum(load.num_waiting for load in every),
         num_running=sum(load.num_running for load in every),
         num_preemptions=sum(load.num_preemptions for load in every),
+        num_tokens=sum(load.num_tokens for load in every),
+        num_prompt_tokens=sum(load.num_prompt_tokens for load in every),
     )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
@@ -13,6 +14,7 @@ from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_PATH
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.load import ServerLoad, parse_load
+from cua_rl.sampling.progress import ServerStalled, wait_while_progressing
 from cua_rl.sampling.server import ModelServer
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_SPEED_TOKENS = 32
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -50,7 +53,7 @@ class Replica:
         *,
         namespace: str,
         max_attempts: int,
-        request_timeout_s: float,
+        stall_timeout_s: float,
         has_siblings: bool,
     ) -> None:
         from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
@@ -63,7 +66,8 @@ class Replica:
         self.num_requests = 0
         """Open requests."""
         self._namespace = namespace
-        self._http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
+        self._http = HttpClient(server.base_url, api_key=server.api_key)
+        self._stall_timeout_s = stall_timeout_s
         self._max_attempts = max_attempts
         self._has_siblings = has_siblings
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
@@ -282,6 +286,28 @@ class Replica:
         if not reply.is_success and not _is_loaded_already(reply.message):
             raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
 
+    async def measure_speed(self, tokens: Sequence[int]) -> float:
+        """Tokens per second of one answer to a short prompt, from the base model."""
+        body = {"prompt": list(tokens), "max_tokens": _SPEED_TOKENS, "ignore_eos": True, "temperature": 0.0}
+        started = time.monotonic()
+        await self.post_to(self.server.model.name, "/v1/completions", body)
+        return _SPEED_TOKENS / (time.monotonic() - started)
+
+    async def _answered(self, path: str, payload: Mapping[str, object]) -> "HttpReply":
+        """The reply, waited for as long as the server makes progress; raises `ServerStalled`."""
+        return await wait_while_progressing(
+            self._http.post(path, payload),
+            self._load_if_known,
+            stall_timeout_s=self._stall_timeout_s,
+            max_tokens=self.server.model.max_model_len,  # others may share the server, and ask for longer answers
+        )
+
+    async def _load_if_known(self) -> ServerLoad | None:
+        try:
+            return await self.fetch_load()
+        except SamplingError:
+            return None
+
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
     ) -> Mapping[str, object]:
@@ -296,7 +322,10 @@ class Replica:
             if not self._has_siblings:
                 await self.server.wait_until_ready()
             try:
-                reply = await self._http.post(path, payload)
+                reply = await self._answered(path, payload)
+            except ServerStalled as error:  # it would stall again: the rollout is tried again, here or on another one
+                kind = ReplicaLost if self._has_siblings else SamplingError
+                raise kind(f"the model server at {self.server.base_url} has stalled: {error}") from error
             except (ConnectionError, TimeoutError) as error:
                 failure = str(error) or type(error).__name__
                 if self._has_siblings and (delay_s or self.is_lost):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Self, cast
 
 import httpx
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.masking import make_key
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.sampling.adapter_upload import UPLOAD_PATH
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
@@ -72,7 +71,7 @@ class VllmServer:
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
         self._folder = Path()
-        self._base_url = ""
+        self.base_url = ""
         self._process: OwnedProcess | None = None
         self._model: ServedModel | None = None
         self._hooks: list[RestartHook] = []
@@ -80,12 +79,8 @@ class VllmServer:
         self._failure: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self.num_restarts = 0
-        self.api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(32)
+        self.api_key = os.environ.get(API_KEY_VARIABLE) or make_key()
         """From the environment, so that the user's other programs can use the server, else a random one."""
-
-    @property
-    def base_url(self) -> str:
-        return self._base_url
 
     @property
     def model(self) -> ServedModel:
@@ -109,7 +104,7 @@ class VllmServer:
     async def __aenter__(self) -> Self:
         if self._config.port is not None:
             try:
-                self._base_url = f"http://{self._config.host}:{free_port(self._config.port, self._config.host)}"
+                self.base_url = f"http://{self._config.host}:{free_port(self._config.port, self._config.host)}"
             except OSError as error:
                 raise ConfigError(
                     f"expected a free port for the model server, got port {self._config.port} of "
@@ -117,7 +112,7 @@ class VllmServer:
                     "end what listens there, choose another port, or give none"
                 ) from error
         self._folder = await asyncio.to_thread(make_scratch_folder, "vllm")  # other users cannot enter it
-        self._base_url = self._base_url or f"unix:{self._folder / 'vllm.sock'}"
+        self.base_url = self.base_url or f"unix:{self._folder / 'vllm.sock'}"
         try:
             await self._start()
         except BaseException:
@@ -127,9 +122,7 @@ class VllmServer:
         self._watch = asyncio.create_task(self._keep_alive(), name="watch-model-server")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._watch is not None:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
@@ -138,8 +131,8 @@ class VllmServer:
 
     async def _start(self) -> None:
         clock = time.monotonic()
-        command = self._make_command(self._config, self._base_url)
-        _, socket_path = split_address(self._base_url)
+        command = self._make_command(self._config, self.base_url)
+        _, socket_path = split_address(self.base_url)
         if socket_path is not None:
             await asyncio.to_thread(Path(socket_path).unlink, missing_ok=True)  # left by a server that was killed
         environment = vllm_environment(self._config, self.api_key, self._folder)
@@ -230,13 +223,9 @@ class ExternalServer:
         api_key: str | None = None,
         model: ServedModel | None = None,
     ) -> None:
-        self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.api_key = api_key or environ.get(API_KEY_VARIABLE) or None
         self._model = model
-
-    @property
-    def base_url(self) -> str:
-        return self._base_url
 
     @property
     def model(self) -> ServedModel:
@@ -252,7 +241,7 @@ class ExternalServer:
 
     async def refresh(self) -> None:
         """Fetch what it serves now; raises `ConfigError` if there is no vLLM server at the address."""
-        async with ask_model_server(self._base_url, self.api_key) as (_, model):
+        async with ask_model_server(self.base_url, self.api_key) as (_, model):
             self._model = model
 
     async def __aenter__(self) -> Self:
@@ -261,9 +250,7 @@ class ExternalServer:
             await self.refresh()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         return None
 
 

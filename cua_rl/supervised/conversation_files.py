@@ -23,6 +23,15 @@ from cua_rl.renderers.request_error import RequestError
 from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum
 from cua_rl.types import Datum
 
+_KNOWN: Mapping[str, frozenset[str]] = {
+    "messages": frozenset({"messages", "tools"}),
+    "input": frozenset({"input", "instructions", "tools"}),
+}
+_NO_EFFECT = frozenset({"id", "metadata", "model", "source", "tool_choice", "parallel_tool_calls"})
+_MESSAGE = frozenset({"role", "content", "name", "weight", "tool_calls", "tool_call_id", "reasoning_content"}) | {
+    *("reasoning", "id", "annotations"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLine:
@@ -106,13 +115,23 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
         raise FieldPath("line").error("an object with either messages or input", keys, "write one of the two")
     fields = cast("Mapping[str, object]", _with_images(cast("object", line), folder))
     messages = fields.get("messages")
+    known = _KNOWN["input" if messages is None else "messages"]
+    _require_known(fields, known | _NO_EFFECT, FieldPath("line"))
     for index, message in enumerate(cast("Sequence[object]", messages) if isinstance(messages, list) else ()):
-        weight = cast("Mapping[str, object]", message).get("weight", 1) if isinstance(message, Mapping) else 1
+        given = cast("Mapping[str, object]", message if isinstance(message, Mapping) else {})
+        _require_known(given, _MESSAGE, FieldPath(f"messages[{index}]"))
+        weight = given.get("weight", 1)
         if weight != 1:
             raise (FieldPath(f"messages[{index}]") / "weight").error(
                 "1, because all answers of a conversation are trained on", weight, "end the conversation earlier"
             )
     return conversation_from_chat(fields) if "messages" in fields else conversation_from_responses(fields)
+
+
+def _require_known(fields: Mapping[str, object], known: frozenset[str], at: FieldPath) -> None:
+    """A field that is passed over, such as a misspelt one, would teach another conversation."""
+    if unknown := sorted(key for key, value in fields.items() if key not in known and value is not None):
+        raise at.error(f"only fields that are read ({', '.join(sorted(known))})", unknown, "remove or rename them")
 
 
 def _with_images(value: object, folder: Path) -> object:

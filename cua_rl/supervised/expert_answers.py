@@ -24,8 +24,10 @@ from cua_rl.agent.tools import MAX_COORDINATE, tool_for
 from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import TaskError
-from cua_rl.models.vocabulary import COORDINATE_STEP
 from cua_rl.tasks.expert import Decision, Finish
+
+COORDINATE_STEP = 5
+"""Experts click at multiples of this, 0-1000 on both axes: the tiny model has a token for each."""
 
 _BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu"}
 

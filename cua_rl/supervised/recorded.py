@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.database.queries import TrainingSummary, find_training, latest_trainings
+from cua_rl.database.queries import find_training, latest_trainings
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.session import check_connection, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError, boundary
@@ -54,7 +54,7 @@ class _Candidate:
 
 
 @asynccontextmanager
-async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
+async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, Training]]:
     """The database of a run: its own if `from_run` is a folder with one (in use or not), else the one at `url`.
 
     Raises:
@@ -88,9 +88,7 @@ def _locate(from_run: str) -> tuple[Path, bool]:
 
 
 @asynccontextmanager
-async def _open_training(
-    url: str, run_name: str, *, is_own: bool
-) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
+async def _open_training(url: str, run_name: str, *, is_own: bool) -> AsyncGenerator[tuple[AsyncSession, Training]]:
     """The run with this name; in a run's own database, whose folder may have been renamed, the only run."""
     try:
         await check_connection(url)

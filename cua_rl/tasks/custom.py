@@ -5,13 +5,13 @@
 Where a judge is configured the check may be left out, and an instruction alone is a task.
 
 On a simulated phone each description is a task for every seed, and `start` says how the phone begins. Phones are tried
-at load: a check that no phone can answer, or that one passes before the agent has done anything, is refused.
+at load: a check that one of them can never pass, or passes before the agent has done anything, is refused.
 """
 
-import json
+import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -20,13 +20,18 @@ from typing import cast, get_args
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.devices.simulator.queries import read_query
-from cua_rl.devices.simulator.start import Start, make_phone_state
-from cua_rl.errors import ConfigError, TaskError, boundary
-from cua_rl.tasks.fields import Fields, read_mapping, require_known
+from cua_rl.devices.simulator.query_values import NEEDED_ROWS
+from cua_rl.devices.simulator.start import Start, SystemStart, make_phone_state
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.tasks.check_values import parse_expected, require_possible
+from cua_rl.tasks.fields import Fields, read_mapping
 from cua_rl.tasks.goal import Goal, How, check_goal
 from cua_rl.tasks.lasting_devices import make_undone
 from cua_rl.tasks.start_fields import parse_start
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TURNS = 10
 _EXAMPLE = '{"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}'
@@ -110,9 +115,7 @@ def _parse_judged_start(given: Fields, device: DeviceAbilities) -> Start | None:
     if wanted is None:
         return Start()
     start = parse_start(wanted, f"the start of {given.what}")
-    with boundary(ConfigError, f"expected a start that a phone can have in {given.what}, change it"):
-        for seed in _seeds():
-            make_phone_state(seed, start)
+    _make_phones(start, given.what)
     return start
 
 
@@ -133,17 +136,13 @@ def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
         raise ConfigError(
             f"expected a query in {what}, got {dict(given.raw)!r}; add what to read, such as wifi_enabled"
         )
-    if device.queries is not None:
-        require_known(f"query of {device.name} in {what}", query.partition(":")[0], sorted(device.queries))
     if (how == "told") != ("expected" not in given.raw):
         raise ConfigError(
-            f"expected {what} to say what is expected, except for 'told' (the answer must contain what the query "
+            f"expected {what} to say what is expected, except for 'told' (the answer must be what the query "
             f"reads), got {dict(given.raw)!r}; {'leave out' if how == 'told' else 'add'} expected"
         )
-    expected = given.raw.get("expected", "")
-    # queries answer in JSON, except that a single text has no quotes: true is "true", 255 is "255"
-    text = expected if isinstance(expected, str) and how != "includes" else json.dumps(expected)
-    return Goal(query=query, expected=text, how=how)
+    expected = parse_expected(query, given.raw.get("expected", ""), how, what, device)
+    return Goal(query=query, expected=expected, how=how)
 
 
 def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
@@ -155,58 +154,55 @@ def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
 
 def _find_start(given: Fields, goal: Goal) -> Start:
     """The requested start, or else the simplest one on which the goal does not hold yet."""
-    _require_readable(goal, given.what)
-    wanted = given.raw.get("start")
+    wanted, row = given.raw.get("start"), NEEDED_ROWS.get(goal.query.partition(":")[0])
     if wanted is None:
-        starts, do = list(_possible_starts(goal)), 'add start, such as {"off": ["wifi"]}'
+        starts, do = list(_possible_starts(goal, row)), 'add start, such as {"off": ["wifi"]}'
     else:
         starts, do = [parse_start(wanted, f"the start of {given.what}")], "change start"
+        system = starts[0].system
+        if row is not None and (system is None or row not in system.extra_rows):
+            raise ConfigError(
+                f"expected a start with the page of Settings that {goal.query} needs in {given.what}, got {wanted!r}; "
+                f'add "system": {{"extra_rows": ["{row}"]}} to it'
+            )
+    phones = _make_phones(starts[0], given.what)
+    require_possible(goal, phones, given.what)
+    if goal.how == "told" and (num_silent := sum(read_query(phone, goal.query) == "" for phone in phones)):
+        logger.warning(
+            "%s: on %d of %d phones %s has no value when the task begins, so that no answer can be right until it has",
+            given.what, num_silent, len(phones), goal.query,
+        )  # fmt: skip
     for start in starts:
-        if not any(_is_done(goal, start, seed, given.what) for seed in _seeds()):
+        if not _num_done(goal, start, given.what):
             return start
-    num_done = sum(_is_done(goal, starts[0], seed, given.what) for seed in _seeds())
     raise ConfigError(
-        f"expected {given.what} to be undone when it begins, got {goal.query} == {goal.expected} on {num_done} of "
-        f"{_NUM_PHONES_TRIED} phones before anything was done; {do}, or check something else"
+        f"expected {given.what} to be undone when it begins, got {goal.query} == {goal.expected} on "
+        f"{_num_done(goal, starts[0], given.what)} of {_NUM_PHONES_TRIED} phones before anything was done; {do}, or "
+        "check something else"
     )
 
 
-def _possible_starts(goal: Goal) -> Iterator[Start]:
-    """Initial states to try, the simplest first."""
-    yield Start()
+def _possible_starts(goal: Goal, row: str | None) -> Iterator[Start]:
+    """Initial states to try, the simplest first, each with the needed row of Settings."""
+    simplest = Start(system=None if row is None else SystemStart(extra_rows=(row,)))
+    yield simplest
     for toggle in Toggle:
-        yield Start(off=(toggle,))
-        yield Start(on=(toggle,))
+        yield replace(simplest, off=(toggle,))
+        yield replace(simplest, on=(toggle,))
     if goal.expected.isdigit() and int(goal.expected) in SCREEN_TIMEOUTS_MS:
-        yield Start(not_screen_timeout_ms=int(goal.expected))
-    yield Start(brightness_level=128 if goal.expected != "128" else 64)
-    yield Start(media_volume=7 if goal.expected != "7" else 4)
-    yield Start(app="clock")
+        yield replace(simplest, not_screen_timeout_ms=int(goal.expected))
+    yield replace(simplest, brightness_level=128 if goal.expected != "128" else 64)
+    yield replace(simplest, media_volume=7 if goal.expected != "7" else 4)
+    yield replace(simplest, app="clock")
 
 
-def _seeds() -> list[int]:
-    return Random("custom-task").sample(range(2_000_000), _NUM_PHONES_TRIED)
-
-
-def _require_readable(goal: Goal, what: str) -> None:
-    """Reject unknown queries, and expectations of a kind that the query never returns."""
-    try:
-        answers = [read_query(make_phone_state(seed), goal.query) for seed in _seeds()]
-    except TaskError as error:
-        raise ConfigError(f"{error} (in the check of {what})") from None
-    is_truth = all(answer in ("true", "false") for answer in answers)
-    if goal.how == "equals" and is_truth and goal.expected not in ("true", "false"):
-        raise ConfigError(
-            f"expected 'true' or 'false' from {goal.query} in the check of {what}, got {goal.expected!r}; "
-            "change expected"
-        )
-    if goal.how == "includes" and not all(answer.startswith("[") for answer in answers):
-        raise ConfigError(
-            f"expected a query that answers with a list for 'includes' in the check of {what}, got {goal.query!r}, "
-            f"which answers {answers[0]!r}; use how='equals'"
-        )
-
-
-def _is_done(goal: Goal, start: Start, seed: int, what: str) -> bool:
+def _make_phones(start: Start, what: str) -> list[PhoneState]:
+    """The phones that a description is tried on."""
+    seeds = Random("custom-task").sample(range(2_000_000), _NUM_PHONES_TRIED)
     with boundary(ConfigError, f"expected a start that a phone can have in {what}, change it"):
-        return goal.is_met(read_query(make_phone_state(seed, start), goal.query), None)
+        return [make_phone_state(seed, start) for seed in seeds]
+
+
+def _num_done(goal: Goal, start: Start, what: str) -> int:
+    """The number of phones on which the goal holds at the start."""
+    return sum(goal.is_met(read_query(phone, goal.query), None) for phone in _make_phones(start, what))

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, cast, get_args
 
 from cua_rl.devices.device import AppDevice, Device, ShellDevice
-from cua_rl.errors import ConfigError, TaskError, boundary
+from cua_rl.errors import CheckError, ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.tasks.fields import require_known
@@ -44,7 +44,6 @@ _NUMBERED = re.compile(r"\d+_\w")
 class ApkConfig:
     """The app that a task needs on the device."""
 
-    app_name: str = ""
     cua_guide: str = ""
     """Added to the instruction after the task's description."""
     requires_apk: bool = False
@@ -73,7 +72,9 @@ async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
         await _prepare_app(parts.task_id, parts.apk, shell)
     if parts.pre_hook is not None:
         await _call(parts.pre_hook, shell)
-    if await _is_valid(parts, shell, answer=None):
+    with boundary(CheckError, f"validate {parts.task_id!r}"):
+        is_done = await _is_valid(parts, shell, answer=None)
+    if is_done:
         raise TaskError(
             f"expected task {parts.task_id!r} to be undone when it begins, got a validator that says True already; "
             "add a pre-hook that undoes it"
@@ -126,7 +127,7 @@ async def _is_valid(parts: FolderParts, device: ShellDevice, answer: str | None)
     takes_answer = len(inspect.signature(parts.validate).parameters) > 1
     outcome = await _call(parts.validate, device, *([answer or ""] if takes_answer else []))
     if not isinstance(outcome, bool):
-        raise TaskError(f"expected True or False from the validator of {parts.task_id!r}, got {outcome!r}; return one")
+        raise CheckError(f"expected True or False from the validator of {parts.task_id!r}, got {outcome!r}; return one")
     return outcome
 
 

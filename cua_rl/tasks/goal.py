@@ -7,6 +7,7 @@ from typing import Literal
 
 from cua_rl.devices.device import Device
 from cua_rl.judgement import Validation
+from cua_rl.tasks.answers import is_answer
 
 How = Literal["equals", "includes", "told"]
 
@@ -16,7 +17,7 @@ class Goal:
     """The result that a query must have for success.
 
     `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
-    (the agent's final message must contain what the query answers, and that must be `expected`, where it is given).
+    (the agent's final message must answer with what the query reads, and that must be `expected`, where it is given).
     """
 
     query: str
@@ -24,15 +25,14 @@ class Goal:
     how: How = "equals"
 
     def is_met(self, actual: str, answer: str | None) -> bool:
-        """Whether the query's answer meets the goal and, for questions, the agent's message contains it."""
+        """Whether the query's answer meets the goal and, for questions, the agent's message is that answer."""
         match self.how:
             case "equals":
                 return actual == self.expected
             case "includes":
                 return json.loads(self.expected) in json.loads(actual)
             case "told":
-                is_right = self.expected in ("", actual)
-                return is_right and answer is not None and _contains_words(answer.replace("%", " "), actual)
+                return self.expected in ("", actual) and is_answer(answer, actual)
 
 
 async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validation:
@@ -47,9 +47,3 @@ async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validati
         success=success,
         duration_s=time.monotonic() - started,
     )
-
-
-def _contains_words(text: str, wanted: str) -> bool:
-    """Whether `text` contains the words of `wanted`, whole and in order, ignoring punctuation at their ends."""
-    said, words = ([word.strip(".,;:!?\"'()") for word in part.split()] for part in (text, wanted))
-    return bool(words) and any(said[i : i + len(words)] == words for i in range(len(said)))

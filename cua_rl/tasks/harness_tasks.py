@@ -147,7 +147,7 @@ def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
     for where, line in lines:
         try:
             yield where, cast("object", json.loads(line))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ConfigError(f"expected JSON in {where}, got {line[:80]!r} ({error}); repair it") from None
 
 

@@ -22,6 +22,7 @@ from cua_rl.devices.browser.served_site import ServedSite, SiteServers
 from cua_rl.devices.browser.settings import RESET_METHODS, PageSettings, SiteProgram
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
+from cua_rl.devices.query_values import PAGE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.tasks.custom import DEFAULT_MAX_TURNS, HEADER_KEYS
 from cua_rl.tasks.fields import Fields, read_mapping
@@ -34,7 +35,7 @@ PAGE_BROWSER = DeviceAbilities(
     has_shell=False,
     is_seeded=False,
     task_backend="page",
-    queries=frozenset({"url", "title", "text", "value", "checked", "count"}),
+    queries=PAGE_QUERIES,
 )
 _NOWHERE = "http://127.0.0.1:0/"
 _EXAMPLE = (
@@ -146,7 +147,7 @@ def _read_file(path: Path) -> list[object]:
         if path.suffix == ".jsonl":
             return [cast("object", json.loads(line)) for line in text.split("\n") if line.strip()]
         content = cast("object", json.loads(text))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"expected a JSON file with tasks at {str(path)!r}, got {error}; check file_path") from None
     if isinstance(content, dict):
         content = cast("dict[str, object]", content).get("tasks") or [cast("object", content)]

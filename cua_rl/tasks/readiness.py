@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from cua_rl.devices.device import Device
-from cua_rl.errors import TaskError, boundary
+from cua_rl.errors import AbsentError, CheckError, TaskError, UnusableError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
 
@@ -25,10 +25,28 @@ async def instruct(task: Task, device: Device) -> str:
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:
-    """Read success from the device's state; raises `TaskError` if there is no validator, or it fails itself."""
+    """Read success from the device's state; what is absent, or no longer usable, is not done.
+
+    Raises:
+        CheckError: the validator fails itself.
+        DeviceError: the device fails.
+        TaskError: there is no validator.
+    """
     if task.validate is None:
         raise TaskError(f"expected a validator of task {task.task_id!r}, got none: only a judge can decide it")
     clock = time.monotonic()
-    with boundary(TaskError, f"validate task {task.task_id!r}"):
-        validation = await task.validate(device, answer)
+    try:
+        with boundary(CheckError, f"validate task {task.task_id!r}"):
+            validation = await task.validate(device, answer)
+    except (AbsentError, UnusableError) as error:
+        validation = not_done(str(error))
+    except CheckError:
+        raise
+    except TaskError as error:
+        raise CheckError(str(error)) from error
     return replace(validation, duration_s=time.monotonic() - clock)
+
+
+def not_done(reason: str) -> Validation:
+    """The validation of a task whose check finds nothing to read."""
+    return Validation(query="check", expected="something to read", actual=reason, success=False)

@@ -128,7 +128,7 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     if isinstance(sources, str):
         try:
             raw = cast(object, json.loads(sources))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"expected task sources as JSON, got {sources!r} ({error}); write "
                 'tasks=\'{"source_type": "demo_training"}\''

@@ -7,11 +7,11 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
+from cua_rl.metrics import merge_metrics
 from cua_rl.policy import AdapterRef
 from cua_rl.training import wire
 from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
@@ -109,7 +109,7 @@ class TrainingClient:
     async def trainer_metrics(self) -> dict[str, float]:
         """Work, speed and memory of the trainer since the last call, under metric names."""
         output = await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)
-        return {**output.metrics, "trainer/restarts": float(self.num_restarts)}
+        return merge_metrics(output.metrics, {"trainer/restarts": float(self.num_restarts)})
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""
@@ -144,9 +144,7 @@ class TrainingClient:
         logger.info("trainer device=%s trainable=%d", started.device, started.num_trainable_parameters)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._close()
 
     async def _close(self) -> None:

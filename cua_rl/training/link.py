@@ -35,6 +35,7 @@ _LENGTH = struct.Struct(">Q")
 _NONCE_BYTES = 32
 _CODE_BYTES = 32
 _HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_UNPROVEN = 64  # each has a thread; a controller proves itself within milliseconds
 _LOOK_S = 0.05  # how long a proven controller waits for rank 0
 _KEEP_ALIVE_S = 30  # between two probes; a peer that misses six is dead, a cut of half a minute is none
 
@@ -200,6 +201,7 @@ class WorkerLink:
     ) -> "WorkerLink":
         """Wait until a controller that knows the token connects; others are turned away, and delay nobody."""
         proven = queue.SimpleQueue[WorkerLink]()
+        unproven: dict[socket.socket, None] = {}  # the oldest first
 
         def shake_hands(connection: socket.socket, peer: object) -> None:
             deadline = time.monotonic() + handshake_timeout_s
@@ -219,11 +221,20 @@ class WorkerLink:
                 connection.close()
             else:
                 proven.put(cls(connection, _make_seals(token, nonces)))
+            finally:
+                unproven.pop(connection, None)
 
         listener.settimeout(_LOOK_S)
         while True:
             with suppress(TimeoutError):
-                threading.Thread(target=shake_hands, args=listener.accept(), daemon=True).start()
+                connection, peer = listener.accept()
+                # who has waited longest makes room, because it is not the controller
+                for oldest in list(unproven)[: max(0, len(unproven) + 1 - _MAX_UNPROVEN)]:
+                    unproven.pop(oldest, None)
+                    with suppress(OSError):  # it has just left
+                        oldest.shutdown(socket.SHUT_RDWR)
+                unproven[connection] = None
+                threading.Thread(target=shake_hands, args=(connection, peer), daemon=True).start()
             with suppress(queue.Empty):
                 return proven.get_nowait()
 

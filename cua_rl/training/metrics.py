@@ -6,6 +6,7 @@ Recomputed activations (gradient checkpointing) add time, not FLOPs. A frozen ma
 backward (the gradient of its input), a trained one two backward.
 """
 
+import math
 import re
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from cua_rl import system
 from cua_rl.config import LossConfig
+from cua_rl.gpu_peaks import data_sheet_tflop_per_s
+from cua_rl.metrics import merge_metrics
 from cua_rl.training.batching import Grid
 from cua_rl.training.losses import TokenLoss
 
@@ -162,12 +165,15 @@ class Account:
             "trainer/padding_tokens": 0.0,  # rows are packed sequences
             "trainer/busy_s": self._busy_s,
             "trainer/tflop_per_s": flops_per_s / 1e12,
-            "trainer/mfu_frac": flops_per_s / self._peak_flops_per_s,
+            "trainer/matmul_frac": flops_per_s / self._peak_flops_per_s,
             "trainer/parameters_gib": self.held_bytes / 2**30,
             "trainer/peak_rss_gib": max(system.peak_resident_bytes() / 2**30, rss_gib),
             "trainer/rss_gib": rss_gib,
         }
         if self.device.type == "cuda":
+            stated = data_sheet_tflop_per_s(torch.cuda.get_device_name(self.device))
+            if stated is not None:
+                metrics["trainer/mfu_frac"] = flops_per_s / 1e12 / stated
             metrics["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
             torch.cuda.reset_peak_memory_stats(self.device)
         self._counts.clear()
@@ -202,13 +208,20 @@ def measure_matmul_peak(device: torch.device, dtype: torch.dtype, *, num_tries: 
 
 
 def loss_metrics(
-    config: LossConfig, losses: Sequence[TokenLoss], training_logprobs: Tensor, sampling_logprobs: Tensor
+    config: LossConfig,
+    losses: Sequence[TokenLoss],
+    training_logprobs: Tensor,
+    sampling_logprobs: Tensor,
+    weights: Tensor,
 ) -> dict[str, float]:
-    """Means and extremes over all trained tokens of a request, from its micro-batches' losses."""
-    total = _mean(torch.cat([loss.losses for loss in losses]))
-    metrics = {"loss/total": total, "policy/entropy_estimate": _mean(-training_logprobs)}
+    """Means and extremes over all trained tokens of a request, from its micro-batches' losses.
+
+    `weights` [n] are those of tokens in the minimised sum.
+    """
+    values = torch.cat([loss.losses for loss in losses]).double()
+    mean, total = _mean(values), float(values @ weights.double())
     if config.name == "cross_entropy":
-        return metrics | {"loss/cross_entropy": total}
+        return {"loss/total": total, "loss/cross_entropy": mean}
     parts = {
         "loss/kl_base": [loss.kl for loss in losses],
         "loss/kl_base_k1": [loss.kl_k1 for loss in losses],
@@ -216,20 +229,24 @@ def loss_metrics(
         "policy/mask_frac": [loss.masked for loss in losses],
     }
     present = {name: [part for part in values if part is not None] for name, values in parts.items()}
-    metrics |= {name: _mean(torch.cat(values)) for name, values in present.items() if values}
-    metrics["loss/policy"] = total - config.kl_loss_coef * metrics.get("loss/kl_base", 0.0)
-    return metrics | ratio_metrics(training_logprobs - sampling_logprobs)
+    metrics = {name: _mean(torch.cat(values)) for name, values in present.items() if values}
+    of_policy = {
+        "loss/total": total,
+        "loss/policy": mean - config.kl_loss_coef * metrics.get("loss/kl_base", 0.0),
+        "policy/trained_entropy_estimate": _mean(-training_logprobs),
+    }
+    return merge_metrics(metrics, of_policy, ratio_metrics(training_logprobs - sampling_logprobs))
 
 
 def ratio_metrics(log_ratio: Tensor) -> dict[str, float]:
     """Off-policy metrics of tokens, from log(training / sampling probability) [n]."""
     log_ratio = log_ratio.detach().double()
     ratio = log_ratio.exp()
-    median, high = torch.quantile(ratio, ratio.new_tensor([0.5, 0.99]))
+    median, high = quantiles(ratio, 0.5, 0.99)
     return {
         "policy/ratio_mean": _mean(ratio),
-        "policy/ratio_p50": float(median),
-        "policy/ratio_p99": float(high),
+        "policy/ratio_p50": median,
+        "policy/ratio_p99": high,
         "policy/ratio_max": float(ratio.max()),
         "policy/ratio_min": float(ratio.min()),
         "policy/ess_frac": effective_share(ratio),
@@ -237,6 +254,13 @@ def ratio_metrics(log_ratio: Tensor) -> dict[str, float]:
         "policy/kl_sampling_training/max": float(-log_ratio.min()),
         "policy/kl_sampling_training_k3/mean": _mean(torch.expm1(log_ratio) - log_ratio),
     }
+
+
+def quantiles(values: Tensor, *shares: float) -> list[float]:
+    """Quantiles of [n] with linear interpolation; `torch.quantile` refuses more than 2^24 values."""
+    ordered = values.sort().values
+    places = [share * (len(values) - 1) for share in shares]
+    return [float(ordered[int(p)].lerp(ordered[math.ceil(p)], p - int(p))) for p in places]
 
 
 def effective_share(weights: Tensor) -> float:

@@ -326,11 +326,14 @@ def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Trainer metrics of all ranks: work and speed add up, time and memory are maxima, utilisation is the mean."""
+    """Trainer metrics of all ranks: work and speed add up, utilisation is a mean, all else is the largest value.
+
+    Ranks retry together, so each has the same number of retries.
+    """
     combined: dict[str, float] = {}
     for name in accounts[0]:
         values = [account[name] for account in accounts]
-        if name.endswith(("_s", "_gib")) and not name.endswith("_per_s"):
+        if name.endswith(("_s", "_gib", "_retries")) and not name.endswith("_per_s"):
             combined[name] = max(values)
         elif name.endswith("_frac"):
             combined[name] = sum(values) / len(values)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
+from cua_rl.metrics import merge_metrics
 from cua_rl.model_input import ImageChunk
 from cua_rl.training import checkpoint, wire
 from cua_rl.training.batching import (
@@ -135,7 +136,11 @@ class Trainer:
         self._num_trained_tokens += len(all_logprobs)
         self._is_weighted = request.token_weights is not None
         num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before))
-        metrics = loss_metrics(request.loss, losses, all_logprobs, sampling_logprobs.to(all_logprobs.device)) | {
+        weights = token_weights(request, _join([part.datum_indices for part in batch.micro_batches]), all_logprobs)
+        if request.token_weights is None:  # the optimizer step takes the mean
+            weights /= len(weights)
+        of_loss = loss_metrics(request.loss, losses, all_logprobs, sampling_logprobs.to(all_logprobs.device), weights)
+        counts = {
             "policy/entropy": float(torch.cat([part.entropies for part in scores]).double().mean()),
             "optim/num_datums": float(len(batch.datums)),
             "optim/num_micro_batches": float(len(batch.micro_batches)),
@@ -144,7 +149,8 @@ class Trainer:
             "optim/encoded_images": float(num_encoded_images),
         }
         return wire.ForwardBackwardOutput(
-            training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs), metrics=metrics
+            training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
+            metrics=merge_metrics(of_loss, counts),
         )
 
     def _within_memory(self, attempt: Callable[[], _T]) -> _T:
@@ -380,5 +386,5 @@ def _on_cpu(loss: TokenLoss) -> TokenLoss:
     return replace(loss, **{name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
 
 
-def _join(lists: Sequence[list[_T]]) -> list[_T]:
+def _join(lists: Sequence[Sequence[_T]]) -> list[_T]:
     return [entry for one in lists for entry in one]

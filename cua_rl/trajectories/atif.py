@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from cua_rl.conversation import EncodedImage
@@ -58,9 +57,7 @@ class AtifWriter:
         (self._folder / "run.json").write_text(write_json(self._run), encoding="utf-8")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return
 
 

@@ -1,126 +1,57 @@
-"""Readers for open formats of GUI trajectories, as JSON files with images beside or inside them.
+"""Reads GUI trajectories of others: JSON files with images beside or inside them.
 
 - ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
   github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
 - ADP, the Agent Data Protocol (arXiv:2510.24702, github.com/neulab/agent-data-protocol), to which AgentTrek and other
   data sets were converted: `content` with items of a `class_`.
 - AndroidControl (arXiv:2406.03679, github.com/google-research/google-research/tree/master/android_control): the fields
-  of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON.
+  of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON; actions may be JSON in strings.
+- Conversations of the APIs of OpenAI, Anthropic and Google (`cua_rl.trajectories.provider_logs`).
 
-A file holds one trajectory, a list of them, or one on each line (.jsonl). Images are paths relative to their file,
-base64, or `data:` URLs. A path must lead to a file below the imported folder, because the files are untrusted.
+A file holds one trajectory, a list of them, or one on each line (.jsonl).
 """
 
 import json
-import os
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeGuard, cast
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
-from cua_rl.renderers.images import image_size
-from cua_rl.renderers.request_error import RequestError
-from cua_rl.trajectories.foreign_actions import OPENS_APP, ForeignAction, UnknownAction, parse_code
+from cua_rl.trajectories.code_actions import parse_code
+from cua_rl.trajectories.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
+from cua_rl.trajectories.provider_logs import read_anthropic, read_gemini, read_openai
+from cua_rl.trajectories.recorder import ForeignTrajectory, Images, Recorder
 from cua_rl.trajectories.rows import Row
 
-Format = Literal["atif", "adp", "android_control"]
-
-_MAX_IMAGE_BYTES = 64 * 2**20
+Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
-    """A screenshot, read on demand."""
+class Told:
+    """What the user says of files that do not say it."""
 
-    source: str
-    """A path, base64, or a `data:` URL."""
-    folder: Path
-    """The folder that a path is relative to."""
-    root: Path
-    """The imported folder, which contains all images."""
-
-    def load(self) -> EncodedImage:
-        """The image; raises `ConfigError`."""
-        try:
-            data = self._read()
-            width_px, height_px = image_size(data)
-        except (OSError, ValueError, RequestError) as error:
-            raise ConfigError(
-                f"expected a PNG or JPEG image at {self.source[:200]!r}, relative to {str(self.folder)!r}, got "
-                f"{error}; put the images where the file says"
-            ) from None
-        kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
-        return EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px)
-
-    def _read(self) -> bytes:
-        head, comma, tail = self.source.partition(",")
-        if head.startswith("data:") and comma:
-            return b64decode(tail, validate=True)
-        # the beginnings of PNG and JPEG in base64
-        if self.source.startswith(("iVBOR", "/9j/")) and len(self.source) > 200:
-            return b64decode(self.source, validate=True)
-        path = Path(os.path.normpath(self.folder / self.source))
-        # without resolving links: caches of data sets link to files elsewhere
-        if not path.is_relative_to(self.root):
-            raise ValueError(f"a path that leaves {str(self.root)!r}")
-        if not path.is_file() or path.stat().st_size > _MAX_IMAGE_BYTES:
-            raise ValueError(f"no file, or one of more than {_MAX_IMAGE_BYTES} bytes")
-        return path.read_bytes()
+    format: Format | None = None
+    device: DeviceKind | None = None
+    display: tuple[int, int] | None = None
+    """Size in whose pixels all coordinates are given."""
+    wheel_click_px: float = WHEEL_CLICK_PX
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Images:
-    """Makes the screens of one file."""
-
-    folder: Path
-    root: Path
-
-    def screen(self, source: object) -> Screen:
-        if not isinstance(source, str):
-            raise TypeError(f"expected the path of an image or the image in base64, got {source!r}")
-        return Screen(source=source, folder=self.folder, root=self.root)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignStep:
-    """One step: what the agent saw, its reasoning, and its action."""
-
-    screen: Screen
-    action: ForeignAction
-    thought: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignTrajectory:
-    """A trajectory recorded by another system."""
-
-    where: str
-    """Path and position, for messages."""
-    trajectory_id: str
-    instruction: str
-    steps: tuple[ForeignStep, ...]
-    last_screen: Screen | None
-    """The screen after the last step, if recorded."""
-    kind: DeviceKind
-    success: bool = True
-    """Assumed true unless the file says otherwise, as in data sets of demonstrations."""
-
-
-def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
+def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
     """The trajectories of a file or folder, each as a function that parses it; raises `ConfigError`."""
     files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
     if not files:
         raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
+    told = told or Told()
+    root = (path if path.is_dir() else path.parent).absolute()
     is_empty = True
     for file in files:
-        for number, value in enumerate(_read_values(file), start=1):
+        images = Images(folder=file.absolute().parent, root=root, display=told.display)
+        for where, value in _read_values(file):
             is_empty = False
-            images = _Images(folder=file.absolute().parent, root=(path if path.is_dir() else path.parent).absolute())
-            yield _Parser(value=value, where=f"{file}, trajectory {number}", images=images, given=given)
+            yield _Parser(value=value, where=where, images=images, told=told)
     if is_empty:
         raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
 
@@ -129,29 +60,41 @@ def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Calla
 class _Parser:
     value: object
     where: str
-    images: _Images
-    given: Format | None
+    images: Images
+    told: Told
 
     def __call__(self) -> ForeignTrajectory:
-        kind = self.given or detect_format(self.value, self.where)
-        parse = {"atif": _parse_atif, "adp": _parse_adp, "android_control": _parse_android_control}[kind]
+        kind = self.told.format or detect_format(self.value, self.where)
+        recorder = Recorder(where=self.where, images=self.images)
         try:
-            found = parse(cast("Row", self.value), self.where, self.images)
+            found = _READERS[kind](cast("Row", self.value), recorder)
         except UnknownAction as error:
             raise UnknownAction(f"{self.where}: {error}") from None
+        except ConfigError:
+            raise  # it says what it expected, and where
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"expected a trajectory in the format {kind} in {self.where}, got one without what it needs "
-                f"({type(error).__name__}: {error}); correct it, or name its format"
+                f"expected a trajectory in the format {kind} in {self.where}, got one without what is read from it "
+                f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
             ) from None
         if not found.steps or not found.instruction:
             raise ConfigError(
-                f"expected an instruction and steps with screenshots in {self.where}, got none; remove it"
+                f"expected an instruction and steps with screenshots in {self.where}, got "
+                f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
+                "unreadable=skip, which leaves such trajectories out"
             )
-        return found
+        device = self.told.device or found.kind
+        if device is None or found.kind not in (None, device):
+            raise ConfigError(
+                f"device: expected the kind of device of {self.where}, which decides what our agent's actions are, got "
+                f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
+                "device=android, device=linux (a desktop) or device=browser"
+            )
+        return replace(found, kind=device, wheel_click_px=self.told.wheel_click_px)
 
 
-def _read_values(file: Path) -> Iterator[object]:
+def _read_values(file: Path) -> Iterator[tuple[str, object]]:
+    """Trajectories with their places."""
     place = str(file)
     try:
         if file.suffix == ".jsonl":
@@ -159,12 +102,27 @@ def _read_values(file: Path) -> Iterator[object]:
                 for number, line in enumerate(lines, start=1):
                     place = f"{file}, line {number}"
                     if line.strip():
-                        yield cast("object", json.loads(line))
+                        yield place, cast("object", json.loads(line))
             return
         content = cast("object", json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"expected JSON in {place!r}, got {error}; correct it") from None
-    yield from cast("list[object]", content) if isinstance(content, list) else [content]
+        raise ConfigError(
+            f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
+        ) from None
+    is_list = isinstance(content, list) and not _is_conversation(cast("object", content))
+    values = cast("list[object]", content) if is_list else [cast("object", content)]
+    for number, value in enumerate(values, start=1):
+        yield f"{file}, trajectory {number}", value
+
+
+def _is_conversation(value: object) -> TypeGuard[list[Row]]:
+    """Whether a list is one conversation of an API, not a list of trajectories."""
+    first = cast("list[object]", value)[0] if isinstance(value, list) and value else None
+    return (
+        isinstance(first, dict)
+        and not {"steps", "messages", "input", "contents"} & first.keys()
+        and (bool({"role", "type"} & first.keys()))
+    )
 
 
 def detect_format(value: object, where: str) -> Format:
@@ -176,128 +134,121 @@ def detect_format(value: object, where: str) -> Format:
         return "adp"
     if {"goal", "actions"} <= keys:
         return "android_control"
+    if "input" in keys or "items" in keys:
+        return "openai"
+    if "contents" in keys:
+        return "gemini"
+    if "messages" in keys:
+        return "anthropic"
+    if _is_conversation(cast("object", value)):
+        items = cast("list[Row]", value)
+        if any("parts" in item for item in items):
+            return "gemini"
+        return "openai" if any("type" in item for item in items) else "anthropic"
     raise ConfigError(
-        "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), or with goal and "
-        f"actions (AndroidControl) in {where}, got {sorted(keys) or value!r}; convert it to one of these"
+        "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), with goal and actions "
+        "(AndroidControl), or a conversation with input (OpenAI), messages (Anthropic) or contents (Gemini) in "
+        f"{where}, got {sorted(keys) or value!r}; docs/trajectories.md has the shape of each"
     )
 
 
-def _parse_android_control(value: Row, where: str, images: _Images) -> ForeignTrajectory:
+def _read_android_control(value: Row, recorder: Recorder) -> ForeignTrajectory:
     shots: Sequence[str] = value.get("screenshots") or value.get("screenshots_b64") or ()
-    screens = [images.screen(shot) for shot in shots]
-    actions: Sequence[Row] = value["actions"]
-    if len(screens) not in (len(actions), len(actions) + 1):
+    sizes = [[int(size) for size in value.get(f"screenshot_{side}s") or ()] for side in ("width", "height")]
+    shown = list(zip(*sizes, strict=True)) or [None] * len(shots)
+    actions = [_arguments(json.loads(one) if isinstance(one, str) else one) for one in value["actions"]]
+    if len(shots) not in (len(actions), len(actions) + 1):
         raise ConfigError(
-            f"expected a screenshot before each of the {len(actions)} actions in {where}, and perhaps one after them, "
-            f"got {len(screens)}; correct it"
+            f"expected a screenshot before each of the {len(actions)} actions in {recorder.where}, and perhaps one "
+            f"after them, got {len(shots)}; import with unreadable=skip, which leaves such episodes out"
         )
-    thoughts = [*map(str, value.get("step_instructions") or ()), *[None] * len(actions)]
-    steps = [
-        ForeignStep(
-            screen=screen,
-            action=ForeignAction(name=str(action["action_type"]), given=_arguments(action)),
-            thought=thought,
-        )
-        for screen, action, thought in zip(screens, actions, thoughts, strict=False)
-    ]
-    return ForeignTrajectory(
-        where=where,
-        trajectory_id=f"android_control/{value.get('episode_id', where)}",
-        instruction=_instruction(value["goal"]),
-        steps=_without_app_starts(steps),
-        last_screen=screens[-1] if len(screens) > len(actions) else None,
-        kind="android",
-    )
+    told = [*map(str, value.get("step_instructions") or ()), *[None] * len(shots)]
+    recorder.tell(_instruction(value["goal"]))
+    for place, (shot, display) in enumerate(zip(shots, shown, strict=True)):
+        recorder.see(shot, display=display)
+        if place < len(actions):
+            name = str(actions[place]["action_type"])
+            # the data set's own description of its actions: type clicks, types and presses enter, input_text only types
+            enters: Row = {"press_enter": True} if name == "type" else {}
+            recorder.act(ForeignAction(name=name, given=actions[place] | enters), thought=told[place])
+    return recorder.finish(f"android_control/{value.get('episode_id', recorder.where)}", kind="android")
 
 
-def _without_app_starts(steps: Sequence[ForeignStep]) -> tuple[ForeignStep, ...]:
-    """Drop leading steps that open an app by name, which our tools cannot do: the task begins in the app."""
-    first = next((place for place, step in enumerate(steps) if step.action.name not in OPENS_APP), len(steps))
-    return tuple(steps[first:])
-
-
-def _parse_adp(value: Row, where: str, images: _Images) -> ForeignTrajectory:
-    instruction, screen, steps, thought = "", None, list[ForeignStep](), None
-    is_seen_after = False
+def _read_adp(value: Row, recorder: Recorder) -> ForeignTrajectory:
     for item in cast("Sequence[Row]", value["content"]):
         shown = item if item["class_"] == "image_observation" else item.get("image_observation")
-        actions: list[ForeignAction] = []
+        thought = item.get("description") or item.get("reasoning_content")
         match item["class_"]:
-            case "text_observation" if not instruction and item.get("source") == "user":
-                instruction = _instruction(item["content"])
-            case "message_action" if "</finish>" in str(item["content"]) or item is value["content"][-1]:
-                actions = [ForeignAction(name="finish", given={})]
+            case "text_observation" if item.get("source") == "user":
+                recorder.tell(_instruction(item["content"]))
             case "message_action":
-                thought = str(item["content"])
+                _read_adp_message(str(item["content"]), recorder, is_last=item is value["content"][-1])
             case "api_action":
-                actions = [ForeignAction(name=str(item["function"]), given=_arguments(item["kwargs"]))]
+                recorder.act(
+                    ForeignAction(name=str(item["function"]), given=_arguments(item["kwargs"])), thought=thought
+                )
             case "code_action":
-                actions = list(parse_code(str(item["content"])))
+                for action in parse_code(str(item["content"])):
+                    recorder.act(action, thought=thought)
+                    thought = None
             case _ if shown is not None:
-                screen, is_seen_after = images.screen(shown["content"]), True
-            case _:
+                recorder.see(shown["content"], display=_size(item.get("viewport_size")))
+            case str(kind) if kind.endswith("_observation"):
                 pass  # what is written about the page is not what our agents see
-        if actions and screen is None:
-            raise ConfigError(f"expected a screenshot before the first action of {where}, got none; leave it out")
-        for action in actions:
-            told = item.get("description") or thought
-            steps.append(ForeignStep(screen=cast("Screen", screen), action=action, thought=told))
-            thought, is_seen_after = None, False
+            case kind:
+                raise ValueError(f"expected actions and observations of ADP, got {kind!r}")
     details: Row = value.get("details") or {}
-    return ForeignTrajectory(
-        where=where,
-        trajectory_id=f"adp/{value['id']}",
-        instruction=instruction,
-        steps=_without_app_starts(steps),
-        last_screen=screen if is_seen_after else None,
-        kind=_kind_of(details.get("platform")),
-        success=_success_of(details),
-    )
+    kind = _kind_of(details.get("platform"))
+    return recorder.finish(f"adp/{value['id']}", kind=kind, success=_success_of(details))
 
 
-def _parse_atif(value: Row, where: str, images: _Images) -> ForeignTrajectory:
-    instruction, screen, steps = "", None, list[ForeignStep]()
-    is_seen_after = False
+def _read_adp_message(text: str, recorder: Recorder, *, is_last: bool) -> None:
+    if not recorder.instruction:
+        recorder.tell(text)  # sets of phones have the goal as the agent's first message
+    elif "</finish>" in text or is_last:
+        recorder.act(ForeignAction(name="finish", given={}))
+    else:
+        recorder.think(text)
+
+
+def _read_atif(value: Row, recorder: Recorder) -> ForeignTrajectory:
     for item in cast("Sequence[Row]", value["steps"]):
-        message, shown = _read_content(item.get("message") or "", images)
-        if item["source"] == "user" and not instruction:
-            instruction = message
-        if shown:
-            screen = shown[-1]
+        message, shown = _read_content(item.get("message") or "")
+        calls = cast("Sequence[Row]", item.get("tool_calls") or ())
+        is_first = item["source"] == "agent" and not calls and not recorder.instruction
+        if message and (item["source"] == "user" or is_first):
+            recorder.tell(message)
+        for source in shown:
+            recorder.see(source)
         if item["source"] != "agent":
             continue
-        for call in item.get("tool_calls") or ():
-            if screen is None:
-                raise ConfigError(f"expected a screenshot before the first action of {where}, got none; leave it out")
-            action = ForeignAction(name=str(call["function_name"]), given=_arguments(call["arguments"]))
-            thought = item.get("reasoning_content") or message or None
-            steps.append(ForeignStep(screen=screen, action=action, thought=thought))
-            is_seen_after = False
+        extra: Row = item.get("extra") or {}
+        thought = item.get("reasoning_content") or (None if is_first else message) or extra.get("description")
+        for call in calls:
+            given = _arguments(call["arguments"])
+            read = ForeignAction(name=str(call["function_name"]), given=given)
+            actions = parse_code(str(given["code"])) if given.keys() == {"code"} else [read]
+            for action in actions:
+                recorder.act(action, thought=thought, call_id=call.get("tool_call_id"))
+                thought = None
         observation: Row = item.get("observation") or {}
-        results: Sequence[Row] = observation.get("results") or ()
-        for result in results:
-            _, shown = _read_content(result.get("content") or "", images)
-            if shown:
-                screen, is_seen_after = shown[-1], True
-    extra: Row = value.get("extra") or {}
-    return ForeignTrajectory(
-        where=where,
-        trajectory_id=f"atif/{value.get('session_id') or value.get('trajectory_id') or where}",
-        instruction=instruction,
-        steps=_without_app_starts(steps),
-        last_screen=screen if is_seen_after else None,
-        kind=_kind_of(extra.get("platform")),
-        success=_success_of(extra),
-    )
+        for result in cast("Sequence[Row]", observation.get("results") or ()):
+            for source in _read_content(result.get("content") or "")[1]:
+                recorder.see(source, call_id=result.get("source_call_id"))
+    extra = value.get("extra") or {}
+    extra |= cast("Row", extra.get("adp_details") or {})
+    name = value.get("session_id") or value.get("trajectory_id") or recorder.where
+    kind = _kind_of(extra.get("platform"))
+    return recorder.finish(f"atif/{name}", kind=kind, success=_success_of(extra))
 
 
-def _read_content(content: object, images: _Images) -> tuple[str, list[Screen]]:
+def _read_content(content: object) -> tuple[str, list[object]]:
     """Text and images of a message or an observation."""
     if isinstance(content, str):
         return content, []
     parts = cast("Sequence[Row]", content)
     texts = [str(part["text"]) for part in parts if part["type"] == "text"]
-    return "\n".join(texts), [images.screen(part["source"]["path"]) for part in parts if part["type"] == "image"]
+    return "\n".join(texts), [part["source"]["path"] for part in parts if part["type"] == "image"]
 
 
 def _arguments(value: object) -> Row:
@@ -312,11 +263,32 @@ def _instruction(value: object) -> str:
     return value
 
 
-def _kind_of(platform: object) -> DeviceKind:
-    words = {"android": "android", "mobile": "android", "phone": "android", "linux": "linux", "desktop": "linux"}
-    return cast("DeviceKind", words.get(str(platform).lower(), "browser"))
+def _size(value: object) -> tuple[int, int] | None:
+    if not value:
+        return None
+    width, height = cast("Sequence[int]", value)
+    return int(width), int(height)
+
+
+def _kind_of(platform: object) -> DeviceKind | None:
+    """The device that a file names; raises `ValueError` for a name that says nothing."""
+    words = {"android": "android", "mobile": "android", "phone": "android", "browser": "browser", "web": "browser"}
+    words |= {"linux": "linux", "desktop": "linux", "ubuntu": "linux", "windows": "linux", "mac": "linux"}
+    if platform is not None and str(platform).lower() not in words:
+        raise ValueError(f"expected one of {', '.join(words)} as platform, got {platform!r}")
+    return None if platform is None else cast("DeviceKind", words[str(platform).lower()])
 
 
 def _success_of(details: Row) -> bool:
-    told = details.get("success", details.get("is_success", True))
+    told = next((details[key] for key in ("success", "is_success", "task_completed") if key in details), True)
     return told if isinstance(told, bool) else str(told).lower() not in ("false", "0", "failure", "failed")
+
+
+_READERS: dict[Format, Callable[[Row, Recorder], ForeignTrajectory]] = {
+    "atif": _read_atif,
+    "adp": _read_adp,
+    "android_control": _read_android_control,
+    "openai": read_openai,
+    "anthropic": read_anthropic,
+    "gemini": read_gemini,
+}

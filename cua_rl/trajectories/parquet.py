@@ -18,7 +18,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from resource import RLIMIT_AS, getpagesize, setrlimit
-from types import TracebackType
 from typing import Any, Self, cast
 
 from cua_rl.database.columns import escape_text
@@ -125,9 +124,7 @@ class ParquetWriter:
         (self._folder / "README.md").write_text(card, encoding="utf-8")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise
+from typing import cast
 
 from cua_rl.actions import Action
 from cua_rl.agent.tools import tool_for
@@ -18,12 +19,21 @@ from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, as_taught, demonstrate_turns
-from cua_rl.trajectories.foreign_actions import Arguments, UnknownAction, tool_arguments
-from cua_rl.trajectories.formats import ForeignTrajectory
+from cua_rl.trajectories.foreign_actions import Arguments, NoCounterpart, UnknownAction, View, tool_arguments
+from cua_rl.trajectories.recorder import ForeignTrajectory
 from cua_rl.trajectories.records import RolloutRecord, TaskRecord
 from cua_rl.types import ModelTurn, Reward, Rollout, StopReason, Turn
 
 _REWARD = "imported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A trajectory as a rollout."""
+
+    record: RolloutRecord
+    ends_before: str | None
+    """Name of the action that our tools lack, before which the rollout ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +76,13 @@ class _RecordedDevice:
 
 async def replay(
     trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
-) -> RolloutRecord:
+) -> Replayed:
     """The rollout of a trajectory, the group with this index of a step; raises `ConfigError` that names its place."""
     try:
         with boundary(ConfigError, "expected what a model can read and write"):
             return await _replay(trajectory, renderer, step=step, index=index, started_at=started_at)
+    except NoCounterpart as error:
+        raise NoCounterpart(f"{trajectory.where}: {error}", error.name) from None
     except ConfigError as error:
         kind = UnknownAction if isinstance(error, UnknownAction) else ConfigError
         raise kind(f"{trajectory.where}: {error}") from None
@@ -78,10 +90,12 @@ async def replay(
 
 async def _replay(
     trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
-) -> RolloutRecord:
-    calls = _read_calls(trajectory)
-    device = _RecordedDevice(kind=trajectory.kind, calls=calls)
-    answers = [as_taught(_answer(call, trajectory.kind), renderer) for call in calls]
+) -> Replayed:
+    kind = trajectory.kind
+    assert kind is not None  # of one that was read
+    calls, ends_before = _read_calls(trajectory, kind)
+    device = _RecordedDevice(kind=kind, calls=calls)
+    answers = [as_taught(_answer(call, kind), renderer) for call in calls]
 
     async def answer(screen: EncodedImage) -> AnswerItems:
         return answers[device.index]
@@ -102,7 +116,7 @@ async def _replay(
         category="app",
         difficulty="medium",
         max_turns=len(calls),
-        tags=("imported",),
+        tags=("imported",) if ends_before is None else ("imported", "incomplete"),
     )
     told = "success" if trajectory.success else "failure"
     reward = 1.0 if trajectory.success else 0.0
@@ -122,7 +136,7 @@ async def _replay(
         started_at=started_at,
         duration_s=0.0,
     )
-    return RolloutRecord(
+    record = RolloutRecord(
         phase="step",
         step=step,
         group_id=f"imported-{name}",
@@ -132,17 +146,35 @@ async def _replay(
         advantage=0.0,
         training_logprobs=(None,) * len(turns),
     )
+    return Replayed(record=record, ends_before=ends_before)
 
 
-def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
-    """What our agent would have answered at each step; a trajectory that does not say its end gets one."""
+def _read_calls(trajectory: ForeignTrajectory, kind: DeviceKind) -> tuple[list[_Call], str | None]:
+    """What our agent would have answered at each step; a trajectory that does not say its end gets one.
+
+    They end before the first action that our tools lack: what was seen later did not follow from our actions.
+    """
     screens = [step.screen.load() for step in trajectory.steps]
     last = None if trajectory.last_screen is None else trajectory.last_screen.load()
     calls: list[_Call] = []
+    cursor: list[int] | None = None
     for step, (screen, following) in zip(trajectory.steps, pairwise([*screens, last]), strict=True):
         assert screen is not None
-        parts = tool_arguments(step.action, screen, trajectory.kind)
+        view = View(
+            screen=screen,
+            kind=kind,
+            display=step.screen.display,
+            cursor=cursor,
+            wheel_click_px=trajectory.wheel_click_px,
+        )
+        try:
+            parts = tool_arguments(step.action, view)
+        except NoCounterpart as lacking:
+            if not calls:
+                raise
+            return calls, lacking.name
         for place, arguments in enumerate(parts):
+            cursor = cast("list[int] | None", arguments.get("coordinate", cursor))
             is_last = place == len(parts) - 1
             calls.append(
                 _Call(
@@ -152,13 +184,12 @@ def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
                     after=following if is_last else screen,
                 )
             )
-    ends = [call.arguments.get("action") in ("terminate", "answer") for call in calls]
-    if any(ends[:-1]):
-        calls = calls[: ends.index(True) + 1]
-    elif not ends[-1] and last is not None:
+        if parts and parts[-1]["action"] in ("terminate", "answer"):
+            return calls, None
+    if last is not None:
         status = "success" if trajectory.success else "failure"
         calls.append(_Call(thought=None, arguments={"action": "terminate", "status": status}, before=last, after=None))
-    return calls
+    return calls, None
 
 
 def _answer(call: _Call, kind: DeviceKind) -> AnswerItems:

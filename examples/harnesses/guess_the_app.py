@@ -19,16 +19,13 @@ def find_guess(text: str, apps: list[str]) -> str | None:
 
 
 def report(result: dict[str, object]) -> None:
-    """Leave the result where it is looked for, all of it at once."""
-    path = os.environ["CUA_RESULT_PATH"]
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(result, file)
-    os.replace(f"{path}.new", path)
+    """Send the result where nothing that this program starts could replace it."""
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps(result).encode())
 
 
 def main() -> int:
     """Play one game; the exit status is 0 whether or not it was won."""
-    apps = json.loads(os.environ["CUA_TASK"])["apps"]
+    apps = json.load(sys.stdin)["apps"]
     secret = random.Random(int(os.environ["CUA_SEED"])).choice(apps)  # the same for every member of a group
     question = f"{os.environ['CUA_INSTRUCTION']} {', '.join(apps)}"
     messages: list[dict[str, str]] = [{"role": "user", "content": question}]

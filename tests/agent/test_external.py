@@ -124,10 +124,30 @@ class Bench:
 async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerator[Bench]:
     fake = FakeVllm(small_renderer)
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
-        async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
+        async with (
+            ExternalServer(url) as server,
+            SamplingClient(server, namespace="run", max_attempts=1, stall_timeout_s=0.4) as sampling,
+        ):
             gateway = Gateway(sampling, small_renderer, PARAMS)
             async with gateway.serve():
                 yield Bench(gateway, fake, tmp_path)
+
+
+async def test_actions_need_a_content_type_only_where_a_browser_could_have_sent_them(bench: Bench) -> None:
+    statuses: list[int] = []
+
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        url, token = f"{desk.told['CUA_DEVICE_URL']}/action", desk.told["CUA_DEVICE_TOKEN"]
+        for sent in ({"Authorization": f"Bearer {token}"}, {"Authorization": "Bearer other"}, {}):
+            async with httpx.AsyncClient(trust_env=False) as http:
+                answer = await http.post(url, content=b'{"action": "wait", "time": 0}', headers=sent)
+                statuses.append(answer.status_code)
+        return {}
+
+    await bench.run(work)
+
+    assert statuses == [200, 401, 401]
 
 
 async def test_turns_are_answers_joined_with_the_device_steps_that_followed_them(bench: Bench) -> None:
@@ -204,11 +224,11 @@ async def test_a_model_server_that_hangs_is_a_fault_and_not_the_agents_time(benc
     async def work(desk: Desk) -> Any:
         await desk.ask()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(turn_s=0.2))
+    rollout = await bench.run(work, time_limits=TimeLimits(turn_s=0.2, agent_s=15.0))
     bench.fake.gate.set()
 
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.TIME_LIMIT, None)
-    assert "model server and device" in (rollout.error or "")
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.SAMPLING_ERROR, None)
+    assert "got no token within 0.4 s" in (rollout.error or "")
 
 
 TOO_MANY_IMAGES = (400, "At most 2 image(s) may be provided in one prompt.")

@@ -238,6 +238,12 @@ async def test_a_wait_that_uses_up_the_policys_time_is_cut_short_and_ends_the_wo
     assert device.actions == [Wait(duration_s=0.0)]
 
 
+async def test_an_action_that_is_refused_when_time_runs_out_is_no_failure_of_the_agent() -> None:
+    model, device = ScriptedModel([call(action="system_button", button="Home")]), FakeDevice(reject="No Home key.")
+    outcome, turns = await work(model, device, clock=RolloutClock(policy_s=0.0))
+    assert (outcome.stop_reason, outcome.error, turns[0].action_error) == (StopReason.MAX_TIME, None, "No Home key.")
+
+
 async def test_a_full_context_ends_the_work_and_is_no_fault() -> None:
     outcome, turns = await work(ScriptedModel([CLICK], overflow), FakeDevice())
     assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.CONTEXT_OVERFLOW, 1, 1)

@@ -11,7 +11,7 @@ from cua_rl.actions import Click
 from cua_rl.devices.gbox.boxes import open_held_boxes
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.fields import parse_evaluation, parse_execution
-from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.errors import ConfigError, DeviceError, DeviceServiceError, TaskError
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
 from cua_rl.tasks.gym_server import fetch_gym_tasks, parse_gym_task, split_gym_tasks
@@ -219,6 +219,9 @@ async def test_an_evaluation_that_fails_is_invalid_and_never_nought() -> None:
         assert (await task.validate(device, None)).success is False  # the second try
         gym.evaluate_failures.extend([500, 500])
         with pytest.raises(TaskError, match="evaluator crashed"):
+            await task.validate(device, None)
+        gym.evaluate_failures.extend([503, 503])  # overloaded: nothing is said about what the policy left
+        with pytest.raises(DeviceServiceError, match="503"):
             await task.validate(device, None)
         gym.evaluation = {"detail": "no such execution"}
         with pytest.raises(TaskError, match="expected an evaluation"):

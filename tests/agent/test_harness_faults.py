@@ -54,7 +54,7 @@ DEATHS = {
 }
 SCRIPT = f"""
 import random, socket
-dice = random.Random(os.environ["CUA_TASK"])
+dice = random.Random(sys.stdin.read())
 server = socket.create_server(("127.0.0.1", 0))
 if not os.fork():  # a daemon that listens, and outlives its parent; some do not end by themselves either
     os.setsid(); signal.signal(signal.SIGTERM, dice.choice([signal.SIG_IGN] + 9 * [signal.SIG_DFL])); time.sleep(600)

@@ -99,6 +99,14 @@ def test_every_desktop_action_is_understood(arguments: dict[str, object], expect
         ("mobile_use", {"action": "terminate"}, "tool_arguments", "success or failure"),
         ("computer_use", {"action": "left_click_drag", "coordinate": [1, 2]}, "tool_arguments", "mouse_move first"),
         ("computer_use", {"action": "key", "keys": "enter"}, "tool_arguments", "a list of names"),
+        # an argument that is passed over would make it another action
+        (
+            "computer_use",
+            {"action": "left_click", "coordinate": [1, 2], "button": "right"},
+            "tool_arguments",
+            "'button'",
+        ),
+        ("mobile_use", {"action": "wait", "seconds": 9}, "tool_arguments", "There is no argument 'seconds'"),
     ],
 )
 def test_bad_calls_say_what_came_and_what_was_expected(name: str, arguments: object, kind: str, says: str) -> None:
@@ -106,6 +114,17 @@ def test_bad_calls_say_what_came_and_what_was_expected(name: str, arguments: obj
     assert isinstance(failure, ParseFailure)
     assert failure.kind == kind
     assert says in failure.message
+
+
+def test_a_described_element_takes_no_unknown_arguments() -> None:
+    for name, arguments in (
+        ("computer_act", {"action": "left_click", "target": "Save", "button": "right"}),
+        ("mobile_act", {"action": "scroll", "target": "list", "direction": "down", "amount": 3}),
+        ("mobile_act", {"action": "type", "text": "tea", "target": "Search"}),  # typed where the focus is
+    ):
+        failure = parse_element_action(ToolCall(call_id="c", name=name, arguments=json.dumps(arguments)))
+        assert isinstance(failure, ParseFailure)
+        assert "there is no" in failure.message.lower()
 
 
 def test_phones_get_mobile_use_and_desktops_and_browsers_computer_use() -> None:

@@ -8,7 +8,7 @@ import chz
 import pytest
 
 from cua_rl.command_line.parsing import load_config, parse_command_line
-from cua_rl.command_line.settings import explain_field
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.sft_config import SftConfig
@@ -128,7 +128,7 @@ def find_presets(given: Given) -> Given:
     return {"group_size": 8, "learning_rate": 1e-3} if given.get("model_name") is None else {}
 
 
-@with_presets(find_presets, explain_field)
+@with_presets(find_presets, explain_field, accept_value)
 @chz.chz
 class Preset:
     model_name: str | None = chz.field(default=None, doc="model")
@@ -299,3 +299,11 @@ def test_help_lists_every_setting_with_meaning_and_default(capsys: pytest.Captur
         "skip_baseline=false",
     ):
         assert part in output
+
+
+def test_values_and_files_that_are_nested_too_deeply_are_mistakes_like_any_other(tmp_path: Path) -> None:
+    deep = "[" * 10_000
+    (tmp_path / "deep.yaml").write_text(f"tasks: {deep}")
+    for arguments in ([f"tasks={deep}"], [f"trainer.gpus={deep}"], ["--config", str(tmp_path / "deep.yaml")]):
+        with pytest.raises(ConfigError, match="expected"):
+            parse_command_line(CLIConfig, arguments)

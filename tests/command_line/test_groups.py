@@ -115,6 +115,19 @@ def test_a_group_that_is_given_a_plain_value_takes_its_main_setting(tmp_path: Pa
     assert parse("--monitor").monitor.show
 
 
+def test_losses_clip_as_their_papers_do_unless_another_clip_is_given() -> None:
+    # GSPO: 3e-4 and 4e-4; CISPO: no lower bound of the weight, 5 at most; PPO: 0.2
+    for name, clips in (("gspo", (3e-4, 4e-4)), ("cispo", (1.0, 4.0)), ("ppo", (0.2, 0.2))):
+        for config in (
+            parse(f"loss={name}"),
+            CLIConfig(loss=LossConfig(name=name)),
+            parse(f"loss={name}", "model_name=m"),
+        ):
+            assert (config.loss.clip_low, config.loss.clip_high) == clips
+    given = parse("loss=gspo", "clip_high=0.1").loss
+    assert (given.clip_low, given.clip_high) == (3e-4, 0.1)
+
+
 def test_a_group_given_in_python_wins_over_a_file_and_a_group_may_be_empty_there(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("loss:\n  clip_low: 0.3\ntrainer:\n#  dtype: float32\n")
@@ -160,8 +173,7 @@ def test_names_and_values_in_groups_are_explained(argument: str, words: str) -> 
         ({"learning_rate": math.nan}, "learning_rate: expected float, got nan"),
         ({"trace": "no"}, "trace: expected bool, got 'no'"),
         ({"preset": "h100"}, "preset: expected"),
-        ({"loss": "ppo"}, "loss: expected cua_rl.config:LossConfig, got 'ppo'"),
-        ({"trainer": {"gpus": [0]}}, "TrainerSettings, got {'gpus': [0]}"),
+        ({"trainer": {"gpu": [0]}}, "TrainerSettings, got {'gpu': [0]}; did you mean 'gpus'?"),
         ({"loss": LossConfig(clip_low="low")}, "loss.clip_low: expected float, got 'low'"),
     ],
 )

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.command_line.recipe import hide_secrets
+
 RECIPE = """
-import asyncio, os, sys
+import asyncio, logging, os, sys
 from contextlib import asynccontextmanager
 import chz
 from cua_rl.errors import TrainingError
@@ -39,6 +41,10 @@ async def main(config):
         if config.mode == "fail_in_group":
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fail())
+        if config.mode == "foreign_text":
+            said = "\\x1b]0;title\\x07\\x1b[2Jkey " + os.environ["SITE_API_KEY"]
+            logging.getLogger("cua_rl").warning(said)
+            raise TrainingError(said)
         if config.mode == "bug":
             raise RuntimeError("a bug")
         if config.mode == "wait":
@@ -67,6 +73,51 @@ def test_a_recipe_that_ends_has_status_0_and_reads_env_without_overriding(tmp_pa
 
     assert process.returncode == 0, errors
     assert output.splitlines() == ["running environment file", "unwound"]
+
+
+def test_foreign_text_in_warnings_and_errors_commands_no_terminal_and_shows_no_secret(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SITE_API_KEY=abcdefgh12345678\n")
+    (tmp_path / ".env").chmod(0o600)
+
+    process = start(tmp_path, "mode=foreign_text")
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert errors.splitlines() == ["key ***", "TrainingError: key ***"]
+
+
+@pytest.mark.parametrize("recipe", ["train", "gym_command", "serve_monitor"])
+def test_help_that_nobody_reads_to_the_end_leaves_no_traceback(recipe: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `head` does, only sooner
+    with os.fdopen(write_end, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", f"cua_rl.recipes.{recipe}", "--help"],
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "not_named"),
+    [
+        (["monitor.project_token=tok-12345678"], "private file: monitor.project_token_file=PATH", "gbox"),
+        (["--monitor.project-token", "tok-12345678"], "private file: monitor.project_token_file=PATH", "gbox"),
+        (["base_url=http://me:tok-12345678@host"], "into the environment or .env (env.example)\n", "_file"),
+    ],
+)
+def test_the_warning_of_a_secret_names_the_option_that_was_used(
+    arguments: list[str], named: str, not_named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide_secrets(arguments)
+
+    warning = capsys.readouterr().err
+    assert named in warning
+    assert not_named not in warning
+    assert "12345678" not in warning
 
 
 def test_a_wrong_setting_has_status_2_a_message_in_parts_and_no_traceback(tmp_path: Path) -> None:
@@ -247,3 +298,18 @@ def test_an_environment_file_with_secrets_that_all_may_read_causes_a_warning(tmp
 
     assert "chmod 600 .env" in loud
     assert quiet == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc: command lines are overwritten on Linux only")
+def test_programs_of_the_policy_find_no_expected_answer_in_the_command_line(tmp_path: Path) -> None:
+    told = '[{"expected": "a \\"b\\", c", "n": 7}, {"answer":42}, {"expected" : [1, 2]}]'
+    process = start_with_secret(tmp_path, f"base_url={told}")
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+
+    left = shown[shown.index(b"base_url=") :].replace(b"*", b"").rstrip(b"\0")
+    assert left == b'base_url=[{, "n": 7}, {}, {}]'

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import sha256
 
 import pytest
@@ -47,7 +48,7 @@ FIELDS = (
 
 
 def old_fields(state: PhoneState) -> bytes:
-    fields = json.loads(state.to_json())
+    fields = asdict(state)
     return json.dumps({name: fields[name] for name in FIELDS}, sort_keys=True).encode()
 
 

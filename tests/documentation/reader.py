@@ -37,8 +37,6 @@ from cua_rl.recipes import (
     export_rollout,
     export_trajectories,
     import_trajectories,
-    make_tiny_model,
-    make_tiny_page_model,
     plan,
     rebuild_datums,
     rollout_worker,
@@ -54,6 +52,7 @@ from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
 from scripts.chaos_ray import ChaosRayConfig
 from scripts.red_team.__main__ import RedTeamConfig
+from scripts.tiny_models import make_tiny_model, make_tiny_page_model
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
 Recipe = Callable[[Sequence[str]], int]
@@ -78,8 +77,8 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
-    "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
-    "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
+    "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,
+    "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
     "scripts.chaos_hosts": ChaosHostsConfig,
     "scripts.chaos_kill": ChaosConfig,
     "scripts.chaos_ray": ChaosRayConfig,
@@ -93,9 +92,10 @@ WITHOUT_OPTIONS = {
     "benchmarks.trl_steps": 3,
     "cua_rl.monitor.openapi": 0,
     "cua_rl.recipes.rl_minimal": 0,
-    "cua_rl.recipes.settings_page": 0,
+    "scripts.settings_page": 0,
     "scripts.metrics_page": 0,
     "scripts.red_team.hosts": 0,
+    "tests.evaluation.test_coverage": 1,
 }
 """Programs without an argument parser, and how many arguments they take."""
 NO_SUCH_OPTION = "--no-such-option"

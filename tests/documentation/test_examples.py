@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 from cua_rl.command_line.settings import format_help
 from cua_rl.database.session import database_url
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.models.vocabulary import page_pieces
 from cua_rl.task_loader import load_tasks
+from scripts.tiny_models.vocabulary import page_pieces
 from tests.builders import NO_TENSORS
 from tests.documentation.examples import ROOT, is_command, read_examples, read_usage
 from tests.documentation.reader import CONFIGS, Reader
@@ -84,7 +84,7 @@ class MonitorDouble:
 
 
 def make_page_model(folder: Path) -> None:
-    """What `recipes.make_tiny_page_model` makes, but for what its weights have learned."""
+    """What `scripts.tiny_models.make_tiny_page_model` makes, but for what its weights have learned."""
     shutil.copytree(TINY_QWEN3_VL, folder)
     tokenizer = Tokenizer.from_file(str(TINY_QWEN3_VL / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in page_pieces()])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from cua_rl.evaluation.attempts import Attempt
 from cua_rl.evaluation.compare import compare_models
-from cua_rl.reporting.comparison import format_markdown, print_comparison, write_comparison
+from cua_rl.reporting.comparison import PairRow, format_markdown, pair_sentence, print_comparison, write_comparison
 from cua_rl.reporting.plots import write_comparison_plot
 
 
@@ -66,8 +67,8 @@ def test_the_report_says_it_in_words_and_figures(tmp_path: Path) -> None:
     write_comparison(tmp_path, comparison, title="8 tasks", settings={"seed": 0})
     write_comparison_plot(tmp_path / "results.png", comparison, title="8 tasks")
 
-    # Wilson: 1 of 8 -> 2.2 % to 47.1 %
-    assert "| base | 12.5 % | 2.2 % to 47.1 % | 8 | 8 | 0 | 2.0 |" in page
+    # 1 of 8, as R's prop.test(1, 8) has it
+    assert "| base | 12.5 % | 0.7 % to 53.3 % | 8 | 8 | 0 | 2.0 |" in page
     assert "| a/b | 87.5 % |" in page
     assert "## Success by category" in page
     assert "## Success by difficulty" not in page
@@ -84,3 +85,25 @@ def test_the_terminal_gets_the_same_table() -> None:
 
     assert "pass@2" in output.getvalue()
     assert "100.0 %" in output.getvalue()
+
+
+def test_the_page_says_why_pass_at_k_is_left_out() -> None:
+    attempts = [attempt("only", place, place == 0, number) for place in range(2) for number in range(2)]
+    attempts[0] = replace(attempts[0], success=None, reward=None, num_faults=3)
+
+    page = format_markdown(compare_models(attempts, ["only"]), title="2 tasks")
+
+    assert "pass@2 of only is left out: faults left fewer than 2 attempts at 1 of its tasks" in page
+    assert "| only | 50.0 % |" in page  # a success in one attempt, none in two: not 1 of 3
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus_and_one_task_no_plural() -> None:
+    pair = PairRow(
+        first="a", second="b", num_tasks=1, difference=-1e-9, low=-1e-9, high=0.5, p_value=1.0,
+        num_only_first=0, num_only_second=1, test="McNemar's test, exact",
+    )  # fmt: skip
+
+    assert pair_sentence(pair) == (
+        "b against a on 1 task: +0.0 points (95 % interval +0.0 to +50.0), better at 1 task, worse at 0, p = 1 "
+        "(McNemar's test, exact)"
+    )

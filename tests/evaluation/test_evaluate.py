@@ -9,6 +9,7 @@ from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
 from cua_rl.policy import AdapterRef, SamplingParams
+from cua_rl.reporting.step_line import format_evaluation_line
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
@@ -47,27 +48,40 @@ def make_evaluator(agent: FakeAgent, recorder: FakeRecorder, num_attempts: int) 
 
 def test_a_summary_by_hand() -> None:
     result = summarise(
-        [
-            outcomes(True, False, False, False, category="settings", difficulty="hard"),
-            outcomes(True, True, True, False),
-            outcomes(num_faults=3),
-        ]
+        [outcomes(True, False, False, False, category="settings", difficulty="hard"), outcomes(True, True, True, False)]
     )
 
     assert (result.success_rate, result.num_rollouts, result.num_successes) == (0.5, 8, 4)
-    assert (result.num_tasks, result.num_faults, result.num_turns_mean) == (2, 3, 2.5)
+    assert (result.num_tasks, result.num_faults, result.num_turns_mean) == (2, 0, 2.5)
     # pass@2: the mean of 1 - C(3,2)/C(4,2) = 0.5 and 1; pass@4: both have a success
     assert result.pass_at == {1: 0.5, 2: 0.75, 4: 1.0}
     assert result.success_rate_by_category == {"app": 0.75, "settings": 0.25}
     assert result.success_rate_by_difficulty == {"easy": 0.75, "hard": 0.25}
 
 
-def test_pass_at_leaves_out_tasks_with_fewer_attempts() -> None:
-    assert summarise([outcomes(False, True, True), outcomes(False)]).pass_at == {
-        1: pytest.approx(1 / 3),
-        2: 1.0,
-        3: 1.0,
-    }
+def test_tasks_count_alike_if_faults_took_attempts_of_some() -> None:
+    result = summarise([outcomes(True, True, True, True), outcomes(False, num_faults=9)])
+
+    assert (result.success_rate, result.reward_mean, result.num_turns_mean) == (0.5, 0.5, 1.75)
+    assert result.success_rate_by_difficulty == {"easy": 0.5}
+
+
+def test_pass_at_k_is_left_out_if_tasks_have_fewer_attempts() -> None:
+    result = summarise([outcomes(False, True, True), outcomes(False), outcomes(True, True)])
+
+    assert result.pass_at == {1: pytest.approx((2 / 3 + 1) / 3)}
+    assert result.num_short_tasks == {2: 1, 3: 2}
+    assert result.metrics("x")["eval/x/short_tasks/3"] == 2
+    assert "pass@2 left out: fewer attempts at 1 task" in format_evaluation_line("Eval", "x", result.metrics("x"))
+
+
+def test_a_task_lost_to_faults_widens_the_interval_and_leaves_out_pass_at_k() -> None:
+    complete, lost = ([outcomes(True, False)] * 9 + [outcomes(*last)] for last in ((True, False), ()))
+
+    assert summarise(lost).success_rate == summarise(complete).success_rate == 0.5
+    assert summarise(lost).low < summarise(complete).low < summarise(complete).high < summarise(lost).high
+    assert (summarise(lost).pass_at, summarise(lost).num_short_tasks) == ({}, {1: 1, 2: 1})
+    assert "1 task lost to faults, pass@2" in format_evaluation_line("Eval", "x", summarise(lost).metrics("x"))
 
 
 def test_every_metric_of_an_evaluation_is_known_by_name() -> None:

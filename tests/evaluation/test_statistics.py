@@ -1,65 +1,99 @@
 import operator
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from math import sqrt
 from random import Random
 from statistics import NormalDist
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cua_rl.evaluation.statistics import (
+    mean_over_tasks,
     paired_interval,
     pass_at_k,
+    rate_interval,
+    ratio_interval,
     sign_flip_test,
     student_quantile,
-    success_interval,
-    wilson_interval,
+    sum_tasks,
 )
 
 
-def test_wilson_interval_of_eight_in_ten() -> None:
-    # centre (0.8 + 0.19208) / 1.38416 = 0.7167, half width 1.96 * sqrt(0.016 + 0.009604) / 1.38416 = 0.2266
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+def success_interval(attempts: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    return sum_tasks((sum(task), len(task)) for task in attempts).interval
 
 
-def test_wilson_interval_stays_inside_zero_and_one() -> None:
-    assert wilson_interval(0, 5)[0] == 0.0
-    assert wilson_interval(5, 5)[1] == 1.0
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+def test_the_interval_of_eight_in_ten_by_hand() -> None:
+    # two failures: the full correction, 0.8 -+ 0.05; with z2 = 3.8416 / 10 = 0.38416
+    # (0.75 + 0.19208 - sqrt(0.38416 * 0.1875 + 0.03690)) / 1.38416, (0.85 + 0.19208 + sqrt(...0.1275...)) / 1.38416
+    assert rate_interval(0.8, 10) == pytest.approx((0.4422, 0.9646), abs=1e-4)
 
 
-def test_one_attempt_a_task_gives_wilsons_interval() -> None:
-    assert success_interval([[True]] * 8 + [[False]] * 2) == wilson_interval(8, 10)
+def test_the_correction_fades_with_more_successes_and_failures() -> None:
+    # 32 of each: 2 / 32 of half a trial, 0.0005; Wilson's interval (statsmodels 0.14) is 0.3810 to 0.6190
+    assert rate_interval(0.5, 64) == pytest.approx((0.3810 - 0.0005, 0.6190 + 0.0005), abs=1e-4)
+
+
+def test_an_interval_stays_inside_zero_and_one() -> None:
+    assert rate_interval(0.0, 5)[0] == 0.0
+    assert rate_interval(1.0, 5)[1] == 1.0
+    assert rate_interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_one_attempt_a_task_is_one_independent_trial() -> None:
+    assert success_interval([[True]] * 8 + [[False]] * 2) == pytest.approx(rate_interval(0.8, 10))
 
 
 def test_attempts_that_always_agree_count_as_one() -> None:
-    # variance of the rate: 10/9 * (8 * 0.02^2 + 2 * 0.08^2) = 0.0178; 0.16 / 0.0178 = 9, but there are 10 tasks
-    # and Student's quantile with 9 degrees of freedom
-    assert success_interval([[True] * 4] * 8 + [[False] * 4] * 2) == pytest.approx(wilson_interval(8, 10, 2.2622))
+    assert success_interval([[True] * 4] * 8 + [[False] * 4] * 2) == pytest.approx(rate_interval(0.8, 10))
 
 
 def test_attempts_that_differ_as_by_chance_count_each() -> None:
     mixed = [[True, False], [False, True]] * 20
-    assert success_interval(mixed) == pytest.approx(wilson_interval(40, 80, student_quantile(39)))
+    assert success_interval(mixed) == pytest.approx(rate_interval(0.5, 80))
 
 
-def test_intervals_of_extremes_count_tasks_and_not_attempts() -> None:
-    assert success_interval([[True] * 8] * 5) == wilson_interval(5, 5, 2.7764)
-    assert success_interval([]) == (0.0, 1.0)
-    assert success_interval([[], [True]]) == wilson_interval(1, 1)
+def test_attempts_count_for_less_the_more_their_tasks_differ() -> None:
+    # rates 1/4 and 3/4 four times each: sum of squares 8 * (1/4)^2 = 0.5, of the pseudo-task (1/4 + 1/4) / 2 = 0.25, so
+    # the variance of the mean is 0.75 / 8^2; seven degrees of freedom: 0.25 / (0.75 / 64) * (1.96 / 2.3646)^2 = 14.657
+    tasks = sum_tasks([(1, 4), (3, 4)] * 4)
+    assert tasks.num_independent == pytest.approx(14.657, abs=1e-3)
+    assert tasks.interval == pytest.approx(rate_interval(0.5, 14.657), abs=1e-4)
+
+
+def test_a_few_successes_do_not_show_how_alike_attempts_are() -> None:
+    assert sum_tasks([(0, 16)] * 9 + [(1, 16)]).num_independent == 10
+
+
+def test_tasks_count_alike_however_many_of_their_attempts_faults_took() -> None:
+    halved = sum_tasks([(16, 16)] * 5 + [(0, 2)] * 5)
+    assert (halved.rate, halved.num_successes, halved.num_attempts) == (0.5, 80, 90)
+    # 10^2 / (5 / 16 + 5 / 2) at most, if attempts were independent
+    assert sum_tasks([(8, 16)] * 5 + [(1, 2)] * 5).num_independent == pytest.approx(100 / 2.8125)
+
+
+def test_a_lost_task_counts_as_failed_below_and_as_solved_above() -> None:
+    assert success_interval([[True], [False], []]) == (rate_interval(1 / 3, 3)[0], rate_interval(2 / 3, 3)[1])
+    assert success_interval([[], []]) == success_interval([]) == (0.0, 1.0)
+
+
+def test_a_ratio_of_all_trials_weighs_clusters_by_their_trials() -> None:
+    # clusters that always agree: 12^2 / (3 * 4^2) = 3 independent trials; of 1 + 1 + 10, 144 / 102
+    assert ratio_interval([(4, 4), (4, 4), (0, 4)]) == pytest.approx(rate_interval(2 / 3, 3))
+    assert ratio_interval([(0, 1), (0, 1), (0, 10), (0, 0)]) == pytest.approx(rate_interval(0.0, 144 / 102))
+    assert ratio_interval([(0, 0)]) == (0.0, 1.0)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), max_size=12))
 def test_the_interval_holds_the_rate(attempts: list[list[bool]]) -> None:
-    flat = [success for task in attempts for success in task]
     low, high = success_interval(attempts)
 
     assert 0.0 <= low <= high <= 1.0
-    if flat:
-        assert low - 1e-12 <= sum(flat) / len(flat) <= high + 1e-12
+    if any(attempts):
+        assert low - 1e-12 <= mean_over_tasks(attempts) <= high + 1e-12
 
 
 def test_pass_at_k_by_hand() -> None:
@@ -117,23 +151,21 @@ def test_where_sums_take_too_many_values_signs_are_drawn_with_a_fixed_seed() -> 
     assert drawn == pytest.approx(2 * NormalDist().cdf(-abs(float(sum(uneven))) / spread), abs=0.02)
 
 
-def test_the_interval_of_paired_single_attempts_by_hand() -> None:
-    # 12 tasks, 6 better and 1 worse, and one of each added: mean 5/14, variance 9/14 - (5/14)^2, Student 2.2010
-    mean, spread = 5 / 14, 2.2010 * sqrt((9 / 14 - (5 / 14) ** 2) / 14)
+def test_the_interval_of_paired_attempts_by_hand() -> None:
+    # 12 tasks, 6 better and 1 worse, and half of one of each: mean 5/13, variance 8/13 - (5/13)^2, Student 2.2010
+    mean, spread = 5 / 13, 2.2010 * sqrt((8 / 13 - (5 / 13) ** 2) / 13)
 
-    assert paired_interval(ones(6, 1, 5), 1) == pytest.approx((mean - spread, mean + spread), abs=1e-4)
+    assert paired_interval(ones(6, 1, 5)) == pytest.approx((mean - spread, mean + spread), abs=1e-4)
 
 
-@given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=12), st.sampled_from([1, 2, 4]))
-def test_no_paired_interval_is_without_width_or_without_the_difference(
-    differences: list[Fraction], num_attempts: int
-) -> None:
-    low, high = paired_interval(differences, num_attempts)
+@given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=12))
+def test_no_paired_interval_is_without_width_or_without_the_difference(differences: list[Fraction]) -> None:
+    low, high = paired_interval(differences)
 
     assert -1.0 <= low < high <= 1.0
     if differences:
         assert low <= float(sum(differences)) / len(differences) <= high
-    same = paired_interval([Fraction(1, 2)] * 30, num_attempts)
+    same = paired_interval([Fraction(1, 2)] * 30)
     assert same[1] - same[0] > 0.05
 
 
@@ -142,37 +174,17 @@ def test_students_quantiles() -> None:
         assert student_quantile(degrees) == pytest.approx(quantile, abs=2e-4)
 
 
-class TwoModels(NamedTuple):
-    """What two models that are equally good at every task make of it."""
-
-    differences: list[Fraction]
-    attempts: list[list[bool]]
-    """Of the first."""
-
-
-def draw_models(random: Random, num_tasks: int, num_attempts: int) -> TwoModels:
-    """Tasks are of any difficulty: their success rate is uniform, its mean 0.5."""
-    differences: list[Fraction] = []
-    attempts: list[list[bool]] = []
-    for _ in range(num_tasks):
-        rate = random.random()
-        first, second = ([random.random() < rate for _ in range(num_attempts)] for _ in range(2))
-        differences.append(Fraction(sum(second) - sum(first), num_attempts))
-        attempts.append(first)
-    return TwoModels(differences, attempts)
-
-
 @pytest.mark.parametrize("num_tasks", [3, 5, 10, 30])
 @pytest.mark.parametrize("num_attempts", [1, 4])
 def test_equal_models_are_told_apart_in_at_most_a_twentieth_of_evaluations(num_tasks: int, num_attempts: int) -> None:
     random = Random(f"{num_tasks}/{num_attempts}")
-    drawn = [draw_models(random, num_tasks, num_attempts) for _ in range(600)]
-    margin = 3 * sqrt(0.05 * 0.95 / len(drawn))
+    num_told_apart = 0
+    for _ in range(600):
+        differences: list[Fraction] = []
+        for _ in range(num_tasks):  # of any difficulty: their success rate is uniform
+            rate = random.random()
+            first, second = (sum(random.random() < rate for _ in range(num_attempts)) for _ in range(2))
+            differences.append(Fraction(second - first, num_attempts))
+        num_told_apart += sign_flip_test(differences) <= 0.05
 
-    is_told_apart = [sign_flip_test(models.differences) <= 0.05 for models in drawn]
-    paired = [paired_interval(models.differences, num_attempts) for models in drawn]
-    single = [success_interval(models.attempts) for models in drawn]
-
-    assert sum(is_told_apart) / len(drawn) <= 0.05 + margin
-    assert sum(low <= 0 <= high for low, high in paired) / len(drawn) >= 0.95 - margin
-    assert sum(low <= 0.5 <= high for low, high in single) / len(drawn) >= 0.95 - margin
+    assert num_told_apart / 600 <= 0.05 + 3 * sqrt(0.05 * 0.95 / 600)

@@ -49,3 +49,10 @@ def test_beside_validators_the_judges_agreement_with_them_is_measured() -> None:
 
 def test_without_a_judge_there_are_no_such_metrics() -> None:
     assert not [name for name in rollout_metrics([group(rollout())]) if name.startswith("judge/")]
+
+
+def test_a_vote_without_a_score_leaves_the_score_to_the_others() -> None:
+    given = [JudgeVote(success=True, score=score) for score in (0.6, 0.8, None)]
+
+    assert judgement(*given, JudgeVote(success=False, score=0.0)).score == pytest.approx(0.7)
+    assert judgement(JudgeVote(success=True)).score is None

@@ -88,6 +88,8 @@ def test_more_tasks_may_be_added_but_no_other_ones(
     assert len(fake.requests) == 1
     assert main(arguments(url, folder, "num_tasks=3", "seed=1", "temperature=1", resume, apis=("chat",))) == 2
     assert "other seed, temperature" in capsys.readouterr().err
+    assert main(arguments(url, folder, "num_tasks=3", "seed=1", "dry_run=true", resume, apis=("chat",))) == 2
+    assert "other seed" in capsys.readouterr().err
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_evaluation(

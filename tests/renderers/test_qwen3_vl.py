@@ -1,4 +1,6 @@
+import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_vl_thinking
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.renderers.replay import replay
-from cua_rl.renderers.request_error import RequestError
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 from tests.renderers.model_folders import THINKING_TEMPLATE
@@ -262,3 +264,40 @@ def _folder_like(folder: Path, model_type: str) -> Path:
     other = _copy(folder, folder.parent / f"like_{model_type}")
     (other / "config.json").write_text(json.dumps({"model_type": model_type}))
     return other
+
+
+def test_a_prompt_may_have_exactly_as_many_tokens_as_fit(small_renderer: Qwen3VLRenderer) -> None:
+    items = [message("user", "Open Mail.", SCREEN)]
+    length = small_renderer.render(items).length
+
+    assert small_renderer.render(items, max_tokens=length) == small_renderer.render(items)
+    with pytest.raises(ContextOverflow, match=rf"expected at most {length - 1} tokens, got a longer prompt"):
+        small_renderer.render(items, max_tokens=length - 1)
+
+
+@pytest.mark.parametrize("text", ["a", "\u0e01", "word ", "\n"])
+def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
+    small_renderer: Qwen3VLRenderer, text: str
+) -> None:
+    """64 MB would take a minute and 12 GiB."""
+    with pytest.raises(ContextOverflow):
+        small_renderer.render([message("user", text * (64_000_000 // len(text)))], max_tokens=1000)
+
+
+def test_many_texts_between_images_are_encoded_until_they_are_too_long(small_renderer: Qwen3VLRenderer) -> None:
+    parts = [part for _ in range(2000) for part in ("word " * 3000, SCREEN)]  # 30 MB
+
+    with pytest.raises(ContextOverflow):
+        small_renderer.render([message("user", *parts)], max_tokens=1000)
+
+
+async def test_other_work_goes_on_while_a_long_text_is_encoded(small_renderer: Qwen3VLRenderer) -> None:
+    started = last = time.monotonic()
+    longest_pause_s = 0.0
+    encoding = asyncio.create_task(asyncio.to_thread(small_renderer.encode, "word " * 200_000))
+    while not encoding.done():
+        await asyncio.sleep(0)
+        longest_pause_s, last = max(longest_pause_s, time.monotonic() - last), time.monotonic()
+
+    assert len(await encoding) >= 200_000
+    assert longest_pause_s < (last - started) / 2  # with the interpreter's lock held, nearly all of it

@@ -25,7 +25,10 @@ def test_metrics_are_kept_under_their_step(tmp_path: Path) -> None:
     ]
 
 
-def test_tensorboard_reads_back_what_was_written_and_forgets_what_a_resume_redoes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first_step", "left"), [(2, [(1, 0.1), (2, 0.9)]), (1, [(1, 0.9)])])
+def test_tensorboard_reads_back_what_was_written_and_forgets_what_a_resume_redoes(
+    first_step: int, left: list[tuple[int, float]], tmp_path: Path
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with MetricLog(tmp_path, config={}) as log:
@@ -33,12 +36,12 @@ def test_tensorboard_reads_back_what_was_written_and_forgets_what_a_resume_redoe
             log.log(step, {"reward/mean": step / 10})
     for file in (tmp_path / "tensorboard").iterdir():  # files are read in the order of the second in their names,
         file.rename(file.with_name("events.out.tfevents.0000000001.earlier"))  # and a resume comes later than that
-    with MetricLog(tmp_path, config={}, first_step=2) as log:
-        log.log(2, {"reward/mean": 0.9})
+    with MetricLog(tmp_path, config={}, first_step=first_step) as log:
+        log.log(first_step, {"reward/mean": 0.9})
 
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     points = [(event.step, round(event.value, 3)) for event in events.Scalars("reward/mean")]
-    assert points == [(1, 0.1), (2, 0.9)]
+    assert points == left
 
 
 def test_an_unknown_metric_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -82,6 +85,29 @@ def test_a_run_for_weights_and_biases_without_its_package_is_refused(
     require_wandb(None)
 
 
+def test_weights_and_biases_needs_a_key_only_where_it_goes_online(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = {"HOME": str(tmp_path)}
+
+    with pytest.raises(ConfigError, match="expected a key of Weights & Biases, got none with wandb_project='agents'"):
+        require_wandb("agents", home)
+    with pytest.raises(ConfigError, match=r"WANDB_MODE: expected one of online, offline, .*, got 'nonsense'"):
+        require_wandb("agents", {**home, "WANDB_MODE": "nonsense", "WANDB_API_KEY": "k"})
+    require_wandb(None, {**home, "WANDB_MODE": "nonsense"})
+    require_wandb("agents", {**home, "WANDB_API_KEY": "k"})
+    for mode in ("offline", "disabled", "dryrun"):
+        require_wandb("agents", {**home, "WANDB_MODE": mode})
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password k\n")
+    require_wandb("agents", home)
+    with pytest.raises(ConfigError, match="expected a key"):
+        require_wandb("agents", {**home, "WANDB_BASE_URL": "https://wandb.example.org"})
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")  # what `wandb offline` writes
+    require_wandb("agents", {**home, "WANDB_BASE_URL": "https://wandb.example.org"})
+
+
 class _Result:
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -113,3 +139,22 @@ def test_a_resumed_run_reports_the_figures_of_all_its_attempts(tmp_path: Path) -
     assert second.retokenised_tokens == 0
     # (0.001 x 300 + 0.005 x 100) / 400 tokens
     assert second.parity_mean_abs == pytest.approx(0.002)
+
+
+def test_success_is_compared_within_the_curve_that_a_resume_with_other_tasks_began(tmp_path: Path) -> None:
+    def attempt(curve: int, baseline_step: int) -> RunReport:
+        log = MetricLog(tmp_path, config={}, first_step=baseline_step + 1)
+        display = ProgressDisplay(4)
+        return RunReport(metric_log=log, display=display, total_steps=4, curve=curve, baseline_step=baseline_step)
+
+    first = attempt(1, 0)
+    first.log_evaluation("baseline", 0, _Result(0.1))
+    first.log_evaluation("eval", 2, _Result(0.2))
+    second = attempt(2, 2)
+    assert (second.baseline_success_rate, second.final_success_rate) == (None, None)
+    second.log_evaluation("baseline", 2, _Result(0.6))
+    second.log_step(3, {"reward/success_rate": 0.5})
+    second.log_evaluation("eval", 4, _Result(0.7))
+
+    assert (first.baseline_success_rate, first.final_success_rate) == (0.1, 0.2)
+    assert (second.baseline_success_rate, second.final_success_rate) == (0.6, 0.7)

@@ -1,16 +1,26 @@
 """What a person sees."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from cua_rl.reporting.progress import ProgressDisplay
-from cua_rl.reporting.step_line import format_duration, format_group_line, format_step_line
+from cua_rl.reporting.pace import TimeLeft
+from cua_rl.reporting.progress import ProgressDisplay, starting
+from cua_rl.reporting.step_line import (
+    format_duration,
+    format_evaluation_line,
+    format_group_line,
+    format_step_line,
+    num_of,
+)
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 
 METRICS = {
+    "progress/epoch": 1.25,
     "reward/success_rate": 0.25,
     "reward/mean": 0.25,
     "loss/policy": 0.0234,
@@ -22,9 +32,9 @@ METRICS = {
 
 
 def test_a_step_is_one_line_of_text() -> None:
-    assert format_step_line(5, 100, METRICS, 285.0) == (
-        "Step 5/100 (5.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | LR: 1.00e-05 | "
-        "tok/s: 413 | ETA: 4m45s"
+    assert format_step_line(5, 100, METRICS, TimeLeft(seconds=285.0, is_lower_bound=False)) == (
+        "Step 5/100 (5.0%) | Epoch: 1.25 | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | "
+        "LR: 1.00e-05 | tok/s: 413 | ETA: 4m45s"
     )
 
 
@@ -38,6 +48,46 @@ def test_the_kl_to_the_base_model_is_shown_where_it_is_measured() -> None:
     for name in ("policy/kl_base", "loss/kl_base"):
         line = format_step_line(1, 3, METRICS | {name: 0.0123}, None)
         assert "| KL: 0.0123 | Sampler gap: 0.0078 |" in line
+
+
+async def test_a_start_says_what_is_starting_how_long_it_has_taken_and_when_it_is_ready() -> None:
+    said: list[str] = []
+    now, counted = [0.0], asyncio.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        now[0] += 20.0
+        if len(said) == 3:
+            counted.set()
+
+    async with starting("model server", say, every_s=0.001, clock=lambda: now[0]):
+        await counted.wait()
+    assert said[:3] == [
+        "starting model server",
+        "starting model server, 20s so far",
+        "starting model server, 40s so far",
+    ]
+    assert said[-1].startswith("model server: ready after ")
+
+    with pytest.raises(ValueError, match="no memory"):
+        async with starting("trainer", said.append):
+            raise ValueError("no memory")
+    assert said[-1] == "starting trainer"  # an error says the rest
+
+
+def test_nothing_is_minus_zero() -> None:
+    rounded_away = METRICS | {"policy/kl_sampling_training/mean": -4e-6, "reward/mean": -1e-9}
+
+    line = format_step_line(1, 3, rounded_away, None) + format_group_line(0, [-1e-9, -1e-9])
+
+    assert "-0.0" not in line
+    assert "| Sampler gap: 0.0000 |" in line
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    assert [num_of(n, "task") for n in (0, 1, 2, 3072)] == ["0 tasks", "1 task", "2 tasks", "3,072 tasks"]
+    metrics = {"eval/x/success_rate": 0.5, "eval/x/num_rollouts": 1.0}
+    assert format_evaluation_line("Baseline", "x", metrics) == "Baseline x | Success: 0.500 (1 rollout)"
 
 
 def test_a_group_is_one_line_with_mean_and_standard_deviation() -> None:
@@ -56,7 +106,8 @@ def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
     output = io.StringIO()
     now = [0.0]
 
-    with ProgressDisplay(10, console=Console(file=output, width=60, soft_wrap=True), clock=lambda: now[0]) as display:
+    console = Console(file=output, width=60, soft_wrap=True)
+    with ProgressDisplay(10, eval_every=0, console=console, clock=lambda: now[0]) as display:
         display.status("starting the model server")
         display.evaluation(
             "Baseline",
@@ -72,16 +123,24 @@ def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
             },
         )
         display.begin_steps()
-        now[0] = 8.0
+        now[0] = 4.0
+        display.step(1, METRICS)
+        now[0] = 68.0
+        display.evaluation("Eval", "held_out", {"eval/held_out/success_rate": 0.5, "eval/held_out/time_s": 60.0})
+        now[0] = 72.0
         display.step(2, METRICS)
 
-    # 8 s for 2 steps leave 8 x 4 = 32 s
+    # the first step leaves 9 x 4 s and evaluations of unknown length; 12 s for 2 steps without the evaluation leave
+    # 8 x 6 s and the last evaluation
     assert output.getvalue().splitlines() == [
         "starting the model server",
         "Baseline held_out | Success: 0.406 (95 % interval 0.29-0.53, 64 rollouts, "
         "3 faults: 0.39-0.43 if all had failed or succeeded)",
-        "Step 2/10 (20.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | LR: 1.00e-05 | "
-        "tok/s: 413 | ETA: 32s",
+        "Step 1/10 (10.0%) | Epoch: 1.25 | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | "
+        "LR: 1.00e-05 | tok/s: 413 | ETA: >36s",
+        "Eval held_out | Success: 0.500",
+        "Step 2/10 (20.0%) | Epoch: 1.25 | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | "
+        "LR: 1.00e-05 | tok/s: 413 | ETA: 1m48s",
     ]
 
 
@@ -93,7 +152,7 @@ def test_in_a_terminal_the_lines_are_the_same_and_a_bar_is_added() -> None:
         display.status("evaluating")
         display.step(2, METRICS)
 
-    assert "Step 2/10 (20.0%) | Success: 0.250" in output.getvalue()
+    assert "Step 2/10 (20.0%) | Epoch: 1.25 | Success: 0.250" in output.getvalue()
     assert "step 2/10" in output.getvalue()
 
 

@@ -30,4 +30,7 @@ def test_turns_are_counted_by_what_became_of_them() -> None:
 def test_a_repeat_is_the_same_action_on_the_same_screen() -> None:
     turns = [turn(TAP), turn(TAP, b"b"), turn(TAP), turn(WAIT), turn(WAIT), turn(Click(x=9, y=9))]
 
-    assert build_evidence(VALIDATION, StopReason.FINISHED, turns, max_turns=9).num_repeated_actions == 1
+    facts = build_evidence(VALIDATION, StopReason.FINISHED, turns, max_turns=9)
+
+    assert facts.num_repeated_actions == 1
+    assert (facts.num_new_actions, facts.tried_share) == (3, 3 / 9)  # one of them on two screens; waiting is not new

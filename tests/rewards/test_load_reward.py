@@ -63,6 +63,15 @@ def test_a_users_number_becomes_a_reward_of_one_part(own_module: str) -> None:
     assert (reward.total, reward.parts) == (2.0, {"reward": 2.0})
 
 
+def test_rewards_are_bounded_on_request_and_say_by_how_much(own_module: str) -> None:
+    reward = load_reward(f"{own_module}:number", 0.5)(evidence())
+
+    assert (reward.total, reward.parts) == (0.5, {"reward": 2.0, "bound": -1.5})
+    assert load_reward("binary", 0.5)(evidence(success=False)) == load_reward("binary")(evidence(success=False))
+    with pytest.raises(ConfigError, match="did you mean"):
+        load_reward("eficiency", 0.5)
+
+
 def test_a_users_rewards_that_differ_in_the_last_bit_only_teach_nothing(own_module: str) -> None:
     reward = load_reward(f"{own_module}:sums")
     rewards = [reward(evidence()).total, *[reward(evidence(success=False)).total] * 7]

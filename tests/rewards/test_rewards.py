@@ -1,11 +1,15 @@
+from collections.abc import Sequence
+from dataclasses import replace
 from math import copysign, fsum
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cua_rl.actions import Click, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.judgement import Validation
-from cua_rl.rewards.evidence import Evidence
+from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import (
     as_reward,
@@ -16,14 +20,16 @@ from cua_rl.rewards.reward import (
     efficiency_reward,
     shaped_reward,
 )
-from cua_rl.types import StopReason
+from cua_rl.types import AgentTurn, StopReason, Turn
+from tests.builders import model_turn, prompt, text
+from tests.builders import turn as build_turn
 
 POLICY_STOPS = [reason for reason in StopReason if not reason.is_fault]
 
 
 def evidence(success: bool = True, stop: StopReason = StopReason.FINISHED, **facts: int | None) -> Evidence:
     validation = Validation(query="q", expected="1", actual="1" if success else "0", success=success)
-    defaults: dict[str, int | None] = {"num_turns": 5, "max_turns": 10, "num_actions": 4}
+    defaults: dict[str, int | None] = {"num_turns": 5, "max_turns": 10, "num_actions": 4, "num_new_actions": 4}
     return Evidence(validation=validation, stop_reason=stop, **(defaults | facts))  # type: ignore[arg-type]
 
 
@@ -37,6 +43,7 @@ def any_evidence(draw: st.DrawFn, success: bool) -> Evidence:
         max_turns=max_turns,
         num_turns=num_turns,
         num_actions=draw(st.integers(0, num_turns)),
+        num_new_actions=draw(st.integers(0, num_turns)),
         num_parse_failures=draw(st.integers(0, num_turns)),
         num_rejected_actions=draw(st.integers(0, num_turns)),
         num_repeated_actions=draw(st.integers(0, num_turns)),
@@ -48,6 +55,47 @@ def any_evidence(draw: st.DrawFn, success: bool) -> Evidence:
 @given(solved=any_evidence(success=True), unsolved=any_evidence(success=False))
 def test_no_solved_task_scores_below_an_unsolved_one(name: str, solved: Evidence, unsolved: Evidence) -> None:
     assert REWARDS[name](solved).total > REWARDS[name](unsolved).total
+
+
+MOVES = ("tap", "tap again", "wait", "refused", "unreadable")
+
+
+def played(moves: Sequence[str], stop: StopReason, *, max_turns: int = 12, success_turn: int | None = None) -> Evidence:
+    """What an unsolved rollout of these turns is known by."""
+    turns: list[Turn] = []
+    for index, move in enumerate(moves):
+        place = 0 if move == "tap again" else index + 1
+        before = EncodedImage(data=str(place).encode(), format="png", width_px=10, height_px=20)
+        action = None if move == "unreadable" else Wait(duration_s=1.0) if move == "wait" else Click(x=place, y=1)
+        error = "no" if move in ("refused", "unreadable") else None
+        done = AgentTurn(response_id=str(index), before=before, action=action, action_error=error)
+        turns.append(replace(build_turn(index, model_turn(prompt(text(1)))), agent=done))
+    validation = Validation(query="q", expected="1", actual="0", success=False)
+    return build_evidence(validation, stop, turns, max_turns=max_turns, first_success_turn=success_turn)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@given(st.data())
+def test_going_on_never_costs_on_an_unsolved_task(name: str, data: st.DataObject) -> None:
+    moves = data.draw(st.lists(st.sampled_from(MOVES), max_size=12))
+    stopped_after = data.draw(st.integers(0, len(moves)))
+    goal_held = data.draw(st.none() | st.integers(1, max(1, stopped_after)))
+
+    gave_up = REWARDS[name](played(moves[:stopped_after], StopReason.FINISHED, success_turn=goal_held))
+    went_on = REWARDS[name](played(moves, data.draw(st.sampled_from(POLICY_STOPS)), success_turn=goal_held))
+
+    assert gave_up.total <= went_on.total
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@given(st.lists(st.sampled_from(MOVES), max_size=11))
+def test_no_cheap_rollout_gets_more_than_a_failed_try(name: str, rest: Sequence[str]) -> None:
+    failed_try = REWARDS[name](played(["tap", *rest], StopReason.MAX_TURNS))
+    at_once, one_tap = played([], StopReason.FINISHED), played(["tap"], StopReason.FINISHED)
+    standing_still, looping = (played([move] * 12, StopReason.MAX_TURNS) for move in ("wait", "tap again"))
+
+    for cheap in (at_once, one_tap, standing_still, looping):
+        assert REWARDS[name](cheap).total <= failed_try.total
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -66,16 +114,15 @@ def test_binary_is_what_the_device_shows() -> None:
 def test_completion_gives_a_tenth_for_an_attempt() -> None:
     assert completion_reward(evidence(True)).total == 1.0
     assert completion_reward(evidence(False)).total == 0.1
-    assert completion_reward(evidence(False, num_actions=0)).total == 0.0
+    assert completion_reward(evidence(False, num_new_actions=0)).total == 0.0
 
 
 def test_efficiency_charges_turns_and_errors() -> None:
     # 1 - 5 * 0.02 - 2 * 0.1 = 0.7
     assert efficiency_reward(evidence(num_parse_failures=1, num_rejected_actions=1)).total == pytest.approx(0.7)
-    # 0.1 - 5 * 0.02 = 0
-    assert efficiency_reward(evidence(False)).total == pytest.approx(0.0)
-    # -0.5 - 10 * 0.02 = -0.7
-    assert efficiency_reward(evidence(False, StopReason.MAX_TURNS, num_turns=10)).total == pytest.approx(-0.7)
+    # -1 + 0.6 * 4/10 = -0.76, however it ended
+    assert efficiency_reward(evidence(False)).total == -0.76
+    assert efficiency_reward(evidence(False, StopReason.MAX_TURNS, num_turns=10)).total == -0.76
     # 1 - 50 * 0.02 = 0, raised to 0.2
     long = efficiency_reward(evidence(num_turns=50, max_turns=60))
     assert (long.total, long.parts["bound"]) == (pytest.approx(0.2), pytest.approx(0.2))
@@ -96,7 +143,7 @@ def test_a_perfect_rollout_gets_three() -> None:
 def test_one_unreadable_answer_is_a_small_loss_and_no_cliff() -> None:
     # 1.8 + 0.2 * (1 - 5/10) = 1.9, less a fifth of the way from 1.8 to -2: 0.76
     assert comprehensive_reward(evidence(num_parse_failures=1)).total == pytest.approx(1.14)
-    assert comprehensive_reward(evidence(False, num_parse_failures=5)).total == pytest.approx(-2.0)
+    assert comprehensive_reward(evidence(False, num_parse_failures=5, num_new_actions=0)).total == -2.0
 
 
 def test_success_counts_in_full_without_the_agents_word() -> None:
@@ -107,15 +154,14 @@ def test_success_counts_in_full_without_the_agents_word() -> None:
 @pytest.mark.parametrize(
     ("facts", "total"),
     [
-        (evidence(False), 0.3),
-        (evidence(False, first_success_turn=2), 0.42),  # 0.3 + 0.15 * (1 - 2/10)
-        (evidence(False, StopReason.MAX_TURNS, num_turns=10), -0.4),  # -0.5 + 0.1 for three actions
-        (evidence(False, StopReason.MAX_TURNS, num_turns=10, num_actions=2), -0.5),
-        (evidence(False, StopReason.CONTEXT_OVERFLOW), -1.0),
-        (evidence(False, num_repeated_actions=2, num_rejected_actions=9), -0.4),  # 0.3 - 2 * 0.15 - 5 * 0.08
+        (evidence(False), -1.2),  # -2 + 2 * 4/10
+        (evidence(False, StopReason.CONTEXT_OVERFLOW), -1.2),
+        (evidence(False, StopReason.MAX_TURNS, num_turns=10, num_new_actions=10), 0.0),
+        (evidence(False, num_new_actions=1, num_turns=2), -1.8),
+        (evidence(False, first_success_turn=2), -1.08),  # 0.15 * (1 - 2/10) more
     ],
 )
-def test_unsolved_tasks_differ_by_how_they_ended(facts: Evidence, total: float) -> None:
+def test_unsolved_tasks_differ_by_what_was_tried(facts: Evidence, total: float) -> None:
     assert comprehensive_reward(facts).total == pytest.approx(total)
 
 

@@ -133,6 +133,21 @@ async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound()
         assert metrics["rollout/policy_lag/max"] <= 1
 
 
+async def test_parity_is_measured_once_where_only_the_kl_term_trains() -> None:
+    class Equals(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 0.0
+
+    world = Equals(seed=4)
+    kl = replace(settings().train, kl_penalty_coef=0.1)
+
+    await world.train(max_lag=1, max_steps=5, train=kl)
+
+    # a metric of two places is refused; the gate looks at what is trained, and no probe beside it
+    assert sum("policy/parity_mean_abs" in metrics for _, metrics in world.log.steps) > 0
+    assert "forward" not in world.trainer.calls
+
+
 async def test_steps_that_teach_nothing_keep_the_policy_and_its_turns_do_not_grow_old() -> None:
     class Solved(World):
         def reward(self, plan: RolloutPlan) -> float:

@@ -3,6 +3,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -181,3 +182,22 @@ def test_a_batch_depends_on_step_seed_and_outcomes_only() -> None:
     assert seen(first, 4) == seen(second, 4) == seen(first, 4)
     assert seen(first, 4) != seen(first, 5)
     assert seen(first, 4) != seen(SuccessRates(), 4)
+
+
+def test_the_uniform_estimate_of_an_unchanged_policy_does_not_move_with_the_draw() -> None:
+    random = Random(0)
+    truth = {f"task-{number}": random.betavariate(1.56, 0.44) for number in range(32)}
+    rates, seen = SuccessRates(), {"drawn": list[float](), "uniform": list[float]()}
+    tasks = SuccessRateStream(
+        templates=[FakeTemplate(task_id=name) for name in truth], seed=0, instance_seeds=range(1000), rates=rates
+    )
+    for step in range(150):
+        names = [task.task_id for task in tasks.batch(step, 16)]
+        ended = [outcome(name, sum(random.random() < truth[name] for _ in range(8))) for name in names]
+        seen["drawn"].append(fmean(one.num_successes / 8 for one in ended))
+        seen["uniform"] += rates.uniform_success(ended).values()
+        rates.observe(ended)
+
+    drawn, uniform = (fmean(values[10:]) for values in seen.values())
+    assert abs(uniform - fmean(truth.values())) < 0.02
+    assert drawn < fmean(truth.values()) - 0.05  # an easy task is drawn less often than the others

@@ -89,9 +89,11 @@ def test_the_batch_holds_the_replayed_datum_with_its_own_logprobs_and_policy_ver
 def test_one_success_may_join_several_groups_of_a_step() -> None:
     stored = buffer(solved("old"), capacity=1)
 
-    batch = build_batch([score_group(stored.join(failed_group(index)), "mean") for index in range(2)], IMAGE_TOKEN)
+    groups = [replace(failed_group(index), group_id=f"g{index}") for index in range(2)]
+    batch = build_batch([score_group(stored.join(one), "mean") for one in groups], IMAGE_TOKEN)
 
     assert [entry.rollout_id for entry in batch.datums].count("old") == 2
+    assert batch.metrics["rollout/sequences/mean"] == 1.0  # eight members, a sequence each
     assert batch.metrics["rollout/retokenised_tokens"] == 0.0
 
 

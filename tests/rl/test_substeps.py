@@ -39,4 +39,10 @@ def test_metrics_of_parts_become_those_of_the_step() -> None:
     assert combined["policy/ratio_min"] == 0.1
     assert combined["policy/ratio_p99"] == 1.2
     assert combined["optim/encoded_images"] == 4.0
+    # each was minimised by an optimizer step of its own, whatever its tokens
+    of_steps = [
+        first | {"loss/total": 1.0, "optim/grad_norm": 2.0},
+        second | {"loss/total": 3.0, "optim/grad_norm": 6.0},
+    ]
+    assert (combine_metrics(of_steps)["loss/total"], combine_metrics(of_steps)["optim/grad_norm"]) == (2.0, 4.0)
     assert combine_metrics([first]) == first

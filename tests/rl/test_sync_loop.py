@@ -10,11 +10,12 @@ from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
 from cua_rl.policy import SamplingParams
-from cua_rl.rl.stages import LoopParts, LoopSettings
+from cua_rl.rl.advantages import score_group
+from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due
 from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
-from tests.builders import IMAGE_TOKEN
+from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
 from tests.rollout.test_run import Bench
 
@@ -103,6 +104,36 @@ async def test_every_step_trains_publishes_and_the_ends_are_evaluated() -> None:
     ]
 
 
+@pytest.mark.parametrize(("outlier", "warns"), [(-1e6, True), (101.6, True), (-1.0, False)])
+async def test_a_reward_far_from_all_others_is_a_warning_that_names_its_rollout(
+    caplog: pytest.LogCaptureFixture, outlier: float, warns: bool
+) -> None:
+    rewards = [0.0, 1.0] * 8
+    rollouts = [
+        rollout(model_turn(prompt(text(1, 2))), reward=reward, rollout_id=str(i)) for i, reward in enumerate(rewards)
+    ]
+    rollouts[5] = rollout(model_turn(prompt(text(1, 2))), reward=outlier, rollout_id="far")
+
+    await build_step_batch(settings(), [score_group(group(*rollouts), "mean")])
+
+    assert ("rollout_id=far" in caplog.text) is warns
+    assert ("reward_clip" in caplog.text) is warns
+
+
+class _WritesAgain(FakeTrainer):
+    """Calls something of its own by the name of a metric of rollouts."""
+
+    async def trainer_metrics(self) -> dict[str, float]:
+        return {"policy/entropy_estimate": 0.057}
+
+
+async def test_a_metric_that_two_parts_of_a_step_write_ends_the_run() -> None:
+    loop, *_ = parts(FakeAgent(["1", "0"]), _WritesAgain())
+
+    with pytest.raises(ValueError, match="policy/entropy_estimate"):
+        await train(settings(), loop)
+
+
 async def test_the_baseline_may_be_left_out() -> None:
     loop, _, log, _ = parts(FakeAgent(["1", "0"]))
 
@@ -117,6 +148,14 @@ async def test_so_many_groups_of_each_step_are_shown_with_their_rewards() -> Non
     await train(settings(num_groups_to_log=1), loop)
 
     assert [(index, sorted(rewards)) for index, rewards in log.groups] == [(0, [0.0, 1.0])] * 2
+
+
+async def test_groups_that_replace_others_are_not_shown_beyond_that_number() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1"]))  # all groups are constant: each step draws twice as many
+
+    await train(settings(num_groups_to_log=1, max_refill_factor=2), loop)
+
+    assert [index for index, _ in log.groups] == [0] * 2
 
 
 async def test_a_step_of_constant_groups_trains_nothing_and_keeps_the_policy() -> None:
@@ -160,6 +199,26 @@ async def test_a_resumed_run_sees_the_tasks_of_its_own_steps_and_no_baseline() -
     assert [task.seed for task in starts[0].tasks] == [100, 101]
     assert policy.published == [1, 2]
     assert log.evaluations == [("eval", 2)]
+
+
+async def test_a_run_resumed_with_other_tasks_begins_with_a_baseline_of_its_own() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(first_step=2, begins_curve=True), loop)
+
+    assert log.evaluations == [("baseline", 1), ("eval", 2)]
+
+
+async def test_checkpoints_follow_passes_over_the_tasks_and_the_log_says_how_many_are_done() -> None:
+    # 2 groups a step of 3 tasks: passes end in steps 2 (4 of 3), 3 (6 of 6), 5 (10 of 9), 6 (12 of 12), 8 (16 of 15)
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+    chosen = settings(max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, save_every_epochs=1)
+
+    assert [step for step in range(1, 10) if is_checkpoint_due(chosen, step)] == [2, 3, 5, 6, 8, 9]
+    two = settings(max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, save_every_epochs=2)
+    assert [step for step in range(1, 10) if is_checkpoint_due(two, step)] == [3, 6, 9]
+    await train(settings(max_steps=2, groups_per_batch=2, num_tasks=3), loop)
+    assert [metrics["progress/epoch"] for _, metrics in log.steps] == [pytest.approx(2 / 3), pytest.approx(4 / 3)]
 
 
 async def test_disagreement_of_sampler_and_trainer_stops_the_run_before_anything_is_learned() -> None:

@@ -8,14 +8,15 @@ from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
 from cua_rl.rl.datums import Batch
-from cua_rl.rl.train_step import Schedule, TrainStepResult, TrainStepSettings, scheduled_learning_rate, train_step
+from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
+from cua_rl.supervised.learning_rate import RateSchedule
 from cua_rl.training.wire import OptimStepOutput
 from cua_rl.types import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 
 
-def make_settings(schedule: Schedule = "constant", warmup_steps: int = 0, **changes: Any) -> TrainStepSettings:
+def make_settings(schedule: RateSchedule = "constant", warmup_steps: int = 0, **changes: Any) -> TrainStepSettings:
     loss = chz.replace(LossConfig(), **{name: changes.pop(name) for name in list(changes) if name in LOSS_FIELDS})
     fields: dict[str, Any] = {
         "loss": loss,
@@ -45,36 +46,10 @@ async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Sequenc
     return result
 
 
-def test_a_linear_schedule_falls_from_the_full_rate_to_a_twentieth() -> None:
-    rates = [scheduled_learning_rate(make_settings("linear"), step, 3) for step in range(1, 4)]
-
-    # 0.1, then halfway between 0.1 and 0.005, then 0.005
-    assert [round(rate, 6) for rate in rates] == [0.1, 0.0525, 0.005]
-
-
-def test_a_cosine_schedule_falls_slowly_then_fast_then_slowly() -> None:
-    rates = [scheduled_learning_rate(make_settings("cosine"), step, 5) for step in range(1, 6)]
-
-    # a twentieth plus 0.095 * (1 + cos(pi * (step - 1) / 4)) / 2
-    assert [round(rate, 6) for rate in rates] == [0.1, 0.086088, 0.0525, 0.018912, 0.005]
-
-
-def test_warm_up_rises_in_a_line_and_the_schedule_begins_after_it() -> None:
-    rates = [scheduled_learning_rate(make_settings("linear", warmup_steps=3), step, 6) for step in range(1, 7)]
-
-    # quarters of 0.1, then from 0.1 at step 4 to 0.005 at step 6
-    assert [round(rate, 6) for rate in rates] == [0.025, 0.05, 0.075, 0.1, 0.0525, 0.005]
-
-
-def test_a_constant_schedule_and_a_run_of_one_step_keep_the_rate() -> None:
-    assert scheduled_learning_rate(make_settings("constant"), 7, 9) == 0.1
-    assert scheduled_learning_rate(make_settings("linear"), 1, 1) == 0.1
-
-
 async def test_the_step_is_taken_at_the_scheduled_rate() -> None:
     result = await train_step(FakeTrainer(), batch_of([datum()]), make_settings("linear"), step=2, max_steps=3)
 
-    assert result.metrics["optim/learning_rate"] == pytest.approx(0.0525)
+    assert result.metrics["optim/learning_rate"] == pytest.approx(0.1 * 2 / 3)
 
 
 async def test_the_trainer_is_told_the_weight_of_every_datum() -> None:

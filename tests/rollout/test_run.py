@@ -1,5 +1,7 @@
 import asyncio
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,9 @@ from cua_rl.agent.agent import AgentOutcome
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError, SamplingError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
+from cua_rl.masking import make_key
 from cua_rl.policy import SamplingParams
+from cua_rl.processes import OwnedProcess
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
 from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, collect_groups, run_group
@@ -46,6 +50,18 @@ class Bench:
 
 def plan() -> RolloutPlan:
     return RolloutPlan(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
+
+
+async def test_what_a_program_printed_reaches_the_record_without_escapes_and_spent_keys(tmp_path: Path) -> None:
+    key = make_key()
+    program = f"print('\\x1b]0;owned\\x07\\x1b[2Jlogin failed for {key}\\x9b31m\\u202e')"
+    process = OwnedProcess([sys.executable, "-X", "utf8", "-c", program], name="site", log_path=tmp_path / "site.log")
+    async with process:
+        assert await process.wait() == 0
+
+    rollout = await Bench(FakeAgent([DeviceError(f"the site ended: {process.log_tail(5)}")])).runner.run(plan())
+
+    assert rollout.error == "the site ended: login failed for ***\n"
 
 
 async def test_success_is_read_from_the_device_and_not_from_the_agent() -> None:
@@ -166,7 +182,7 @@ async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_d
     steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())
 
     assert (slow.stop_reason, slow.reward) == (StopReason.TIME_LIMIT, None)
-    assert slow.error == "expected model server and device to take at most 0.1 s for a turn, they took longer"
+    assert slow.error == "expected the device to take at most 0.1 s for a turn, it took longer"
     assert steady.stop_reason == StopReason.FINISHED  # 0.18 s, but no turn took 0.1 s
 
 

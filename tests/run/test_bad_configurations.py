@@ -69,7 +69,7 @@ def servers() -> Generator[dict[str, str]]:
 BAD = [
     (["grup_size=4"], "did you mean 'group_size'"),
     (["gpus=0"], "choose among server.gpus, trainer.gpus"),
-    (["loss=cross_entropy"], "loss: expected a policy loss"),
+    (["loss=cross_entropy"], "expected loss to be one of importance_sampling, ppo"),
     (["server_gpus=0,0"], "server.gpus: expected"),
     (["trainer_sharding=full", "trainer_num_processes=1"], "trainer.sharding: expected 'none'"),
     (["trainer.context_parallel=2"], "trainer.context_parallel: expected a divisor of the 1 trainer processes"),
@@ -111,6 +111,8 @@ BAD = [
     (["reward=no_such_module:reward"], "ModuleNotFoundError"),
     (["eval_attempts=0"], "eval_attempts: expected at least 1"),
     (["max_steps_off_policy=2"], "force_untruncated=true"),
+    (["num_substeps=2"], "expected one that clips where num_substeps=2, got importance_sampling"),
+    (["num_substeps=2", "tis_cap=2"], "expected one that clips where num_substeps=2, got importance_sampling"),
     (["replay_successes=true"], "expected one that bounds the ratio where replay_successes=True"),
     (["replay_successes=true", "loss=decoupled_ppo"], "got decoupled_ppo without tis_cap or icepop_high"),
     (["max_steps_off_policy=2", "loss=decoupled_ppo"], "decoupled_ppo without tis_cap or icepop_high"),

@@ -43,7 +43,7 @@ from tests.fakes import FakeTrainer
 from tests.sampling.fake_vllm import FakeVllm
 
 IDLE = "0, NVIDIA L4, 580.65.06, 8.9, 23034, 3\n1, NVIDIA L4, 580.65.06, 8.9, 23034, 3\n"
-SPEED = {"trainer/tokens": 9000.0, "trainer/busy_s": 3.0, "trainer/mfu_frac": 0.3, "trainer/tflop_per_s": 30.0}
+SPEED = {"trainer/tokens": 9000.0, "trainer/busy_s": 3.0, "trainer/matmul_frac": 0.3, "trainer/tflop_per_s": 30.0}
 
 
 class DoctorsTrainer(FakeTrainer):
@@ -93,10 +93,10 @@ async def test_server_and_trainer_that_agree_are_fine(exam: Examination) -> None
     findings = [await check(exam) for check in (check_backward, check_publication, check_parity, check_sampling)]
 
     assert [finding.verdict for finding in findings] == ["ok"] * 4
-    assert "3000 tokens/s, MFU 30 %" in findings[0].got
+    assert "3000 tokens/s, 30 % of a large matrix product" in findings[0].got
     assert int(str(findings[1].figures["num_answered"])) > 0
     assert findings[2].figures["policy/parity_image_mean_abs"] == 0.0
-    assert "MFU about" in findings[3].got
+    assert "% of a large matrix product" in findings[3].got
 
 
 async def test_a_trainer_that_disagrees_about_images_fails_with_the_difference(exam: Examination) -> None:
@@ -121,7 +121,7 @@ async def test_the_long_sequence_is_as_long_as_the_context_and_mostly_screenshot
 @pytest.mark.parametrize(("mfu", "retries", "verdict"), [(0.05, 0.0, "warn"), (0.3, 1.0, "warn"), (0.3, 0.0, "ok")])
 async def test_a_slow_or_crowded_gpu_is_a_warning(exam: Examination, mfu: float, retries: float, verdict: str) -> None:
     exam.there.add("GPU")
-    exam.trainer.metrics = SPEED | {"trainer/mfu_frac": mfu, "trainer/memory_retries": retries}  # type: ignore[attr-defined]
+    exam.trainer.metrics = SPEED | {"trainer/matmul_frac": mfu, "trainer/memory_retries": retries}  # type: ignore[attr-defined]
 
     assert (await check_backward(exam)).verdict == verdict
 

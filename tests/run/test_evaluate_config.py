@@ -112,6 +112,21 @@ def test_a_dry_run_shows_what_would_be_done(tmp_path: Path, capsys: pytest.Captu
     assert (settings["temperature"], settings["max_tokens"]) == (0.5, 48)
 
 
+def test_an_adapter_is_not_evaluated_with_other_settings_than_its_training_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = write_adapter(tmp_path / "run" / "sampler_weights" / "000048")
+    trained = {"max_turns": 7, "max_tokens": 48, "server": {"max_pixels": None}, "devices": {"screen_scale": 2}}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(trained))
+
+    assert main([f'models=[{{"name": "mine", "adapter": "{adapter}"}}]', "dry_run=true"]) == 0
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "mine was trained with max_turns=7 and is evaluated with 20",
+        "mine was trained with devices.screen_scale=2 and is evaluated with 1",
+    ]
+
+
 async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resumed(tmp_path: Path) -> None:
     config = EvaluateConfig(log_path=str(tmp_path / "out"), base_url=None)
     now = (await plan_evaluation(config)).settings()

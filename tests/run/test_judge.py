@@ -36,17 +36,18 @@ def judge(**changes: Any) -> JudgeConfig:
     return found
 
 
-def calibrate(config: JudgeConfig, folder: Path, *, right: int, wrong: int) -> None:
-    """A record of so many right and wrong verdicts "success"."""
+def calibrate(config: JudgeConfig, folder: Path, *, right: int, wrong: int, refused: int) -> None:
+    """A record of so many right and wrong verdicts "success", and failures that the judge saw, each of another task."""
     path = calibration_path(config, str(folder))
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(calibration_json(config, [known(True)] * right + [known(False)] * wrong, {})))
+    verdicts = [(True, True)] * right + [(False, True)] * wrong + [(False, False)] * refused
+    judged = [known(truth, verdict, seed) for seed, (truth, verdict) in enumerate(verdicts)]
+    path.write_text(json.dumps(calibration_json(config, judged, {})))
 
 
-def known(truth: bool, verdict: bool | None = True) -> Judged:
-    return Judged(
-        rollout_id="r", task_id="t", category="app", truth=truth, verdict=verdict, agreement=1.0, reason="so it is"
-    )
+def known(truth: bool, verdict: bool | None = True, seed: int = 0) -> Judged:
+    task: dict[str, Any] = {"task_id": "t", "seed": seed, "category": "app"}
+    return Judged(rollout_id="r", truth=truth, verdict=verdict, agreement=1.0, reason="so it is", **task)
 
 
 def gate(config: JudgeConfig, folder: Path, least: float | None, **more: Any) -> None:
@@ -55,17 +56,23 @@ def gate(config: JudgeConfig, folder: Path, least: float | None, **more: Any) ->
 
 
 def test_the_confusion_matrix_counts_verdicts_by_truth() -> None:
-    judged = (
-        [known(True)] * 6 + [known(False)] * 2 + [known(True, False)] * 3 + [known(False, False), known(True, None)]
-    )
+    verdicts = [(True, True)] * 6 + [(False, True)] * 2 + [(True, False)] * 3 + [(False, False), (True, None)]
+    judged = [known(truth, verdict, seed) for seed, (truth, verdict) in enumerate(verdicts)]
 
     matrix = confusion(judged)
 
     assert (matrix.true_positives, matrix.false_positives) == (6, 2)
     assert (matrix.false_negatives, matrix.true_negatives, matrix.num_without_verdict) == (3, 1, 1)
     assert (matrix.precision[0], matrix.recall[0], matrix.false_positive_rate[0]) == (6 / 8, 6 / 9, 2 / 3)
-    assert matrix.precision[1:] == pytest.approx((0.409, 0.929), abs=5e-4)  # Wilson's interval of 6 in 8
-    assert confusion([]).precision == (None, 0.0, 1.0)
+    assert matrix.precision[1:] == pytest.approx((0.356, 0.955), abs=5e-4)  # 6 in 8, as R's prop.test(6, 8) has it
+    assert matrix.balanced_precision[0] == 0.5  # as often "success" for failures as for successes
+    assert confusion([]).precision == confusion([]).balanced_precision == (None, 0.0, 1.0)
+
+
+def test_mistakes_repeated_at_a_task_count_once() -> None:
+    judged = [known(True, seed=seed) for seed in range(6)] + [known(False, seed=seed) for seed in (6, 7)]
+
+    assert confusion(judged * 10).precision == pytest.approx(confusion(judged).precision)
 
 
 def test_nobody_judges_unless_somebody_is_named() -> None:
@@ -104,23 +111,30 @@ def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision
 
 
 def test_the_lower_end_of_the_interval_must_reach_the_least_precision(tmp_path: Path) -> None:
-    calibrate(judge(), tmp_path, right=95, wrong=5)  # 0.95, Wilson's interval 0.888 to 0.978
+    calibrate(judge(), tmp_path, right=95, wrong=5, refused=995)  # 0.95, corrected by 0.4 of half a trial
 
     gate(judge(), tmp_path, None)
     gate(judge(), tmp_path, 0.88)
-    with pytest.raises(ConfigError, match=r"to begin at 0\.9 or above, got 0\.950 \(0\.888 to 0\.978\) from 100"):
+    with pytest.raises(ConfigError, match=r"to begin at 0\.9 or above, got 0\.950 \(0\.886 to 0\.980\) from 1095"):
+        gate(judge(), tmp_path, 0.9)
+
+
+def test_a_judge_that_always_says_success_is_refused_however_good_the_recorded_policy_was(tmp_path: Path) -> None:
+    calibrate(judge(), tmp_path, right=980, wrong=20, refused=0)  # precision 0.98, and 1 / (1 + 1) at half
+
+    with pytest.raises(ConfigError, match=r"precision with as many failures as successes .* got 0\.500 \(0\.499 to"):
         gate(judge(), tmp_path, 0.9)
 
 
 def test_a_judge_that_never_says_success_has_no_precision(tmp_path: Path) -> None:
-    calibrate(judge(), tmp_path, right=0, wrong=0)
+    calibrate(judge(), tmp_path, right=0, wrong=0, refused=9)
 
     with pytest.raises(ConfigError, match="got no verdict 'success'"):
         gate(judge(), tmp_path, 0.5)
 
 
 def test_the_calibration_of_another_judge_does_not_count(tmp_path: Path) -> None:
-    calibrate(judge(), tmp_path, right=100, wrong=0)
+    calibrate(judge(), tmp_path, right=100, wrong=0, refused=100)
     record = str(calibration_path(judge(), str(tmp_path)))
 
     with pytest.raises(ConfigError, match="expected a calibration"):

@@ -18,6 +18,7 @@ from cua_rl.run.log_directory import (
     LogDirectory,
     check_log_directory,
     load_settings,
+    newest_checkpoint,
     prepare_log_directory,
 )
 
@@ -62,7 +63,7 @@ def test_an_earlier_run_is_resumed_skipped_or_overwritten_as_asked(tmp_path: Pat
     with prepare_log_directory(tmp_path, "overwrite") as directory:
         assert directory.decision is Decision.FRESH
         assert sorted(path.name for path in tmp_path.iterdir()) == [".cua_rl.lock", "metrics.jsonl"]
-        assert directory.latest_checkpoint() is None
+        assert newest_checkpoint(directory.path) is None
 
 
 def test_a_person_is_asked_and_may_change_nothing(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_moved_run_still_finds_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "before").rename(tmp_path / "after")
 
     with prepare_log_directory(tmp_path / "after", "resume") as directory:
-        checkpoint = directory.latest_checkpoint()
+        checkpoint = newest_checkpoint(directory.path)
 
     assert checkpoint is not None
     assert checkpoint.step == 2
@@ -195,7 +196,7 @@ def test_damaged_checkpoints_are_passed_over_loudly(tmp_path: Path, caplog: pyte
     (tmp_path / "sampler_weights/000002/adapter_model.safetensors").write_bytes(b"")
 
     with prepare_log_directory(tmp_path, "resume") as directory, caplog.at_level(logging.WARNING):
-        checkpoint = directory.latest_checkpoint()
+        checkpoint = newest_checkpoint(directory.path)
 
     assert checkpoint is not None
     assert checkpoint.step == 1
@@ -211,7 +212,7 @@ def test_a_checkpoint_that_matches_its_manifest_is_whole(tmp_path: Path) -> None
     (folder / "checkpoint.json").write_text(json.dumps({"files": {"adapter_model.safetensors": digest}}))
 
     with prepare_log_directory(tmp_path, "resume") as directory:
-        checkpoint = directory.latest_checkpoint()
+        checkpoint = newest_checkpoint(directory.path)
 
     assert checkpoint is not None
 

@@ -364,7 +364,7 @@ def test_a_gpu_that_does_not_say_its_size_gets_frugal_settings() -> None:
     plan = plan_memory(replace(request("4B", "1x80"), machine=unknown))
 
     assert plan.gradient_checkpointing
-    assert "1 GPUs of unknown" in plan.table()
+    assert "1 GPU of unknown" in plan.table()
 
 
 def test_the_table_adds_up() -> None:

@@ -394,14 +394,27 @@ async def test_the_key_of_a_rollout_is_random_and_may_stand_in_the_path(gateway:
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/one") as client:
         asked = [await client.get(f"/keys/{key}/v1/models") for key in keys]
         asked.append(await client.get("/v1/models", headers={"Authorization": f"Basic {keys[0]}"}))
-    assert [answer.status_code for answer in asked] == [200, 401, 401]
+        asked.append(await client.post(f"/keys/{keys[0]}/v1/responses", content=b'{"input": "hi"}'))
+    assert [answer.status_code for answer in asked] == [200, 401, 401, 415]  # as a page of another site could send it
+
+
+async def test_a_client_of_another_api_is_told_which_ones_there_are(gateway: Gateway) -> None:
+    """As the client libraries of Anthropic and of legacy completions ask."""
+    gateway.open_rollout("r")
+    transport = httpx.ASGITransport(gateway.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/r/v1/") as client:
+        answer = await client.post("messages", json={"messages": []})
+    assert answer.status_code == 404
+    assert "one of responses, chat/completions, models" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"Host": "rebound.example"}, 421),
-        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "text/plain"}, 200),
+        ({"Content-Type": ""}, 200),
+        ({"Content-Type": "text/plain", "Authorization": "Basic eA=="}, 401),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Content-Length": str(2**40)}, 413),
         ({}, 200),

@@ -113,6 +113,10 @@ BAD: list[tuple[object, str]] = [
     ({"messages": [{"role": "user", "content": [image_url("no.png")]}]}, "no.png' (No such file or directory)"),
     ({"messages": [{"role": "user", "content": [image_url("https://x.org/a.png")]}]}, "send the image itself"),
     ({"messages": [GOOD["messages"][0], {**GOOD["messages"][1], "weight": 0}]}, "expected 1, because all answers"),
+    ({**GOOD, "tool": []}, "got ['tool']"),  # misspelt: the conversation would have no tools
+    ({**GOOD, "instructions": "You use a phone."}, "got ['instructions']"),
+    ({"input": GOOD["messages"], "instruction": "You use a phone."}, "got ['instruction']"),
+    ({"messages": [GOOD["messages"][0], {**GOOD["messages"][1], "function_call": {"name": "a"}}]}, "['function_call']"),
     ({"input": [{"type": "computer_call"}]}, "at input[0], got 'computer_call'"),
 ]
 

@@ -11,7 +11,6 @@ from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
 from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.models.vocabulary import build_tokenizer, pieces
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
@@ -19,12 +18,13 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.replay import replay
 from cua_rl.supervised.demonstrations import as_taught, build_supervised_datum, demonstrate
 from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.supervised.lessons import Mix, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.expert import DemoExperts
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
+from scripts.tiny_models.lessons import Mix, draw_lesson, draw_text_lesson
+from scripts.tiny_models.vocabulary import build_tokenizer, pieces
 from tests.renderers.model_folders import build_qwen3_5_folder
 
 SCREEN = EncodedImage(data=b"", format="png", width_px=192, height_px=320)

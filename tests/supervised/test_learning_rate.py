@@ -1,3 +1,5 @@
+from math import cos, pi
+
 import pytest
 
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
@@ -5,26 +7,44 @@ from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
 
 def rates(schedule: RateSchedule, warmup_steps: int = 0, max_steps: int = 5) -> list[float]:
     return [
-        learning_rate_at(step, highest=1.0, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
+        learning_rate_at(step, highest=2.0, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
         for step in range(1, max_steps + 1)
     ]
 
 
-def test_a_line_falls_to_a_tenth_at_the_last_step() -> None:
-    # from 1 to 0.1 in four equal steps of 0.225
-    assert rates("linear") == pytest.approx([1.0, 0.775, 0.55, 0.325, 0.1])
+def test_a_line_falls_by_equal_steps_and_is_at_zero_after_the_last_one() -> None:
+    assert rates("linear") == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4])
 
 
 def test_a_cosine_is_slow_at_both_ends() -> None:
-    # the middle is halfway: 0.55; a quarter of the way (1 + cos 45 degrees) / 2 = 0.854 of the drop is left
-    assert rates("cosine") == pytest.approx([1.0, 0.1 + 0.9 * 0.8535534, 0.55, 0.1 + 0.9 * 0.1464466, 0.1])
+    # 1 + cos of 0, 45, 90 and 135 degrees
+    assert rates("cosine", max_steps=4) == pytest.approx([2.0, 1.7071068, 1.0, 0.2928932])
 
 
 def test_the_warm_up_rises_in_a_line_and_then_the_schedule_begins() -> None:
     # a third, two thirds, then the full rate
-    assert rates("constant", warmup_steps=2) == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0, 1.0])
-    assert rates("linear", warmup_steps=2) == pytest.approx([1 / 3, 2 / 3, 1.0, 0.55, 0.1])
+    assert rates("constant", warmup_steps=2) == pytest.approx([2 / 3, 4 / 3, 2.0, 2.0, 2.0])
+    assert rates("linear", warmup_steps=2) == pytest.approx([2 / 3, 4 / 3, 2.0, 4 / 3, 2 / 3])
 
 
-def test_a_single_step_has_the_full_rate() -> None:
-    assert rates("linear", max_steps=1) == [1.0]
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7])
+@pytest.mark.parametrize("max_steps", [8, 20, 1000])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_first_and_last_steps_are_those_of_the_closed_form(
+    schedule: RateSchedule, warmup_steps: int, max_steps: int
+) -> None:
+    found, num_decaying = rates(schedule, warmup_steps, max_steps), max_steps - warmup_steps
+    last = {
+        "constant": 2.0,
+        "linear": 2.0 / num_decaying,
+        "cosine": 1.0 + cos(pi * (1 - 1 / num_decaying)),
+    }
+
+    assert found[0] == pytest.approx(2.0 / (warmup_steps + 1))
+    assert found[warmup_steps] == 2.0
+    assert found[-1] == pytest.approx(last[schedule])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_single_step_has_the_full_rate(schedule: RateSchedule) -> None:
+    assert rates(schedule, max_steps=1) == [2.0]

@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sampler_weights").mkdir()
     (folder / "sampler_weights" / "adapter_config.json").write_text(json.dumps({"r": 16, "lora_alpha": 32}))
     (folder / "run").mkdir()
-    (folder / "run" / "config.json").write_text(json.dumps({"data_sha256": "of other data"}))
+    (folder / "run" / "config.json").write_text(json.dumps({"data_sha256": "of other data", "batch_size": 16}))
     (folder / "run" / "metrics.jsonl").write_text("")
     return folder
 

@@ -18,6 +18,7 @@ from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.reducer import launch
 from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
@@ -187,9 +188,9 @@ def normal(text: str) -> str:
 
 
 def test_on_the_simulated_phone_what_evaluation_shares_with_training_begins_on_another_phone() -> None:
-    def begun(tasks: TaskSet) -> set[tuple[str, str]]:
+    def begun(tasks: TaskSet) -> set[tuple[str, PhoneState]]:
         drawn = (task for step in range(4) for task in tasks.batch(step, len(tasks.task_ids)))
-        return {(normal(task.instruction), make_simulated_phone(task).state.to_json()) for task in drawn}
+        return {(normal(task.instruction), make_simulated_phone(task).state) for task in drawn}
 
     trained, held_out = load({"source_type": "demo_training"}), load({"source_type": "demo_eval"}, split="eval")
     shared = {normal(t.instance(i).instruction) for t in DEMO_TRAINING for i in range(200)} & {

@@ -3,7 +3,6 @@ import pytest
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.errors import ConfigError
-from cua_rl.models.vocabulary import label_forms, page_pieces
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import SIMULATOR
@@ -11,9 +10,10 @@ from cua_rl.tasks.django_admin.state import draw_names
 from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER, ADMIN_TEMPLATES
 from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, PageElement, Write
 from cua_rl.tasks.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
-from cua_rl.tasks.miniwob.tiny_tasks import LABELS, TINY_TASKS
 from cua_rl.tasks.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.tasks.source_config import find_task_backend, parse_sources
+from scripts.tiny_models.page_tasks import LABELS, TINY_TASKS
+from scripts.tiny_models.vocabulary import label_forms, page_pieces
 
 
 def element(kind: str, text: str = "", *, id: str = "", value: str = "", is_focused: bool = False) -> PageElement:
@@ -128,7 +128,11 @@ def test_admin_tasks_are_loaded_for_their_browser() -> None:
 
 
 def test_pages_of_the_users_own_say_where_they_may_go() -> None:
-    task = {"url": "http://127.0.0.1:8000/shop/", "instruction": "Buy tea.", "check": {"query": "url", "expected": "x"}}
+    task = {
+        "url": "http://127.0.0.1:8000/shop/",
+        "instruction": "Buy tea.",
+        "check": {"query": "count:li", "expected": 2},
+    }
     source = {"source_type": "page", "pages": [task]}
     (config,) = parse_sources(source)
     assert allowed_urls([config]) == ("http://127.0.0.1:8000/",)

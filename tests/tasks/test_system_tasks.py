@@ -10,6 +10,7 @@ from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, Toggle
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.reducer import launch
 from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.tasks.demo.expert import Finish, decide, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
@@ -59,9 +60,9 @@ def test_all_templates_are_in_the_table_and_none_is_in_the_default_sets() -> Non
 
 
 def test_evaluation_asks_for_nothing_that_training_asked_for_on_the_same_phone() -> None:
-    def asked(templates: tuple[TaskTemplate, ...]) -> set[tuple[str, str]]:
+    def asked(templates: tuple[TaskTemplate, ...]) -> set[tuple[str, PhoneState]]:
         return {
-            (template.instance(seed).instruction, make_simulated_phone(template.make_task(seed)).state.to_json())
+            (template.instance(seed).instruction, make_simulated_phone(template.make_task(seed)).state)
             for template in templates
             for seed in some_seeds(template)
         }

@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.devices.device import DeviceAbilities
+from cua_rl.devices.harness import HARNESS
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
+from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.page_tasks import PAGE_BROWSER
+
+ALARMS = {"instruction": "Set it.", "check": {"query": "alarms_on", "expected": "[" * 10_000}}
 
 DEMO = {"source_type": "demo_training", "tags": ["demo"]}  # 16 apps to open, 16 settings to switch
 FIRST_TASKS = [
@@ -174,3 +180,26 @@ def test_task_ids_are_unique_and_prefixed_by_their_set() -> None:
     assert all(task_id.startswith(("train_", "eval_")) for task_id in TEMPLATES)
     numbers = [task_id.split("_")[1] for task_id in TEMPLATES if task_id.startswith("train_")]
     assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("source", "device"),
+    [
+        ({"source_type": "file", "file_path": "deep.jsonl"}, SIMULATOR),
+        ({"source_type": "file", "file_path": "deep.json"}, SIMULATOR),
+        ({"source_type": "page", "file_path": "deep.json"}, PAGE_BROWSER),
+        ({"source_type": "page", "file_path": "deep.jsonl"}, PAGE_BROWSER),
+        ({"source_type": "harness", "file_path": "deep.jsonl"}, HARNESS),
+        ("[" * 10_000, SIMULATOR),
+        ({"source_type": "custom", "custom_tasks": [ALARMS]}, SIMULATOR),
+    ],
+)
+def test_json_that_is_nested_too_deeply_is_a_mistake_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: TaskSources, device: DeviceAbilities
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("deep.json", "deep.jsonl"):
+        (tmp_path / name).write_text("[" * 10_000)
+
+    with pytest.raises(ConfigError, match="expected"):
+        load_tasks(source, seed=0, split="train", device=device)

@@ -8,6 +8,7 @@ import pytest
 
 from cua_rl.actions import Click
 from cua_rl.devices.device import DeviceAbilities
+from cua_rl.devices.query_values import PHONE_QUERIES
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.errors import ConfigError, TaskError
@@ -18,7 +19,10 @@ from tests.fakes import FakeDevice
 
 WIFI = {"query": "wifi_enabled", "expected": "true"}
 REAL_PHONE = DeviceAbilities(
-    name="a real phone", has_shell=True, is_seeded=False, queries=frozenset({"wifi_enabled", "file_exists"})
+    name="a real phone",
+    has_shell=True,
+    is_seeded=False,
+    queries={name: PHONE_QUERIES[name] for name in ("wifi_enabled", "file_exists")},
 )
 
 
@@ -144,7 +148,27 @@ def test_the_same_description_twice_is_one_task_and_loads_equal() -> None:
         (task(start={"app": "tetris"}), "known app"),
         (task(start={"home_page": "1"}), "home_page as a whole number"),
         (task(start={"second_page": ["settings"]}), "each app once"),
-        (task(start={"first_rows": ["cellar"], "off": ["wifi"]}), "a start that a phone can have in custom task 1"),
+        (
+            task(start={"first_rows": ["cellar"], "off": ["wifi"]}),
+            "known row of Settings in the start of custom task 1",
+        ),
+        (task(start={"first_rows": ["wifi"], "hidden_rows": ["wifi"]}), "others as hidden_rows"),
+        (task(start={"brightness_level": 999}), "brightness_level from 1 to 255"),
+        (task(start={"media_volume": 99}), "media_volume from 0 to 15"),
+        (task(start={"home_page": 7}), "home_page from 0 to 1"),
+        (task(start={"not_screen_timeout_ms": 5}), "not_screen_timeout_ms from 15000 to 600000"),
+        (task(start={"system": {"extra_rows": ["langage"]}}), "did you mean 'language'"),
+        (task(start={"system": {"store_app": "instgram"}}), "did you mean 'instagram'"),
+        (task(start={"system": {"store_app": "clock"}}), "known app of the store"),
+        (task(start={"system": {"running_app": "crome"}}), "did you mean 'chrome'"),
+        (task(start={"system": {"on": ["usb_debuging"]}}), "did you mean 'usb_debugging'"),
+        (task(start={"system": {"on": ["usb_debugging"], "off": ["usb_debugging"]}}), "either on or off"),
+        (task(start={"system": {"not_wallpaper": 17}}), "not_wallpaper from 0 to 5"),
+        (task(start={"apps": {"alarm": "7:00"}}), "alarm as a time"),
+        (task(start={"apps": {"off_home": ["maap"]}}), "did you mean 'maps'"),
+        (task(start={"apps": {"home_folder": ["Fun", "maps", "weathr"]}}), "did you mean 'weather'"),
+        (task(start={"apps": {"num_photos": -3}}), "num_photos from 0"),
+        (task(start={"apps": {"contacts": [{"name": "Zoe"}]}}), "expected number in contacts"),
     ],
 )
 def test_a_description_that_is_no_task_is_refused_with_advice(described: Any, says: str) -> None:

@@ -220,15 +220,19 @@ async def test_a_stranger_who_dribbles_does_not_keep_the_controller_out() -> Non
     accepted.close()
 
 
-async def test_strangers_who_say_nothing_do_not_delay_the_controller() -> None:
+async def test_many_strangers_who_say_nothing_neither_delay_the_controller_nor_keep_threads() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as strangers:
         host, port = listener.getsockname()
-        for _ in range(20):
-            strangers.enter_context(socket.create_connection((host, port)))
+        before = threading.active_count()
         accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 600.0))
+        for _ in range(300):
+            strangers.enter_context(await asyncio.to_thread(socket.create_connection, (host, port)))
         async with asyncio.timeout(60):
             link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
             accepted = await accepting
+        num_threads = threading.active_count() - before
+
+    assert num_threads < 100  # one for each peer that may still prove itself
 
     link.close()
     accepted.close()

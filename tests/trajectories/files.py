@@ -85,7 +85,7 @@ def adp(folder: Path) -> dict[str, object]:
             shown[2],
             {"class_": "message_action", "content": "<finish>Done.</finish>"},
         ],
-        "details": {"success": True},
+        "details": {"success": True, "platform": "browser"},
     }
 
 

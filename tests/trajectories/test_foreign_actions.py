@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cua_rl.conversation import EncodedImage
-from cua_rl.trajectories.foreign_actions import ForeignAction, UnknownAction, parse_code, tool_arguments
+from cua_rl.trajectories.code_actions import parse_code
+from cua_rl.trajectories.foreign_actions import ForeignAction, UnknownAction, View, tool_arguments
 
 SCREEN = EncodedImage(data=b"", format="png", width_px=1000, height_px=500)
 
@@ -61,22 +62,23 @@ def at(action: str, *points: list[int], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_an_action_becomes_calls_of_our_tool(kind: Any, name: str, given: dict[str, Any], expected: list[Any]) -> None:
-    assert tool_arguments(ForeignAction(name=name, given=given), SCREEN, kind) == expected
+    view = View(screen=SCREEN, kind=kind)
+    assert tool_arguments(ForeignAction(name=name, given=given), view) == expected
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "given", "complaint"),
     [
-        ("browser", "click", {"bid": "a51"}, "expected coordinates on the screenshot of 1000 x 500 pixels"),
-        ("browser", "click", {"x": 1200, "y": 10}, "expected coordinates on the screenshot"),
+        ("browser", "click", {"bid": "a51"}, "expected coordinates on the screenshot"),
+        ("browser", "click", {"x": 1200, "y": 10}, "expected coordinates on the screenshot of 1000 x 500 pixels"),
         ("browser", "click", {"x": 1, "y": 1, "button": "middle"}, "expected an action of computer_use"),
         ("browser", "click", {"x": 1, "y": 1, "clicks": 3}, "expected an action of computer_use"),
         ("browser", "double_click", {"x": 1, "y": 1, "button": "right"}, "expected an action of computer_use"),
         ("android", "click", {"x": 1, "y": 1, "button": "right"}, "expected an action of mobile_use"),
         ("browser", "goto", {"url": "http://a/"}, "expected an action with a counterpart in our tools"),
-        ("browser", "mobile_use", at("click", [1, 2]), 'expected calls of computer_use, got mobile_use; .* "platform"'),
+        ("browser", "mobile_use", at("click", [1, 2]), "expected calls of computer_use, got mobile_use; set device"),
         ("android", "right_click", {"x": 1, "y": 1}, "expected an action of mobile_use"),
-        ("android", "press", {"key": "F5"}, "expected Back, Home, Menu or Enter"),
+        ("android", "press", {"key": "F5"}, "expected Back, Home, Enter or the recent apps"),
         ("android", "scroll", {"direction": "inwards"}, "expected up, down, left or right"),
         ("browser", "scroll", {"direction": "right"}, "expected a vertical scroll"),
         ("browser", "type", {}, "expected a text"),
@@ -86,7 +88,7 @@ def test_an_action_becomes_calls_of_our_tool(kind: Any, name: str, given: dict[s
 )
 def test_what_our_tools_cannot_do_is_refused(kind: Any, name: str, given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UnknownAction, match=complaint):
-        tool_arguments(ForeignAction(name=name, given=given), SCREEN, kind)
+        tool_arguments(ForeignAction(name=name, given=given), View(screen=SCREEN, kind=kind))
 
 
 def test_code_is_read_call_by_call_and_never_run() -> None:
@@ -124,4 +126,6 @@ def test_code_is_read_call_by_call_and_never_run() -> None:
     ],
 )
 def test_code_means_what_pyautogui_would_do(code: str, expected: list[Any]) -> None:
-    assert [call for action in parse_code(code) for call in tool_arguments(action, SCREEN, "linux")] == expected
+    assert [
+        call for action in parse_code(code) for call in tool_arguments(action, View(screen=SCREEN, kind="linux"))
+    ] == expected

@@ -8,7 +8,7 @@ import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { SourcePage } from "./pages/SourcePage";
 import { TaskPage } from "./pages/TaskPage";
-import { Link, navigate, Router, useLocation, useRoute, type Params, type Route } from "./router";
+import { Link, Router, useLocation, useRoute, type Params, type Route } from "./router";
 import { Help } from "./ui/Help";
 import { Icon } from "./ui/icons";
 import { useShortcuts } from "./ui/keys";
@@ -23,7 +23,7 @@ const ROUTES: readonly Route[] = [
   { pattern: "/compare", render: () => <ComparePage /> },
   { pattern: "/benchmarks", render: () => <BenchmarksPage /> },
   { pattern: "/runs/:run", render: (at) => <RunPage key={of(at, "run")} runId={of(at, "run")} /> },
-  { pattern: "/runs/:run/tasks/:task", render: (at) => <TaskPage runId={of(at, "run")} taskId={of(at, "task")} /> },
+  { pattern: "/runs/:run/tasks/:task", render: (at) => <TaskPage key={of(at, "task")} runId={of(at, "run")} taskId={of(at, "task")} /> },
   { pattern: "/runs/:run/rollouts/:rollout", render: (at) => <RolloutPage key={of(at, "rollout")} runId={of(at, "run")} rolloutId={of(at, "rollout")} /> },
   { pattern: "/runs/:run/:phase/:step", render: (at) => <SourcePage runId={of(at, "run")} phase={of(at, "phase")} step={of(at, "step")} /> },
   {
@@ -75,7 +75,7 @@ function Shell() {
     t: toggleTheme,
     "?": () => setHelp(true),
     "/": () => document.querySelector<HTMLElement>('input[type="search"]')?.focus(),
-    ...(path === "/" ? {} : { Backspace: () => navigate("/") }),
+    ...(path === "/" ? {} : { Backspace: () => window.history.back() }),
   });
   return (
     <div className="shell">

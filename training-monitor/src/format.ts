@@ -68,14 +68,3 @@ export function words(name: string): string {
 export function plural(count: number, noun: string): string {
   return `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
 }
-
-/** The 95 % Wilson interval of a share. */
-export function wilson(successes: number, count: number): [number, number] | null {
-  if (count <= 0) return null;
-  const z = 1.959964;
-  const share = successes / count;
-  const centre = share + (z * z) / (2 * count);
-  const spread = z * Math.sqrt((share * (1 - share)) / count + (z * z) / (4 * count * count));
-  const scale = 1 + (z * z) / count;
-  return [Math.max(0, (centre - spread) / scale), Math.min(1, (centre + spread) / scale)];
-}

@@ -1,17 +1,28 @@
 import type { Run, TimelineItem } from "./api/types";
 
-/** When a run was started again: `stopped` ms before, in which way, and after which of its items (-1: before all). */
-export type Restart = { at: number; stopped: number; how: string; after: number };
+/** A run stopped at `stopped` ms, was `started` again and at work `at`; in which way, and after which item (-1: all). */
+export type Restart = { at: number; started: number; stopped: number; how: string; after: number };
 
-/** Where a run went on after it had stopped or was killed, in order. */
-export function restartsOf(history: Run["history"], items: readonly TimelineItem[]): Restart[] {
+/** Where a run went on after it had stopped or was killed, in order. Loading the model is not work of a step. */
+export function restartsOf(history: Run["history"], items: readonly TimelineItem[], now: number): Restart[] {
   return history.flatMap((change, index) => {
     const before = history[index - 1];
     if (change.new_status !== "running" || !before) return [];
-    const at = Date.parse(change.changed_at);
-    const after = items.findLastIndex((item) => item.ended_at !== null && Date.parse(item.ended_at) <= at);
-    return [{ at, stopped: Math.min(at, Date.parse(before.changed_at)), how: before.new_status, after }];
+    const started = Date.parse(change.changed_at);
+    const next = history.slice(index + 1).find((one) => one.new_status !== "running");
+    const times = items.flatMap((item) => [item.started_at, item.rollouts_ended_at, item.ended_at]).map((time) => Date.parse(time ?? ""));
+    const at = Math.min(next ? Date.parse(next.changed_at) : Math.max(now, started), ...times.filter((time) => time >= started));
+    const after = items.findLastIndex((item) => item.ended_at !== null && Date.parse(item.ended_at) <= started);
+    return [{ at, started, stopped: Math.min(started, Date.parse(before.changed_at)), how: before.new_status, after }];
   });
+}
+
+/** Seconds from one time to another in which the run was at work. */
+export function worked(from: string, to: string | null, restarts: readonly Restart[]): number | null {
+  if (to === null) return null;
+  const [start, end] = [Date.parse(from), Date.parse(to)];
+  const idle = restarts.reduce((sum, one) => sum + Math.max(0, Math.min(end, one.at) - Math.max(start, one.stopped)), 0);
+  return Math.max(0, end - start - idle) / 1000;
 }
 
 /** Places of times on a clock from 0 to 1, on which the time in which nothing ran takes no room. */

@@ -37,15 +37,21 @@ from cua_rl.devices.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.devices.android.shell import AndroidConnection
 from cua_rl.devices.app_names import find_package
 from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected, DeviceAbilities
+from cua_rl.devices.query_values import PHONE_QUERIES
 from cua_rl.errors import DeviceError, DeviceServiceError, boundary
 
 ANDROID_ABILITIES = DeviceAbilities(
-    name="an Android phone over adb", has_shell=True, is_seeded=False, queries=frozenset(ANDROID_QUERIES)
+    name="an Android phone over adb",
+    has_shell=True,
+    is_seeded=False,
+    queries={name: PHONE_QUERIES[name] for name in ANDROID_QUERIES},
 )
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_WARNING_BYTES = 4096
 _LAUNCHABLE = "cmd package query-activities --brief -a android.intent.action.MAIN -c android.intent.category.LAUNCHER"
+_HARMLESS = "input keyevent 0"
+"""KEYCODE_UNKNOWN, which no app reacts to."""
 _SCROLL_S = 0.6
 """Slow enough that the list does not keep scrolling after the finger is lifted."""
 
@@ -89,6 +95,8 @@ class AndroidDevice:
         command = await self._build_command(action)
         said = await self._connection.run(command)
         if said.strip():  # `input` says nothing unless it failed
+            if not (await self._connection.run(_HARMLESS)).strip():  # the phone takes input, but not this one
+                raise ActionRejected(f"the phone refused this: {said.strip()[:200]}")
             raise DeviceError(f"expected {command!r} to print nothing on {self.device_id!r}, got {said[:300]!r}")
         await asyncio.sleep(self._settle_s)
 

@@ -1,6 +1,7 @@
 """Mouse and keyboard of a page: one action, in pixels of the screenshot, as Playwright's input."""
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cua_rl.actions import (
@@ -82,6 +83,8 @@ def require_possible(action: Action) -> None:
 
 async def perform(page: "Page", action: Action, settings: PageSettings) -> None:
     """Do one possible action."""
+    from playwright.async_api import TimeoutError as LateError
+
     match action:
         case Click() | DoubleClick() | RightClick() | LongPress() | MoveMouse():
             await _point(page, action, settings)
@@ -100,7 +103,9 @@ async def perform(page: "Page", action: Action, settings: PageSettings) -> None:
         case Wait(duration_s=duration_s):
             await asyncio.sleep(duration_s)
         case PressButton():
-            await page.go_back(wait_until="commit")
+            # the page before may never arrive; a person then still sees this one
+            with suppress(LateError):
+                await page.go_back(wait_until="commit", timeout=settings.settle_timeout_s * 1000)
         case OpenApp():
             require_possible(action)
 

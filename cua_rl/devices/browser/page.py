@@ -15,7 +15,7 @@ from cua_rl.devices.browser.hands import perform, require_possible
 from cua_rl.devices.browser.page_scripts import SETTLED
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device
-from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError, boundary
+from cua_rl.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5.0
+_PROOF_TIMEOUT_S = 10.0
 
 
 class PageSite(Protocol):
@@ -88,6 +89,8 @@ class BrowserPage:
         self._give_back = give_back
         self._is_open = True
         self._arrival: asyncio.Event | None = None
+        self._has_crashed = False
+        page.on("crash", self._note_crash)
         page.on("request", self._note_request)
         page.on("requestfailed", self._note_end)
         page.on("load", self._note_arrival)
@@ -115,9 +118,20 @@ class BrowserPage:
             await self._page.mouse.move(self.settings.viewport_width - 1, self.settings.viewport_height - 1)
 
     async def evaluate(self, script: str, argument: object = None) -> object:
-        """The value of a JavaScript function in the page, for set-up, validation and experts; raises `DeviceError`."""
+        """The value of a JavaScript function in the page, for set-up, validation and experts.
+
+        A document that is replaced meanwhile is waited for. Raises `DeviceError`, and `TaskError` if the script fails.
+        """
+        from playwright.async_api import Error
+
         async with self._operation("evaluate a script"):
-            return await self._call(script, argument)
+            while True:
+                try:
+                    return await self._call(script, argument)
+                except Error as error:
+                    if not any(word in error.message for word in _GONE):
+                        raise
+                await self._settle()
 
     async def observe(self) -> EncodedImage:
         """Take a screenshot of the part that the agent sees."""
@@ -134,7 +148,7 @@ class BrowserPage:
             await self._settle()
 
     async def query(self, name: str) -> str:
-        """Read one piece of state; raises `TaskError` for an unknown name."""
+        """Read one piece of state; raises `AbsentError` without such an element, `TaskError` for an unknown name."""
         match name.partition(":"):
             case ("url", "", ""):
                 return self._page.url
@@ -189,11 +203,14 @@ class BrowserPage:
             await route.abort("blockedbyclient")
 
     async def _of_element(self, read: str, selector: str) -> object:
-        script = f"selector => {{ const found = document.querySelector(selector); return found && ({read})(found); }}"
-        value = await self.evaluate(script, selector)
-        if value is None:
-            raise TaskError(f"expected an element {selector!r} with such a property on {self._page.url}, got none")
-        return value
+        """Read the first element; what the policy removed or never reached is absent, which no answer must pass for."""
+        found = f"const found = document.querySelector(selector); return found ? [({read})(found) ?? null] : [];"
+        values = cast("list[object]", await self.evaluate(f"selector => {{ {found} }}", selector))
+        if not values:
+            raise AbsentError(f"expected an element {selector!r} on {self._page.url[:200]}, got none")
+        if values[0] is None:
+            raise TaskError(f"expected an element {selector!r} with such a property on {self._page.url}, got another")
+        return values[0]
 
     async def _settle(self) -> None:
         """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
@@ -205,6 +222,8 @@ class BrowserPage:
             timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": limit_s * 1000}
             try:
                 is_settled = bool(await self._call(SETTLED, timing))
+            except TaskError:  # the page's own scripts broke what it needs
+                return
             except Error as error:
                 if not any(word in error.message for word in _GONE):
                     raise
@@ -219,13 +238,30 @@ class BrowserPage:
             elif is_settled or time.monotonic() >= deadline:
                 return
 
+    async def _browser_draws(self) -> bool:
+        """Whether the browser draws another page, so that its machine is not what is slow."""
+        try:
+            with boundary(DeviceError, "draw a blank page"):
+                browser = self._page.context.browser
+                if browser is None:
+                    return False
+                async with asyncio.timeout(_PROOF_TIMEOUT_S):
+                    context = await browser.new_context()
+                    try:
+                        await (await context.new_page()).screenshot()
+                    finally:
+                        await context.close()
+        except DeviceError:
+            return False
+        return True
+
     async def _call(self, script: str, argument: object) -> object:
         """Call a JavaScript function over DevTools, in half the time that Playwright's `evaluate` takes."""
         call = f"({script})({json.dumps(argument)})"
         answer = await self._send("Runtime.evaluate", {"expression": call} | _AWAITED)
         if "exceptionDetails" in answer:
             told = answer["exceptionDetails"]
-            raise DeviceError(
+            raise TaskError(
                 f"expected the script to end well on {self._page.url}, it raised "
                 f"{told.get('exception', {}).get('description', told['text'])!r}; correct the page or the task"
             )
@@ -236,6 +272,9 @@ class BrowserPage:
         is_leaving = request.is_navigation_request() and request.frame == self._page.main_frame
         if is_leaving and self._arrival is None:
             self._arrival = asyncio.Event()
+
+    def _note_crash(self, _: object) -> None:
+        self._has_crashed = True
 
     def _note_end(self, request: "Request") -> None:
         if request.is_navigation_request() and request.frame == self._page.main_frame:
@@ -248,7 +287,10 @@ class BrowserPage:
 
     @asynccontextmanager
     async def _operation(self, doing: str) -> AsyncGenerator[None]:
-        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
+        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`.
+
+        It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
+        """
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
             raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")
@@ -258,7 +300,13 @@ class BrowserPage:
                     yield
         except DeviceError as error:
             self.is_broken = True
-            if isinstance(error.__cause__, TimeoutError):
+            is_late = isinstance(error.__cause__, TimeoutError)
+            if (is_late or self._has_crashed or self._page.is_closed()) and await self._browser_draws():
+                raise UnusableError(
+                    f"expected {self.device_id} to {doing} within {limit_s:g} s, it did not although its browser "
+                    "draws other pages: what was done on the page makes it hang, or ended it"
+                ) from error
+            if is_late:
                 raise DeviceTimeoutError(
                     f"expected {self.device_id} to {doing} within {limit_s:g} s, it did not: the browser is stuck or "
                     "the machine overloaded; run fewer devices"

@@ -22,6 +22,7 @@ ONE_WINDOW = """
     if (link) link.removeAttribute('target');
   }, true);
   window.open = address => { if (address) window.location.href = address; return window; };
+  window.close = () => {};
 })();
 """
 """The agent sees one window: what would open another opens here."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from cua_rl.devices.browser.settings import RESET_METHODS, SiteProgram
-from cua_rl.errors import DeviceError, TaskError, boundary
+from cua_rl.errors import DeviceError, TaskError, UnusableError, boundary
 from cua_rl.guest_account import GuestAccount, claim_guest_account, open_guest_account
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.scratch import make_scratch_folder
@@ -19,6 +19,7 @@ from cua_rl.system_users import bare_environment, remove_tree
 _START_TIMEOUT_S = 120.0
 _RESET_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 2.0
+_FIRST_SIGNAL = 128  # exit statuses above are those of programs that a signal ended, as for want of memory
 _POLL_S = 0.02
 _PYTHON = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 """Its folder may belong to other users, and the log of a killed program should be complete."""
@@ -51,9 +52,17 @@ class ServedSite:
         raise TaskError(f"expected a query that a page answers, such as 'title', got {name!r}; correct the task")
 
     def require_running(self) -> None:
-        """Raise `DeviceError` if the server has ended, because the page then does not show the agent's work."""
-        if not self.process.is_running:
-            raise DeviceError(f"expected the site to run until the rollout ends, it ended: {self.process.log_tail(5)}")
+        """Raise `DeviceError` if the server has ended, because the page then does not show the agent's work.
+
+        It has started and answered, so if it ended by itself, then by what the agent did: that is an `UnusableError`.
+        """
+        status = self.process.exit_status
+        if status is not None:
+            kind = UnusableError if status < _FIRST_SIGNAL else DeviceError
+            raise kind(
+                f"expected the site to run until the rollout ends, it ended with status {status}: "
+                f"{self.process.log_tail(5)}"
+            )
 
     async def reset(self) -> None:
         """Restore the initial state for the next rollout; raises `DeviceError`."""

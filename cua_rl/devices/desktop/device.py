@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
 
+from Xlib.error import ConnectionClosedError
+
 from cua_rl.actions import (
     Action,
     Click,
@@ -26,13 +28,12 @@ from cua_rl.devices.desktop.png_bands import BandedPng
 from cua_rl.devices.desktop.session import DesktopSession
 from cua_rl.devices.desktop.x_screen import RIGHT, XScreen
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
-from cua_rl.errors import DeviceError, TaskError, boundary
+from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
 DESKTOP_ABILITIES = DeviceAbilities(
     name="Linux desktops",
     has_shell=True,
     is_seeded=True,
-    queries=frozenset({"file", "files", "window_titles"}),
     task_backend="desktop",
 )
 
@@ -48,6 +49,7 @@ _DRAWN_LIMIT_S = 5.0
 _WINDOW_TIMEOUT_S = 20.0
 _FILE_TIMEOUT_S = 20.0
 _POLL_S = 0.05
+_PROOF_TIMEOUT_S = 5.0
 
 
 class LinuxDesktop:
@@ -55,8 +57,9 @@ class LinuxDesktop:
 
     kind: Literal["linux"] = "linux"
 
-    def __init__(self, session: DesktopSession, *, device_id: str) -> None:
+    def __init__(self, session: DesktopSession, *, device_id: str, screen_timeout_s: float = 60.0) -> None:
         self._session = session
+        self._screen_timeout_s = screen_timeout_s
         self.device_id = device_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
         # what programs write may make a read slow: that delays the validators of this desktop, and nobody else
@@ -180,19 +183,43 @@ class LinuxDesktop:
             async with asyncio.timeout(_FILE_TIMEOUT_S):
                 return await loop.run_in_executor(self._file_thread, lambda: function(*args, **kwargs))
         except TimeoutError:
-            raise DeviceError(
+            raise DeviceTimeoutError(
                 f"expected the files of {self.device_id!r} within {_FILE_TIMEOUT_S:g} s, got no answer"
             ) from None
 
     async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a call on the X thread; any error of a lost X server becomes a `DeviceError`."""
+        """Run a call on the X thread; any error of a lost X server becomes a `DeviceError`.
+
+        It is an `UnusableError` if the X server was ended or ended our connection, or does not answer although the
+        machine starts programs: the desktop's programs have the rights to do all that.
+        """
         loop = asyncio.get_running_loop()
-        with boundary(DeviceError, f"the desktop {self.device_id!r} was lost"):
-            try:
-                return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
-            except ActionRejected as error:
-                rejected = error  # the desktop is well: the model is told
+        try:
+            with boundary(DeviceError, f"the desktop {self.device_id!r} was lost"):
+                try:
+                    async with asyncio.timeout(self._screen_timeout_s):
+                        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+                except ActionRejected as error:
+                    rejected = error  # the desktop is well: the model is told
+        except DeviceError as error:
+            is_late = isinstance(error.__cause__, TimeoutError)
+            # a connection ends before its server counts as ended
+            is_gone = isinstance(error.__cause__, ConnectionClosedError) or self._session.has_lost_screen
+            if is_gone or (is_late and await _starts_programs()):
+                raise UnusableError(
+                    f"expected the screen of {self.device_id!r}, its programs ended or hold it"
+                ) from error
+            raise
         raise rejected
+
+
+async def _starts_programs() -> bool:
+    """Whether this machine still does, so that it is not what is slow."""
+    try:
+        async with asyncio.timeout(_PROOF_TIMEOUT_S):
+            return await (await asyncio.create_subprocess_exec("true")).wait() == 0
+    except (OSError, TimeoutError):
+        return False
 
 
 def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> EncodedImage:

@@ -59,6 +59,12 @@ class DesktopSession:
         self._stack = AsyncExitStack()
         self._programs = AsyncExitStack()
         self.display = ""
+        self._server: OwnedProcess | None = None
+
+    @property
+    def has_lost_screen(self) -> bool:
+        """Whether the X server has ended although the desktop was not stopped: its user's programs may end it."""
+        return self._server is not None and not self._server.is_running
 
     @property
     def authority(self) -> Path:
@@ -123,6 +129,7 @@ class DesktopSession:
 
     async def stop(self) -> None:
         """End everything and remove the home folder; safe to call twice."""
+        self._server = None
         await self._programs.aclose()
         await self._stack.aclose()
         self._network.close()
@@ -153,6 +160,7 @@ class DesktopSession:
             if str(number) in words:
                 self._network = await asyncio.to_thread(Network.of, server.command_pid())
                 await asyncio.to_thread(_close_to_others, _SOCKETS / f"X{number}", self._user)
+                self._server = server
                 return f":{number}"
             if not server.is_running:
                 raise DeviceError(f"expected an X server, it ended: {' '.join(words)[-300:]!r}")

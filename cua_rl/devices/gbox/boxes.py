@@ -17,10 +17,11 @@ from gbox_sdk import AsyncGboxClient
 from cua_rl.devices.android.queries import ANDROID_QUERIES
 from cua_rl.devices.device import Device, DeviceAbilities, DeviceKind
 from cua_rl.devices.gbox.actions import duration
-from cua_rl.devices.gbox.device import LINUX_QUERIES, Capture, GboxDevice
+from cua_rl.devices.gbox.device import Capture, GboxDevice
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.devices.pool import DeviceRequest
+from cua_rl.devices.query_values import LINUX_BOX_QUERIES, PHONE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ _SIDE_BY_SIDE = 16
 
 ABILITIES: dict[BoxType, DeviceAbilities] = {
     "android": DeviceAbilities(
-        name="a GBox Android box", has_shell=True, is_seeded=False, queries=frozenset(ANDROID_QUERIES)
+        name="a GBox Android box",
+        has_shell=True,
+        is_seeded=False,
+        queries={name: PHONE_QUERIES[name] for name in ANDROID_QUERIES},
     ),
-    "linux": DeviceAbilities(
-        name="a GBox Linux box", has_shell=True, is_seeded=False, queries=frozenset(LINUX_QUERIES)
-    ),
+    "linux": DeviceAbilities(name="a GBox Linux box", has_shell=True, is_seeded=False, queries=LINUX_BOX_QUERIES),
 }
 
 

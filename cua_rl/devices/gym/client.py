@@ -12,7 +12,7 @@ import httpx
 
 from cua_rl.devices.device import AgentReport
 from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import DeviceError, DeviceServiceError, TaskError
 from cua_rl.json_types import Json
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ class GymLimits:
 
 
 class _Failed(Exception):
-    """A failed attempt that may be retried."""
+    """A failed attempt that may be retried; `is_answered` if the server answered, with an error."""
+
+    def __init__(self, message: str, *, is_answered: bool = False) -> None:
+        super().__init__(message)
+        self.is_answered = is_answered
 
 
 class GymClient:
@@ -76,7 +80,12 @@ class GymClient:
         raise DeviceError(f"expected an execution of gym task {task.identifier!r}, got none: {failure}")
 
     async def evaluate(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> tuple[Evaluation, Json]:
-        """The server's evaluation, parsed and raw; raises `TaskError` if there is none."""
+        """The server's evaluation, parsed and raw.
+
+        Raises:
+            DeviceServiceError: the server cannot be reached, or is overloaded.
+            TaskError: the evaluation failed on what it found.
+        """
         limits, answer = self._limits, report.answer or ""
         data = {
             "task_completed": True,
@@ -97,7 +106,7 @@ class GymClient:
                 retry_s=limits.evaluate_retry_s,
             )
         except _Failed as failed:
-            raise TaskError(
+            raise (TaskError if failed.is_answered else DeviceServiceError)(
                 f"expected an evaluation of execution {execution.execution_id!r}, got none: {failed}"
             ) from failed
         except DeviceError as error:
@@ -145,7 +154,8 @@ class GymClient:
         except httpx.HTTPError as error:
             raise _Failed(f"{type(error).__name__} {error}") from error
         if response.status_code in _RETRIED or response.is_server_error:
-            raise _Failed(f"status {response.status_code}: {_detail(response)}")
+            is_answered = response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR
+            raise _Failed(f"status {response.status_code}: {_detail(response)}", is_answered=is_answered)
         if response.is_error:
             raise DeviceError(f"the gym server refused {path} with {response.status_code}: {_detail(response)}")
         return mapping(parse_body(response))

@@ -1,6 +1,7 @@
 """Screen layout, and the rows, buttons and fields that screens are made of."""
 
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, Toggle, find_app, glyph_of
@@ -36,6 +37,17 @@ BLUE = "#1f6fe5"
 
 Box = tuple[int, int, int, int]
 """x, y, width, height in logical units."""
+
+
+class Look(TypedDict, total=False):
+    """Further fields of an `Element`."""
+
+    effect: Effect | None
+    detail: str
+    glyph: str
+    paper: Colour
+    is_on: bool
+    level: float
 
 
 class Column:
@@ -95,62 +107,23 @@ def row(
     y: int = 0,
     text: str,
     label: str = "",
-    detail: str = "",
-    glyph: str = "",
-    paper: Colour = "",
     ink: Colour = "#ffffff",
-    effect: Effect | None = None,
     kind: Kind = "row",
-    is_on: bool = False,
     height: int = ROW_HEIGHT,
+    **look: Unpack[Look],
 ) -> Element:
     """A row over the full width, with an icon on the left if `glyph` is given; `label` is its text unless given."""
-    return place(
-        element_id,
-        label or text,
-        kind,
-        (0, y, WIDTH, height),
-        effect=effect,
-        text=text,
-        detail=detail,
-        glyph=glyph,
-        paper=paper,
-        ink=ink,
-        is_on=is_on,
-    )
+    return place(element_id, label or text, kind, (0, y, WIDTH, height), text=text, ink=ink, **look)
 
 
 def place(
-    element_id: str,
-    label: str,
-    kind: Kind,
-    box: Box,
-    *,
-    effect: Effect | None = None,
-    text: str = "",
-    detail: str = "",
-    glyph: str = "",
-    paper: Colour = "",
-    ink: str = "",
-    is_on: bool = False,
-    level: float = 0.0,
+    element_id: str, label: str, kind: Kind, box: Box, *, text: str = "", ink: Colour = "", **look: Unpack[Look]
 ) -> Element:
     """An element at a place of the screen."""
     x, y, width, height = box
-    return Element(
-        element_id=element_id,
-        label=label,
-        kind=kind,
-        rect=Rect(x=x, y=y, width=width, height=height),
-        effect=effect,
-        text=text,
-        detail=detail,
-        glyph=glyph,
-        paper=paper,
-        ink=ink,
-        is_on=is_on,
-        level=level,
-    )
+    rect = Rect(x=x, y=y, width=width, height=height)
+    # pyrefly: ignore[open-unpacking] - nobody adds fields to `Look`
+    return Element(element_id=element_id, label=label, kind=kind, rect=rect, text=text, ink=ink, **look)
 
 
 def text_field(state: PhoneState, field: Field, hint: str, box: Box) -> Element:

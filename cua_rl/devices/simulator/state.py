@@ -1,7 +1,6 @@
-"""The whole state of the phone as an immutable tree; `PhoneState.to_json` is plain JSON."""
+"""The whole state of the phone as an immutable tree, which `asdict` makes plain JSON."""
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from cua_rl.devices.simulator.catalog import HOME_PACKAGE, Toggle, find_app
@@ -291,7 +290,3 @@ class PhoneState:
         """The state with one toggle changed."""
         others = {other for other in self.enabled if other != toggle}
         return replace(self, enabled=tuple(sorted(others | {toggle} if is_on else others)))
-
-    def to_json(self) -> str:
-        """The whole state as JSON with sorted keys."""
-        return json.dumps(asdict(self), sort_keys=True)

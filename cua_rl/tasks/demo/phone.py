@@ -7,13 +7,14 @@ from typing import Self
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.query_values import SIMULATOR_QUERIES
 from cua_rl.devices.simulator.start import make_phone_state
 from cua_rl.errors import TaskError
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.task import Task
 
-SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True)
+SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True, queries=SIMULATOR_QUERIES)
 
 _serial_numbers = count(1)
 

@@ -12,6 +12,7 @@ from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.judgement import Validation
+from cua_rl.tasks.answers import is_answer
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 FIRST_EVAL_SEED = 1_000_000
@@ -71,7 +72,11 @@ class DesktopTemplate(Template):
 
         async def validate(device: Device, answer: str | None) -> Validation:
             query, expected = instance.query, instance.expected
-            actual = (answer or "") if query == "answer" else await _desktop(device).query(query)
+            if query == "answer":
+                return Validation(
+                    query=query, expected=expected, actual=answer or "", success=is_answer(answer, expected)
+                )
+            actual = await _desktop(device).query(query)
             success = actual.strip() == expected.strip()
             return Validation(query=query, expected=expected, actual=actual, success=success)
 

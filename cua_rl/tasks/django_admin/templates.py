@@ -8,6 +8,7 @@ from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import TaskError
 from cua_rl.judgement import Validation
+from cua_rl.tasks.answers import is_answer
 from cua_rl.tasks.django_admin.server import AdminSite
 from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
@@ -17,7 +18,6 @@ ADMIN_BROWSER = DeviceAbilities(
     has_shell=False,
     is_seeded=True,
     task_backend="django_admin",
-    queries=frozenset({"site_state"}),
 )
 MAX_TURNS = 15
 _PREFIX = "django_admin/"
@@ -70,7 +70,7 @@ class AdminInstance:
     wanted: SiteState
     """The site once it is done."""
     answer: str | None = None
-    """What the agent's last message must contain, for tasks that ask."""
+    """What the agent's last message must say, for tasks that ask."""
     route: tuple[Step, ...] = ()
     """How it is done; empty where no expert knows."""
 
@@ -109,7 +109,7 @@ class AdminTemplate(Template):
             actual, wanted = await device.query("site_state"), instance.wanted.as_json()
             if instance.answer is None or actual != wanted:
                 return Validation(query="site_state", expected=wanted, actual=actual, success=actual == wanted)
-            success = answer is not None and instance.answer in answer
+            success = is_answer(answer, instance.answer)
             return Validation(query="answer", expected=instance.answer, actual=answer or "", success=success)
 
         return self.build_task(seed, instance.instruction, prepare=prepare, validate=validate)

@@ -61,12 +61,6 @@ async def read_scanned(page: BrowserPage, name: str) -> tuple[PageElement, ...]:
     return tuple(element for element in await read_elements(page) if kind in (None, element.kind))
 
 
-def find_target(name: str, instruction: str, elements: tuple[PageElement, ...]) -> PageElement | None:
-    """What to click next; None if that is not the next step."""
-    step = ROUTES[name](instruction, elements)
-    return step.element if isinstance(step, ClickOn) else None
-
-
 def labels_up_to(name: str, elements: tuple[PageElement, ...], target: PageElement) -> tuple[str, ...]:
     """The labels of the elements in reading order, the last being the target's."""
     return tuple(label_of(name, element) for element in elements[: elements.index(target) + 1])

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import random
-from pathlib import Path
+import sys
 
 from android_world import episode_runner, registry
 from android_world.agents import base_agent
@@ -93,7 +93,7 @@ class Policy(base_agent.EnvironmentInteractingAgent):
 
 
 def main() -> None:
-    payload = json.loads(os.environ["CUA_TASK"])
+    payload = json.load(sys.stdin)
     random.seed(int(os.environ["CUA_SEED"]))  # of the task's parameters: the same for every member of a group
     tasks = registry.TaskRegistry()
     task_type = tasks.get_registry(tasks.ANDROID_WORLD_FAMILY)[payload["task"]]
@@ -112,9 +112,7 @@ def main() -> None:
         task.tear_down(environment)
     finally:
         environment.close()
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps({"reward": score, "success": score >= 1.0}))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps({"reward": score, "success": score >= 1.0}).encode())
 
 
 if __name__ == "__main__":

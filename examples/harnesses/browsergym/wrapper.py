@@ -79,7 +79,7 @@ def screen(pixels: object) -> dict[str, str]:
 
 
 def main() -> None:
-    model, payload = OpenAI(max_retries=0, timeout=None), json.loads(os.environ["CUA_TASK"])
+    model, payload = OpenAI(max_retries=0, timeout=None), json.load(sys.stdin)
     actions = browsergym.core.action.highlevel.HighLevelActionSet(["coord"])
     with watchdog():
         environment = gymnasium.make(f"browsergym/{payload['task']}", action_mapping=actions.to_python_code)
@@ -113,9 +113,7 @@ def main() -> None:
         "success": reward > 0,
         "metrics": {"rejected_actions": rejected, "is_done": float(is_done)},
     }
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps(result))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps(result).encode())
 
 
 if __name__ == "__main__":

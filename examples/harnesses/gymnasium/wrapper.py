@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import os
-from pathlib import Path
+import sys
 
 import gymnasium
 import numpy
@@ -47,7 +47,7 @@ def action_of(arguments: str, names: list[str]) -> object:
 
 
 def main() -> None:
-    payload, model = json.loads(os.environ["CUA_TASK"]), OpenAI(max_retries=0, timeout=None)
+    payload, model = json.load(sys.stdin), OpenAI(max_retries=0, timeout=None)
     names = payload.get("actions", [])
     environment = gymnasium.make(payload["id"], render_mode="rgb_array", **payload.get("options", {}))
     environment.reset(seed=int(os.environ["CUA_SEED"]))
@@ -76,9 +76,7 @@ def main() -> None:
     metrics = {name: value for name, value in info.items() if isinstance(value, float)} | {"rejected": rejected}
     shaped = reward + payload.get("brevity", 0.0) / (1 + said / 1000)  # ranks attempts that all fail
     result = {"reward": shaped, "success": reward >= payload.get("success", 1.0), "metrics": metrics}
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps(result))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps(result).encode())
 
 
 if __name__ == "__main__":

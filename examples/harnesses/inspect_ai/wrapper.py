@@ -6,7 +6,7 @@ reward, by default the first. It may name the score that is 1 for a `success`; o
 
 import json
 import os
-from pathlib import Path
+import sys
 
 from inspect_ai import eval as evaluate
 from inspect_ai.model import get_model
@@ -17,7 +17,8 @@ PROVIDER = "openai-api/cua"
 
 
 def main() -> None:
-    payload = json.loads(os.environ["CUA_TASK"])
+    os.write(int(os.environ["CUA_RESULT_FD"]), b"{}\n")  # what it runs for the policy could write the file
+    payload = json.load(sys.stdin)
     address, api_key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
     (log,) = evaluate(
         payload["task"],
@@ -45,9 +46,7 @@ def main() -> None:
         # an error leaves a status of "success" where a task allows failures, so the sample itself is asked
         "fault": {"kind": "environment", "message": message} if message else None,
     }
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps(result))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps(result).encode())
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def content(observation: dict, payload: dict) -> list[dict]:
 
 
 def main() -> None:
-    payload, model = json.loads(os.environ["CUA_TASK"]), OpenAI(max_retries=0, timeout=None)
+    payload, model = json.load(sys.stdin), OpenAI(max_retries=0, timeout=None)
     url = payload.get("url") or start_server(payload["server"])
     schema = requests.get(f"{url}/schema", timeout=30).json()["action"]
     (field,) = [name for name in schema["properties"] if name != "metadata"]
@@ -75,10 +75,10 @@ def main() -> None:
             if result.done or fault:
                 break
             messages.append({"role": "user", "content": content(result.observation, payload)})
-    path = Path(os.environ["CUA_RESULT_PATH"])
     metrics = {"rejected_actions": rejected}
-    path.with_suffix(".new").write_text(json.dumps({"reward": reward, "metrics": metrics, "fault": fault}))
-    path.with_suffix(".new").replace(path)
+    os.write(
+        int(os.environ["CUA_RESULT_FD"]), json.dumps({"reward": reward, "metrics": metrics, "fault": fault}).encode()
+    )
 
 
 if __name__ == "__main__":

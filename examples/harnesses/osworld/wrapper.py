@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import sys
 from pathlib import Path
 
 from desktop_env.desktop_env import DesktopEnv
@@ -58,7 +59,7 @@ def screen(png: bytes | None) -> dict[str, str]:
 
 
 def main() -> None:
-    payload, model = json.loads(os.environ["CUA_TASK"]), OpenAI(max_retries=0, timeout=None)
+    payload, model = json.load(sys.stdin), OpenAI(max_retries=0, timeout=None)
     config = json.loads(Path(payload["config"]).read_text(encoding="utf-8"))
     size = tuple(payload["machine"].get("screen_size", (1920, 1080)))
     options = payload["machine"] | {"screen_size": size, "cache_dir": os.environ["CUA_WORK_DIR"]}
@@ -88,9 +89,7 @@ def main() -> None:
         screen(environment.render())  # what cannot be read counts as 0 there, so see that the machine still answers
     finally:
         environment.close()
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps({"reward": score, "success": score >= 1.0}))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps({"reward": score, "success": score >= 1.0}).encode())
 
 
 if __name__ == "__main__":

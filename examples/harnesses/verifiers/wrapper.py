@@ -37,7 +37,8 @@ async def play(payload: dict) -> vf.Episode:
 
 
 def main() -> None:
-    episode = asyncio.run(play(json.loads(os.environ["CUA_TASK"])))
+    os.write(int(os.environ["CUA_RESULT_FD"]), b"{}\n")  # what it runs for the policy could write the file
+    episode = asyncio.run(play(json.load(sys.stdin)))
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     result = {"reward": sum(trace.reward for trace in episode.traces), "answer": None, "fault": None}
     result["metrics"] = {name: value for trace in episode.traces for name, value in trace.metrics.items()}
@@ -45,9 +46,7 @@ def main() -> None:
         message = "; ".join(f"{error.type}: {error.message}" for error in errors)
         kind = "model" if any(error.type == "ProviderError" for error in errors) else "environment"
         result["fault"] = {"kind": kind, "message": message}
-    path = Path(os.environ["CUA_RESULT_PATH"])
-    path.with_suffix(".new").write_text(json.dumps(result))
-    path.with_suffix(".new").replace(path)
+    os.write(int(os.environ["CUA_RESULT_FD"]), json.dumps(result).encode())
 
 
 if __name__ == "__main__":

@@ -189,6 +189,16 @@ async def test_an_input_command_that_complains_is_a_device_error() -> None:
         await make_device(connection).execute(Click(x=1, y=1))
 
 
+async def test_input_that_the_phone_refuses_is_told_to_the_model_if_it_takes_other_input() -> None:
+    class Choosy(Connection):
+        async def run(self, command: str) -> str:
+            said = await super().run(command)
+            return "Error: Invalid arguments for command: text\n" if command.startswith("input text") else said
+
+    with pytest.raises(ActionRejected, match="Invalid arguments"):
+        await make_device(Choosy()).execute(TypeText(text="-x"))
+
+
 async def test_waiting_sends_nothing_queries_are_read_and_the_shell_is_open() -> None:
     connection = Connection()
     device = make_device(connection)

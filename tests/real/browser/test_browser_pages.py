@@ -11,12 +11,24 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
+from cua_rl.actions import (
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    MoveMouse,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+)
+from cua_rl.agent.device_step import perform
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
-from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.errors import AbsentError, ConfigError, DeviceError, TaskError, UnusableError
 from cua_rl.scratch import remove_abandoned, scratch_folder
 from cua_rl.system_users import GUEST_UIDS, can_change_user
 
@@ -157,11 +169,55 @@ async def test_links_to_new_windows_open_in_the_one_that_is_seen_and_are_waited_
     assert "arrived" in await page.query("text")
 
 
-async def test_queries_without_an_answer_are_faults_of_the_task(page: BrowserPage) -> None:
-    with pytest.raises(TaskError, match="bogus"):
-        await page.query("bogus")
-    with pytest.raises(TaskError, match="#nothing"):
-        await page.query("value:#nothing")
+async def test_queries_that_no_page_answers_are_faults_of_the_task(page: BrowserPage) -> None:
+    for name in ("bogus", "value:#pad", "text:[[", "checked:["):  # no such query, property, selector
+        with pytest.raises(TaskError) as raised:
+            await page.query(name)
+        assert not isinstance(raised.value, AbsentError)
+    assert not page.is_broken
+
+
+async def test_an_element_that_is_not_there_is_absent_wherever_the_policy_went(page: BrowserPage) -> None:
+    await page.evaluate("() => document.querySelector('#field').remove()")
+    for name in ("value:#field", "text:#field", "checked:#field"):
+        with pytest.raises(AbsentError, match="#field"):
+            await page.query(name)
+    await page.execute(PressButton(button=Button.BACK))
+    assert await page.query("url") == "about:blank"
+    with pytest.raises(AbsentError):
+        await page.query("value:#pad")
+    assert await page.query("count:#pad") == "0"
+
+
+async def test_dialogs_reloads_and_broken_scripts_do_not_keep_a_page_from_being_read(page: BrowserPage) -> None:
+    await page.evaluate("() => { setTimeout(() => { alert('a'); confirm('b'); prompt('c'); }, 0); }")
+    await page.execute(Click(**at(100, 150)))
+    await page.evaluate("() => { window.close(); document.title = 'open'; }")
+    assert await page.query("title") == "open"
+    await page.evaluate("() => { window.MutationObserver = null; }")
+    await page.execute(Click(**at(100, 150)))
+    await page.evaluate("() => { setInterval(() => location.reload(), 30); }")
+    for _ in range(5):
+        assert await page.query("count:#pad") in ("0", "1")  # the page may just be loading
+
+
+@pytest.mark.parametrize("script", ["while (true) {}", "alert(1); while (true) {}"])
+async def test_a_page_that_an_action_makes_hang_is_unusable_and_not_broken_by_chance(folder: Path, script: str) -> None:
+    allowed = (f"{folder.as_uri()}/",)
+    settings = PageSettings(allowed_urls=allowed, viewport_width=400, viewport_height=300, operation_timeout_s=2.0)
+    async with BrowserPages(settings) as backend:
+        page = await backend.lend()
+        await page.open_page((folder / "first.html").as_uri())
+        await page.evaluate(f"() => pad.addEventListener('click', () => {{ {script} }})")
+        step = await perform(page, Click(x=100, y=150))
+        assert (step.is_last, step.after) == (True, None)
+        with pytest.raises(UnusableError):
+            await page.query("title")
+        await page.close()
+        again = await backend.lend()  # the browser is well
+        await again.open_page((folder / "first.html").as_uri())
+        assert await again.query("title") == "Test"
+        await again.close()
 
 
 async def test_pages_share_no_storage(pages: BrowserPages, folder: Path) -> None:

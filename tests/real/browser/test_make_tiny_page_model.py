@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig, main
 from cua_rl.renderers.renderer import make_renderer
+from scripts.tiny_models.make_tiny_page_model import TinyPageModelConfig, main
 
 
 async def test_the_recipe_makes_a_model_for_pages_from_the_one_for_phones(

@@ -213,6 +213,38 @@ async def test_a_site_that_does_not_start_ends_the_run_before_its_first_rollout(
             pass
 
 
+async def test_a_site_that_the_agent_crashed_is_not_done(site: Path) -> None:
+    (site / "crashing.py").write_text(CRASHING)
+    sources = source(site, site_command=f"{sys.executable} crashing.py {{port}}", reset=None)
+    sources = {key: value for key, value in sources.items() if value is not None}
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page = await backend.make(task.device_request())
+        assert isinstance(page, BrowserPage)
+        assert isinstance(page.site, ServedSite)
+        with pytest.raises(DeviceError):
+            await page.open_page(f"{page.site.url}crash")
+        await page.site.process.wait()
+        found = await validate(task, page, None)
+        assert not found.success
+        assert "ended with status 3" in found.actual
+        await page.close()
+
+
+CRASHING = """
+import http.server, os, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/crash":
+            os._exit(3)
+        self.send_response(200)
+        self.end_headers()
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
 async def test_a_check_that_fails_itself_is_no_reward(site: Path) -> None:
     (site / "verifiers" / "tick_bread.py").write_text("def verify(url):\n    raise OSError('no route')\n")
     sources = source(site, task_names=["tick_bread"])

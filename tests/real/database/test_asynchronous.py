@@ -6,11 +6,12 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.progress import load_progress
-from cua_rl.database.queries import load_steps
+from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.rebuild import load_groups
 from cua_rl.events import BatchTaken, CheckpointSaved, EvaluationEnded, Event, RolloutSource, SourceStarted
+from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run.log_directory import prepare_log_directory
-from cua_rl.run.resume import load_resumed
+from cua_rl.run.resume import follow_move, load_resumed
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
@@ -119,13 +120,37 @@ async def test_a_baseline_that_a_killed_run_did_not_finish_is_owed(url: str, tmp
         (tmp_path / "sampler_weights" / f"{step:06d}").mkdir(parents=True)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}')
-    config = CLIConfig(max_steps_off_policy=2, max_steps=4)
+    config, curve = CLIConfig(max_steps_off_policy=2, max_steps=4), Curve(number=1, after_step=0)
 
     with prepare_log_directory(tmp_path, "resume") as folder:
         await record(url, begins, started, *trained)
-        owed = (await load_resumed(config, folder, "run", 1, url)).owed_evaluations
+        owed = (await load_resumed(config, folder, "run", 1, url, curve)).owed_evaluations
         await record(url, replace(begins, first_step=2), started, EvaluationEnded(source=baseline, metrics={}))
-        owed_later = (await load_resumed(config, folder, "run", 1, url)).owed_evaluations
+        owed_later = (await load_resumed(config, folder, "run", 1, url, curve)).owed_evaluations
+        await record(url, replace(begins, first_step=2), begun(2), *ended(THIRD, 2))
+        kept = await load_resumed(config, folder, "run", 1, url, curve)
+        with_other_tasks = await load_resumed(config, folder, "run", 1, url, Curve(number=2, after_step=1))
 
     assert [(one.phase, one.step, one.adapter.path.name) for one in owed] == [("baseline", 0, "000000")]
     assert owed_later == ()
+    assert (kept.kept_group_ids, with_other_tasks.kept_group_ids) == (("group 2",), ())
+
+
+async def test_a_run_in_a_shared_database_keeps_its_name_when_its_folder_moves_and_a_copy_begins_anew(
+    url: str, session: AsyncSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "before"
+    folder.mkdir()
+    await record(url, replace(start(), run_name="before", log_path=str(folder)))
+    settings = {"run_name": "before", "log_path": str(folder)}
+    attempt = EarlierAttempt(path=tmp_path / "after", settings=settings, changed=(), checkpoint=None, last_step=0)
+
+    await follow_move(attempt, "after", url, is_own=False)  # the folder is still there: this is a copy
+    assert await find_training(session, "after", str(tmp_path / "after")) is None
+    folder.rmdir()
+    await follow_move(attempt, "after", url, is_own=False)
+    await session.rollback()
+    moved = await find_training(session, "after", str(tmp_path / "after"))
+
+    assert moved is not None
+    assert await find_training(session, "before", str(folder)) is None

@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 
 import cua_rl
 from cua_rl.database.migrations import alembic_config, migrate
-from cua_rl.database.monitor_models import Base
+from cua_rl.database.models import Base
 from cua_rl.database.session import make_writer_engine
 from cua_rl.rebuild_database import main as rebuild_database
 from tests.real.database.conftest import run_sql, with_database

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cua_rl.database.monitor_models import Base
+from cua_rl.database.models import Base
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import EvaluationEnded, RolloutSource
 from tests.real.database.conftest import run_sql

@@ -146,9 +146,9 @@ async def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log"):
         pass
-    (tmp_path / "data" / "postgresql.conf").write_text("no_such_setting = 1\n")
+    (tmp_path / "data" / "global" / "pg_control").unlink()
 
-    with pytest.raises(DatabaseError, match=r"(?s)to start, got exit status 1; read .*no_such_setting"):
+    with pytest.raises(DatabaseError, match=r"(?s)to start, got exit status [12]; read .*pg_control"):
         await EmbeddedPostgres(tmp_path / "data", tmp_path / "log").__aenter__()
 
 
@@ -200,6 +200,90 @@ async def test_a_moved_folder_opens(tmp_path: Path) -> None:
 
     async with EmbeddedPostgres(tmp_path / "elsewhere" / "data", tmp_path / "log") as postgres:
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
+
+
+async def test_a_folder_that_somebody_prepared_starts_no_program(tmp_path: Path) -> None:
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+        run_sql(postgres.url, "CREATE TABLE kept AS SELECT 7 AS number")
+    data, witness = tmp_path / "data", tmp_path / "witness"
+    program = f"'touch {witness}; false'"
+    traps = "".join(f"{name} = {program}\n" for name in ("restore_command", "archive_command", "recovery_end_command"))
+    traps += f"archive_mode = on\nsession_preload_libraries = '{witness}.so'\nlisten_addresses = '*'\nport = 5999\n"
+    for name in ("postgresql.conf", "postgresql.auto.conf"):
+        (data / name).write_text(traps)
+    (data / "recovery.signal").touch()
+    (data / "pg_ident.conf").write_text("controller /.* postgres\n")
+
+    async with EmbeddedPostgres(data, tmp_path / "log") as postgres:
+        assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
+        for name in ("restore_command", "listen_addresses"):
+            assert run_sql(postgres.url, f"SHOW {name}") == [("",)]
+        assert run_sql(postgres.url, "SHOW archive_mode") == [("off",)]
+        with pytest.raises(psycopg.OperationalError, match=r"no pg_hba[.]conf entry"):
+            run_sql(postgres.url.replace("cua_rl@", "postgres@"), "SELECT 1")
+
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("place", ["pg_wal/link", "pg_tblspc/16384", "postgresql.auto.conf"])
+async def test_a_database_folder_with_a_link_is_refused(tmp_path: Path, place: str) -> None:
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log"):
+        pass
+    (tmp_path / "data" / place).unlink(missing_ok=True)
+    (tmp_path / "data" / place).symlink_to(tmp_path)
+
+    with pytest.raises(DatabaseError, match=rf"(?s)expected files and folders alone .*{place}"):
+        await EmbeddedPostgres(tmp_path / "data", tmp_path / "log").__aenter__()
+
+
+async def test_no_log_is_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "authorized_keys"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "postgres.log").symlink_to(target)
+    (tmp_path / "linked").symlink_to(tmp_path)
+
+    for log_path in (tmp_path / "logs" / "postgres.log", tmp_path / "linked" / "authorized_keys"):
+        with pytest.raises(ConfigError, match=r"expected a file in a folder for the log .* got a link"):
+            await EmbeddedPostgres(tmp_path / "data", log_path).__aenter__()
+
+    assert not target.exists()
+
+
+async def test_no_lock_is_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "data.lock").symlink_to(tmp_path / "made")
+
+    with pytest.raises(DatabaseError, match="to start, got exit status 1"):
+        await EmbeddedPostgres(tmp_path / "data", tmp_path / "log").__aenter__()
+
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pid_file_redirects_nobody(tmp_path: Path) -> None:
+    theirs, data = tmp_path / "theirs", tmp_path / "data"
+    for folder in (theirs, data):
+        folder.mkdir(mode=0o700)
+    pid_file = data / "postmaster.pid"
+
+    for address in (str(theirs / "pg1"), "db.example.com", "/", "\0"):
+        pid_file.write_text(f"{os.getpid()}\n{data}\n0\n5432\n{address}\n")
+        assert running_postgres_url(data) is None
+    for text in ("x\n\n\n\n/tmp", "-1\n\n\n\n/tmp", "9" * 400 + "\n\n\n\n/tmp"):
+        pid_file.write_text(text)
+        assert running_postgres_url(data) is None
+    pid_file.unlink()
+    os.mkfifo(pid_file)
+    assert running_postgres_url(data) is None  # and does not wait for a writer
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
+async def test_a_database_folder_of_another_user_is_refused(folder_of_all: Path) -> None:
+    for name in ("data", "theirs"):
+        (folder_of_all / name).mkdir()
+        os.chown(folder_of_all / name, 1234, 1234)
+
+    for data in (folder_of_all / "data", folder_of_all / "theirs" / "data"):
+        with pytest.raises(ConfigError, match=r"expected a database folder of your own, got .* of user 1234"):
+            await EmbeddedPostgres(data, folder_of_all / "log").__aenter__()
 
 
 @pytest.fixture

@@ -85,10 +85,10 @@ async def test_groups_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -
 
     training = await find_training(session, "run")
     assert training is not None
-    rebuilt = await load_groups(session, training.training_id, 1)
+    rebuilt = await load_groups(session, training.id, 1)
 
     assert rebuilt == [group]
-    assert await load_advantages(session, training.training_id, 1) == [advantages_of(group)]
+    assert await load_advantages(session, training.id, 1) == [advantages_of(group)]
     rollout = group.rollouts[0]
     of_rollout = select(TurnRow.turn_index, TurnRow.training_logprobs).join(RolloutRow).order_by(TurnRow.turn_index)
     stored = await session.execute(of_rollout.where(RolloutRow.rollout_id == rollout.rollout_id))
@@ -104,12 +104,12 @@ async def test_queries_tell_what_was_measured(url: str, session: AsyncSession) -
     assert (training.run_name, training.status, training.num_completed_steps) == ("run", "completed", 1)
     assert await find_training(session, "run", "/logs/run") == training
     assert await find_training(session, "another") is None
-    [step] = await load_steps(session, training.training_id)
+    [step] = await load_steps(session, training.id)
     assert (step.status, step.metrics) == ("completed", {"loss/policy": 0.1 + 0.2, "odd": float("inf")})
     assert step.datums_sha256 == f"{1:064x}"
     assert run_sql(url, "SELECT phase, step, metrics FROM evals") == [("eval", 1, {"eval/success": 0.5})]
     with pytest.raises(DatabaseError, match="expected step 3"):
-        await load_groups(session, training.training_id, 3)
+        await load_groups(session, training.id, 3)
 
 
 async def test_replaying_every_event_changes_nothing(url: str) -> None:
@@ -167,7 +167,7 @@ async def test_rows_show_a_rollout_while_it_runs(url: str, session: AsyncSession
 async def _groups(session: AsyncSession):
     training = await find_training(session, "run")
     assert training is not None
-    for group in await load_groups(session, training.training_id, 1):
+    for group in await load_groups(session, training.id, 1):
         yield group
 
 
@@ -284,7 +284,7 @@ async def test_an_absent_database_delays_but_loses_nothing(tmp_path: Path, caplo
         async with open_sessions(url) as sessions, sessions() as session:
             training = await find_training(session, "run")
             assert training is not None
-            assert await load_groups(session, training.training_id, 1) == [make_group(1)]
+            assert await load_groups(session, training.id, 1) == [make_group(1)]
             assert training.status == "completed"
 
     assert len([line for line in caplog.messages if "database away" in line]) == 1

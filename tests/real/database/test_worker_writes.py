@@ -88,7 +88,7 @@ async def test_what_a_worker_writes_of_ended_rollouts_is_left_out(
     assert run_sql(url, "SELECT count(*) FROM groups") == [(1,)]
     training = await find_training(session, "run")
     assert training is not None
-    (rebuilt,) = await load_groups(session, training.training_id, 1 if is_moved else 2)
+    (rebuilt,) = await load_groups(session, training.id, 1 if is_moved else 2)
     assert rebuilt.rollouts == group.rollouts
 
 

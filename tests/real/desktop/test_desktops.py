@@ -16,13 +16,14 @@ pytest.importorskip("Xlib", reason="scripts/install_system_packages.sh and `make
 from Xlib.error import DisplayConnectionError
 
 from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
+from cua_rl.agent.device_step import perform
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.desktop.network import can_isolate
 from cua_rl.devices.desktop.session import PROGRAMS
 from cua_rl.devices.desktop.x_screen import XScreen
 from cua_rl.devices.device import ActionRejected
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import DeviceError, TaskError, UnusableError
 from cua_rl.scratch import remove_abandoned
 from cua_rl.system import resident_bytes
 from cua_rl.system_users import can_change_user
@@ -265,6 +266,29 @@ async def test_a_desktop_whose_x_server_was_halted_can_be_closed(desktop: LinuxD
         await desktop.close()
         with pytest.raises(DeviceError):
             await waiting
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pkill -KILL -x -u $(id -u) Xvfb",  # its connections end before its process has
+        "pkill -KILL -x -u $(id -u) Xvfb; sleep 0.5",
+        "pkill -STOP -x -u $(id -u) Xvfb",
+    ],
+)
+async def test_a_program_that_takes_the_screen_away_ends_the_rollout_and_what_it_wrote_counts(
+    desktop: LinuxDesktop, command: str
+) -> None:
+    await desktop.write_file("note.txt", "tea")
+    await desktop.shell(command)
+    desktop._screen_timeout_s = 1.0  # a minute is long
+
+    step = await perform(desktop, Click(x=1, y=1))
+
+    assert step.is_last
+    assert await desktop.query("file:note.txt") == "tea"
+    with pytest.raises(UnusableError):
+        await desktop.query("window_titles")
 
 
 async def test_validators_read_only_the_home_folder(desktop: LinuxDesktop) -> None:

@@ -33,7 +33,7 @@ async def recorded_groups(folder: Path, num_steps: int) -> list[list[RolloutGrou
     ):
         training = await find_training(session, folder.name, str(folder))
         assert training is not None
-        return [await load_groups(session, training.training_id, step) for step in range(1, num_steps + 1)]
+        return [await load_groups(session, training.id, step) for step in range(1, num_steps + 1)]
 
 
 def expected_tasks(num_steps: int) -> list[list[tuple[str, int]]]:
@@ -109,6 +109,10 @@ def test_stopping_a_run_ends_everything_it_owns(number: signal.Signals, status: 
 
     assert run.finish() == status, run.output()
     assert survivors(owned) == []
+    says_how = "there is no checkpoint yet; go on with\n" in run.output()
+    assert says_how == (number == signal.SIGINT)
+    if says_how:
+        assert f"cua_rl.recipes.train log_path={run.folder} behavior_if_log_dir_exists=resume\n" in run.output()
 
 
 def model_server(processes: list[psutil.Process]) -> psutil.Process | None:

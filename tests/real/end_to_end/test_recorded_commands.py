@@ -74,6 +74,8 @@ class Recorded:
         command = command.replace("https://judge.example/v1", self.judge_url)
         words = shlex.split(command, comments=True)
         smaller = SMALLER.get(recipe, ())
+        if "behavior_if_log_dir_exists=resume" in command:  # with the settings of the run, all of whose steps are done
+            smaller = (f"max_steps={NUM_STEPS}", "monitor=false")
         replaced = {word.partition("=")[0] for word in smaller}
         words = [word for word in words[words.index("-m") + 1 :] if word.partition("=")[0] not in replaced]
         if is_whole_model:  # of which the running server has other weights
@@ -157,11 +159,12 @@ def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
 
 
 def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Recorded) -> None:
-    longer = (f"max_steps={NUM_STEPS + 1}", f"base_url={recorded.server_url}", "monitor=false")
-    options = (*SMALL, *longer, "behavior_if_log_dir_exists=resume")
-    recorded.finish("cua_rl.recipes.train", "log_path=runs/recorded", *options)
-    steps = [record["step"] for record in read_records(recorded.run / "metrics.jsonl") if "reward/mean" in record]
-    assert steps == list(range(1, NUM_STEPS + 2))
+    options = (f"max_steps={NUM_STEPS + 1}", "behavior_if_log_dir_exists=resume")
+    said = recorded.finish("cua_rl.recipes.train", "log_path=runs/recorded", *options)
+    assert f"after step {NUM_STEPS} (weights/{NUM_STEPS:06d})\n  max_steps={NUM_STEPS + 1}, was {NUM_STEPS}\n" in said
+    steps = [record for record in read_records(recorded.run / "metrics.jsonl") if "reward/mean" in record]
+    assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 2))
+    assert {record["rollout/num_rollouts"] for record in steps} == {16}  # 4 groups of 4, which only the first were told
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "atif"])

@@ -68,7 +68,7 @@ async def test_what_is_not_there_is_404_with_what_was_expected(shown: Shown) -> 
         *("/api/runs/99", "/api/runs/x.1", "/api/runs/" + "9" * 40, f"/api/screenshots/{'0' * 64}", "/api/nothing"),
         *(f"{RUN}/rollouts/none", f"{RUN}/rollouts/none/overrides", f"{RUN}/rollouts/none/download"),
         *(f"{RUN}/step/77", f"{RUN}/eval/0", f"{RUN}/step/1/groups/none", f"{RUN}/tasks/none"),
-        *(f"{RUN}/rollouts/{rollout['rollout_id']}/turns/99/tokens", "/api/runs/compare?run_id=1&run_id=99"),
+        *(f"{RUN}/rollouts/{rollout['rollout_id']}/turns/99/tokens", "/api/runs/compare?run_id=99"),
         *(f"/api/runs/99/{part}" for part in ("metrics", "timeline", "failures", "evaluations", "tasks", "rollouts")),
     ]
     for path in missing:
@@ -89,8 +89,11 @@ async def test_a_run_is_found_by_name_and_status_and_shows_its_figures(shown: Sh
     timeline = await shown.json(f"{RUN}/timeline")
     assert [(item["phase"], item["step"]) for item in timeline] == [("baseline", 0), ("step", 1), ("step", 2)]
     failures = await shown.json(f"{RUN}/failures")
-    assert failures["training"]["kinds"]["device_error"] == [1, 1]
-    assert failures["evaluations"]["kinds"]["device_error"] == [1]
+    # a fault is no failure of the policy
+    assert failures["training"]["num_faults"] == [1, 1]
+    assert failures["evaluations"]["num_faults"] == [1]
+    assert "device_error" not in failures["training"]["kinds"] | failures["evaluations"]["kinds"]
+    assert failures["num_messages"] == 1
     assert [error["message"] for error in failures["errors"]] == ["the device is gone"]
     (task,) = await shown.json(f"{RUN}/tasks")
     assert task["success"]["num_rollouts"] == sum(point["num_rollouts"] for point in series["success"]) == 6

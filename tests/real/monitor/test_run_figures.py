@@ -3,7 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.events import (
     EvaluationEnded,
     Event,
@@ -18,6 +21,7 @@ from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
 from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason
 from tests.fakes import make_task
+from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, start
 from tests.real.monitor.conftest import Monitor
 
@@ -35,7 +39,7 @@ def group_of(source: RolloutSource, index: int, task: Task, *successes: bool, la
     """A group whose last member was ended by `last`."""
     name = f"{source.phase}-{source.step}-{index}"
     made = make_group(seed=10 * source.step + index, group_id=name, num_rollouts=len(successes))
-    reasons = [StopReason.FINISHED] * (len(successes) - 1) + [last]
+    reasons = [*[StopReason.FINISHED] * (len(successes) - 1), last][: len(successes)]
     members = tuple(
         replace(outcome(rollout, success, reason), rollout_id=f"{name}-{place}", task_id=task.task_id)
         for place, (rollout, success, reason) in enumerate(zip(made.rollouts, successes, reasons, strict=True))
@@ -104,6 +108,19 @@ async def test_a_step_under_way_is_shown_apart_from_the_finished_ones(monitor: M
     assert [point["step"] for point in (await monitor.json(f"{RUN}/metrics"))["success"]] == [1]
 
 
+async def test_a_run_that_was_resumed_with_other_tasks_is_compared_with_its_new_baseline(monitor: Monitor) -> None:
+    before = [*source_of("baseline", 0, (EASY, (True, True))), *source_of("eval", 2, (EASY, (True, False)))]
+    again = source_of("baseline", 2, (EASY, (False, False)))
+
+    await record(monitor, *before, *again)
+    (run,) = (await monitor.json("/api/runs"))["items"]
+    assert (run["baseline"]["rate"], run["last_eval"]) == (0.0, None)
+
+    await record(monitor, *before, *again, *source_of("eval", 4, (EASY, (True, True))))
+    (run,) = (await monitor.json("/api/runs"))["items"]
+    assert (run["baseline"]["rate"], run["last_eval"]["rate"], run["last_eval_step"]) == (0.0, 1.0, 4)
+
+
 async def test_a_step_of_another_system_is_finished_when_the_next_one_begins(monitor: Monitor) -> None:
     async def send(**items: Any) -> dict[str, Any]:
         answer = await monitor.project.post("/api/ingest/batch", json=items)
@@ -145,6 +162,7 @@ async def test_failures_are_told_by_their_cause_and_evaluations_apart(monitor: M
         "num_rollouts": [4],
         "num_successes": [2],
         "kinds": {"max_turns": [1], "wrong_final_state": [1]},
+        "num_faults": [0],
         "turn_failures": failures["training"]["turn_failures"],
     }
     assert failures["evaluations"]["steps"] == [0, 1]
@@ -193,3 +211,82 @@ async def test_a_task_s_figures_keep_training_baseline_and_evaluation_apart(moni
     assert (both["training"]["num_successes"], both["training"]["num_rollouts"]) == (1, 2)
     assert both["examined"] is None
     assert both["stop_reasons"] == [{"name": "wrong_final_state", "count": 1}]
+
+
+async def test_every_success_shown_counts_groups_alike_and_has_the_clustered_interval(monitor: Monitor) -> None:
+    easy = [replace(EASY, seed=seed) for seed in (1, 2, 3)]
+    won = ((True,) * 4, (True,) * 4, (True, True, False, False), (False,))  # faults took three of the last
+    groups = list(zip((*easy, HARD), won, strict=True))
+    await record(
+        monitor,
+        *source_of("baseline", 0, *groups),
+        *source_of("step", 1, *groups, (easy[0], ())),  # all of the last
+        trained(1),
+        *source_of("eval", 1, *groups),
+    )
+
+    def shows(rate: Any, *tasks: tuple[bool, ...]) -> bool:
+        sums = sum_tasks((sum(task), len(task)) for task in tasks)
+        numbers = [sums.rate, *sums.interval, sums.num_independent, sums.num_lost, sums.num_successes]
+        names = ("rate", "low", "high", "num_independent", "num_lost_tasks", "num_successes")
+        return [rate[name] for name in names] == pytest.approx(numbers)
+
+    (run,) = (await monitor.json("/api/runs"))["items"]
+    assert run["success_rate"] == run["reward_mean"] == 2.5 / 4  # not 10 of 13
+    series, evaluations = await monitor.json(f"{RUN}/metrics"), await monitor.json(f"{RUN}/evaluations")
+    (point,), timeline = series["success"], await monitor.json(f"{RUN}/timeline")
+    step, evaluation = await monitor.json(f"{RUN}/step/1"), await monitor.json(f"{RUN}/eval/1")
+    assert all(shows(rate, *won, ()) for rate in (point, timeline[1]["success"], step["success"]))
+    seen = [run["baseline"], run["last_eval"], *series["evaluations"], timeline[0]["success"], evaluation["success"]]
+    assert all(shows(rate, *won) for rate in (*seen, *(one["success"] for one in evaluations)))
+    assert shows(evaluations[1]["by_category"]["app"], *won[:3])
+    # of a task, the instances; the only instance of another, by its attempts, which are independent
+    page, (order, open_task) = await monitor.json(f"{RUN}/tasks/open"), await monitor.json(f"{RUN}/tasks")
+    assert all(shows(rate, *won[:3]) for rate in (page["training"], page["last_eval"], open_task["success"]))
+    assert all(shows(rate, (False,)) for rate in (order["success"], order["recent"], order["held_out"]))
+    assert shows(page["instances"][0]["success"], (True,), (True,), (False,), (False,))
+
+
+async def test_ids_in_messages_do_not_split_a_fault(monitor: Monitor) -> None:
+    await record(monitor, *source_of("step", 1, (EASY, (True, True, False))), trained(1))
+    messages = (
+        "container 3fa9c1d07b2e gone after 12 s at 0x7f8a",
+        "container 9b2e77aa01cd gone after 7 s at 0x11ff",
+        "session 6ba7b810-9dad-11d1-80b4-00c04fd430c8 defaced the added feedback",
+    )
+    for place, text in enumerate(messages):
+        run_sql(monitor.url, f"UPDATE rollouts SET status = 'failed', error = '{text}' WHERE member_index = {place}")
+
+    failures = await monitor.json(f"{RUN}/failures")
+    assert [(one["message"], one["count"]) for one in failures["errors"]] == [
+        ("container # gone after # s at #", 2),
+        ("session # defaced the added feedback", 1),
+    ]
+    assert (failures["num_messages"], failures["training"]["num_faults"]) == (2, [3])
+    assert failures["training"]["num_rollouts"] == [0]
+
+
+async def test_a_resumed_run_starts_without_a_step_under_way_and_at_its_own_pace(monitor: Monitor) -> None:
+    kept = source_of("step", 2, (EASY, (True, False)))
+    await record(monitor, *source_of("step", 1, (EASY, (True, True))), trained(1), *kept)
+    run_sql(monitor.url, "UPDATE status_history SET changed_at = changed_at - interval '1 hour'")
+    run_sql(monitor.url, "UPDATE rollouts SET started_at = started_at - interval '1 hour'")
+    run_sql(
+        monitor.url,
+        "UPDATE steps SET started_at = started_at - interval '1 hour', ended_at = ended_at - interval '50 minutes'",
+    )
+    again = replace(start(), first_step=2, kept_group_ids=("step-2-0",))
+    async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+        await recorder.record(again)
+        await recorder.flush()
+        run = await monitor.json(RUN)
+        # 10 minutes of step 1 and an hour without the run are not this attempt's pace
+        assert (run["running_step"], run["step_time_s"], run["eta_s"]) == (None, None, None)
+        for event in source_of("step", 3, (EASY, (True, False))):
+            await recorder.record(event)
+        await recorder.flush()
+        assert (await monitor.json(RUN))["running_step"]["step"] == 2
+        await recorder.record(trained(2))
+        await recorder.flush()
+        run = await monitor.json(RUN)
+        assert 0 < run["step_time_s"] < 60

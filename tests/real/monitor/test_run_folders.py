@@ -13,8 +13,9 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed
-from cua_rl.monitor.run_folders import RUN_LOCK, show_runs_below
+from cua_rl.monitor.run_folders import RUN_LOCK, find_runs, show_runs_below
 from cua_rl.monitor.security import AccessRules
+from cua_rl.reporting.json_lines import write_records
 from tests.real.database.recorded import IMAGE_TOKEN, start
 from tests.real.monitor.events import make_step_events
 
@@ -27,10 +28,26 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
         async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN) as recorder:
             for event in [start(), *make_step_events(1)]:
                 await recorder.record(event)
+    (folder / "config.json").write_text('{"max_steps": 4, "model_name": "Qwen3-VL-4B"}')
+    records = (
+        {"step": 0, "eval/held_out/success_rate": 0.5, "eval/held_out/success_rate_low": 0.3},
+        {"step": 1, "reward/success_rate": 0.25, "reward/mean": 0.25},
+    )
+    write_records(folder / "metrics.jsonl", records)
     databases, feed, rules = Databases([]), LiveFeed(), AccessRules(write_token="w")
     transport = httpx.ASGITransport(app=guard(make_app(databases, rules, feed=feed), rules))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         showing = asyncio.create_task(show_runs_below(databases, feed, tmp_path))
+        (run,) = await _wait_for_runs(client, 1)
+        # from its files; nobody has opened it, so its database does not run
+        assert (run["run_id"], run["success_rate"], run["log_path"]) == ("my-run.0", 0.25, str(folder))
+        assert (run["num_completed_steps"], run["total_steps"], run["model_name"]) == (1, 4, "Qwen3-VL-4B")
+        assert (run["baseline"]["rate"], run["baseline"]["low"]) == (0.5, 0.3)
+        assert running_postgres_url(folder / "postgres") is None
+        assert databases.all == ()
+        opened = (await client.get("/api/runs/my-run.0")).json()
+        # where it lies now, not where it was recorded
+        assert (opened["run_id"], opened["log_path"]) == ("my-run.1", str(folder))
         (run,) = await _wait_for_runs(client, 1)
         assert run["run_id"] == "my-run.1"
         rollouts = (await client.get("/api/runs/my-run.1/rollouts")).json()["items"]
@@ -40,12 +57,13 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
 
         with (folder / RUN_LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # as a run does that goes on
-            await _wait_for_runs(client, 0)
             async with asyncio.timeout(30):
                 while running_postgres_url(folder / "postgres") is not None:
                     await asyncio.sleep(0.05)
             async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log"):
-                await _wait_for_runs(client, 1)
+                async with asyncio.timeout(30):
+                    while (await _wait_for_runs(client, 1))[0]["run_id"] != "my-run.1":
+                        await asyncio.sleep(0.05)
         showing.cancel()
         await asyncio.wait([showing])
     assert databases.all == ()
@@ -58,3 +76,12 @@ async def _wait_for_runs(client: httpx.AsyncClient, count: int) -> list[Any]:
             if answer.status_code == 200 and len(answer.json()["items"]) == count:
                 return answer.json()["items"]
             await asyncio.sleep(0.05)
+
+
+def test_all_runs_below_a_folder_are_found_nested_ones_too(tmp_path: Path) -> None:
+    names = [*(f"run-{number}" for number in range(12)), "sweep/a/run-1", "sweep/b/run-1"]
+    for name in names:
+        (tmp_path / name / "postgres").mkdir(parents=True)
+        (tmp_path / name / "postgres" / "PG_VERSION").touch()
+
+    assert sorted(str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)) == sorted(names)

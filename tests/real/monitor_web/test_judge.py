@@ -170,7 +170,7 @@ async def test_what_the_judge_said_and_cost_is_drawn_by_step(window: Window, jud
     page = window.page
     await window.open(f"/runs/{judged_run.run_id}")
     section = page.locator(".chart-section").filter(has=page.get_by_role("heading", name="Judge", exact=True))
-    titles = ["Verdicts", "Rollouts judged", "Wait for the judge", "Cost of the judge"]
+    titles = ["Verdicts", "Rollouts judged", "Wait for the judge", "Cost of the judge", "Tokens of the judge"]
     await section.wait_for()
     for title in reversed(titles):  # drawn as they come into view
         await section.locator(f'figure[aria-label="{title}"]').scroll_into_view_if_needed()

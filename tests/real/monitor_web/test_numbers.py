@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.evaluation.statistics import rate_interval
 from tests.real.monitor.conftest import WRITE_TOKEN
 from tests.real.monitor_web.conftest import NUM_STEPS, Window
 
@@ -85,7 +85,7 @@ async def test_group_page_cell_and_rollout_agree_about_a_verdict_that_is_saved_b
 
 
 def _smoothed(points: list[dict[str, Any]], weight: float) -> list[tuple[float, float, float]]:
-    """Rate, low and high of the moving average: a mean with weights w of rates out of n has the trials of
+    """Rate, low and high of the moving average: a mean with weights w of rates from n independent trials has
     (sum of w)^2 / (sum of w^2 / n).
     """
     found: list[tuple[float, float, float]] = []
@@ -93,8 +93,8 @@ def _smoothed(points: list[dict[str, Any]], weight: float) -> list[tuple[float, 
         weights = [weight ** (last - place) for place in range(last + 1)]
         pairs = list(zip(weights, points[: last + 1], strict=True))
         rate = sum(w * point["rate"] for w, point in pairs) / sum(weights)
-        trials = sum(weights) ** 2 / sum(w * w / point["num_rollouts"] for w, point in pairs)
-        found.append((rate, *wilson_interval(rate * trials, trials)))
+        trials = sum(weights) ** 2 / sum(w * w / point["num_independent"] for w, point in pairs)
+        found.append((rate, *rate_interval(rate, trials)))
     return found
 
 

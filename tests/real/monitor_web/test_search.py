@@ -43,7 +43,7 @@ async def test_tasks_of_evaluations_are_listed_and_found(window: Window) -> None
     await page.get_by_role("link", name="held_out_bluetooth").wait_for()
     await page.get_by_role("button", name="Training").click()
     assert await page.locator("tbody tr a").all_inner_texts() == ["settings_wifi_on"]
-    await page.get_by_role("button", name="Held-out").click()
+    await page.get_by_role("group", name="Tasks shown").get_by_role("button", name="Held-out").click()
     assert await page.locator("tbody tr a").all_inner_texts() == ["held_out_bluetooth"]
     await page.keyboard.press("Control+k")
     assert any("held_out_bluetooth" in offer for offer in await _offers(window, "headphones"))

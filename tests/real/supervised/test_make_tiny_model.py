@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.recipes.make_tiny_model import TinyModelConfig, main
 from cua_rl.renderers.renderer import make_renderer
+from scripts.tiny_models.make_tiny_model import TinyModelConfig, main
 
 
 async def test_the_recipe_makes_a_whole_model_folder_from_nothing(

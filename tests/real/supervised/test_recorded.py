@@ -46,7 +46,7 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
 
 async def load(from_run: Path, choice: Choice) -> list[Rollout]:
     async with open_recorded_run(str(from_run), None) as (session, training):
-        return list((await load_successes(session, training.training_id, choice)).rollouts)
+        return list((await load_successes(session, training.id, choice)).rollouts)
 
 
 async def test_successes_of_training_steps_come_back_as_they_were_and_nothing_else_does(run_folder: Path) -> None:
@@ -101,7 +101,7 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
                     await recorder.record(event)
         # the run is read while its database is in use
         async with open_recorded_run(str(folder), None) as (session, training):
-            found = await load_successes(session, training.training_id, ALL)
+            found = await load_successes(session, training.id, ALL)
     num_successes = len(successes(group))
     assert (found.num_successes, found.num_repeats) == (2 * num_successes, num_successes)
     assert list(found.rollouts) == successes(group)
@@ -140,4 +140,4 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:
     async with open_recorded_run(str(run_folder), None) as (session, training):
         with pytest.raises(ConfigError, match="expected at least one successful rollout"):
-            await load_successes(session, training.training_id, Choice(num_steps=0, max_per_task=None, seed=0))
+            await load_successes(session, training.id, Choice(num_steps=0, max_per_task=None, seed=0))

@@ -31,7 +31,7 @@ async def read(folder: Path) -> tuple[list[Rollout], dict[str, bytes]]:
         rollouts = [
             rollout
             for step in range(1, training.num_completed_steps + 1)
-            for group in await load_groups(session, training.training_id, step)
+            for group in await load_groups(session, training.id, step)
             for rollout in group.rollouts
         ]
         images = {row.sha256: row.data for row in await session.scalars(select(Screenshot))}
@@ -84,7 +84,7 @@ def test_import_train_export_import(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["path=nowhere", "log_path=new"], "path: expected a file or folder with trajectories"),
-        (["path={files}", "log_path=new"], "trajectory 1: expected an action with a counterpart in our tools"),
+        (["path={files}", "log_path=new"], "line 1: expected an action that is known"),
         (["path={files}", "log_path={files}"], "log_path: expected a folder that does not exist or is empty"),
         (["path={files}", "log_path=new", "model_name=/no/model"], "/no/model"),
         (["path=set", "log_path=new"], "run.json"),
@@ -120,5 +120,6 @@ def test_unreadable_trajectories_can_be_left_out(tmp_path: Path, capsys: pytest.
     assert import_trajectories(arguments) == 0
 
     said = capsys.readouterr().out
-    assert "1 of 2 left out, such as" in said
-    assert "1 rollouts with 3 turns" in said
+    assert "1 of 2 trajectories imported" in said
+    assert f"1 left out, unreadable: {path}, line 1: expected an action that is known" in said
+    assert "1 rollout with 3 turns" in said

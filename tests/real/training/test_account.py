@@ -61,7 +61,7 @@ def test_an_account_begins_anew_when_it_is_taken(config: TrainerConfig) -> None:
     check_names(first)
     assert first["trainer/tokens"] == datums[0].model_input.length
     assert (first["trainer/trained_tokens"], first["trainer/lora_tflop"]) == (0.0, 0.0)  # no gradient, no adapter
-    assert 0.0 < first["trainer/mfu_frac"] < 1.0
+    assert 0.0 < first["trainer/matmul_frac"] < 1.0
     assert first["trainer/rss_gib"] <= first["trainer/peak_rss_gib"]
     assert (second["trainer/tokens"], second["trainer/busy_s"], second["trainer/encoded_images"]) == (0.0, 0.0, 0.0)
 

@@ -15,7 +15,7 @@ from cua_rl.training.batching import turn_ids
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
 from cua_rl.training.losses import LossTokens, TokenLoss, cispo, gspo, importance_sampling, ppo, token_losses
-from cua_rl.training.metrics import effective_share, loss_metrics, ratio_metrics
+from cua_rl.training.metrics import effective_share, loss_metrics, quantiles, ratio_metrics
 from tests.rounding import rounding_bound
 
 # Three tokens with ratios 1, 1.5 and 0.5, in two turns.
@@ -266,9 +266,15 @@ def test_metrics_are_means_over_tokens_under_known_names() -> None:
         for part in (first, rest)
     ]
 
-    metrics = loss_metrics(config, losses, TRAINING, SAMPLING)
+    metrics = loss_metrics(config, losses, TRAINING, SAMPLING, torch.full((3,), 1 / 3))
+    weighted = loss_metrics(config, losses, TRAINING, SAMPLING, torch.tensor([2.0, 0.5, 3.0]))
 
     check_names(metrics)
+    # what is minimised: each token's loss times its weight; the means over tokens stay what they are
+    each = torch.cat([loss.losses for loss in losses]).tolist()
+    assert weighted["loss/total"] == pytest.approx(2.0 * each[0] + 0.5 * each[1] + 3.0 * each[2], abs=ROUNDING)
+    assert {**weighted, "loss/total": 0.0} == {**metrics, "loss/total": 0.0}
+    assert metrics["policy/trained_entropy_estimate"] == pytest.approx(-sum(TRAINING.tolist()) / 3, abs=ROUNDING)
     # -1 * 2, -1.5 * 1, masked; x = 1 + log ratio, weighted by the ratio; k3 adds exp(-x) - 1 to x
     k1 = (1.0 + 1.5 * (1 + math.log(1.5))) / 3
     kl = k1 + (math.exp(-1) - 1 + 1.5 * (math.exp(-1) / 1.5 - 1)) / 3
@@ -293,6 +299,19 @@ def test_ratio_metrics_say_how_far_from_on_policy_the_tokens_are() -> None:
     assert metrics["policy/kl_sampling_training/mean"] == pytest.approx(-math.log(0.75) / 3, abs=ROUNDING)
     assert metrics["policy/kl_sampling_training_k3/mean"] == pytest.approx(-math.log(0.75) / 3, abs=ROUNDING)
     assert effective_share(torch.tensor([0.0, 5.0])) == 0.5
+
+
+def test_quantiles_are_those_of_torch_and_there_is_no_limit_to_the_number_of_tokens() -> None:
+    values = torch.rand(1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = (0.0, 0.25, 0.5, 0.9903, 1.0)
+
+    assert quantiles(values, *shares) == pytest.approx(values.quantile(values.new_tensor(shares)).tolist())
+    # 2^24 + 1 zeros, of which one per cent is above
+    many = torch.zeros(2**24 + 1)
+    many[: 2**24 // 50] = 1.0
+    assert quantiles(many, 0.5, 0.99) == [0.0, 1.0]
+    with pytest.raises(RuntimeError, match="too large"):
+        many.quantile(0.5)
 
 
 @pytest.mark.parametrize(

@@ -310,11 +310,13 @@ def test_a_rank_alone_agrees_with_itself() -> None:
 
 
 def test_accounts_of_ranks_add_up() -> None:
-    one = {"trainer/tokens": 3.0, "trainer/busy_s": 2.0, "trainer/tflop_per_s": 5.0, "trainer/mfu_frac": 0.2}
-    other = {"trainer/tokens": 4.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 6.0, "trainer/mfu_frac": 0.4}
+    one = {"trainer/tokens": 3.0, "trainer/busy_s": 2.0, "trainer/tflop_per_s": 5.0, "trainer/matmul_frac": 0.2}
+    retries = {"trainer/memory_retries": 1.0}  # ranks try again together
+    other = {"trainer/tokens": 4.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 6.0, "trainer/matmul_frac": 0.4}
 
-    assert combine_accounts([one, other]) == pytest.approx(
-        {"trainer/tokens": 7.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 11.0, "trainer/mfu_frac": 0.3}
+    assert combine_accounts([one | retries, other | retries]) == pytest.approx(
+        {"trainer/tokens": 7.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 11.0, "trainer/matmul_frac": 0.3}
+        | retries
     )
 
 

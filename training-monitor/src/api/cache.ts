@@ -1,4 +1,4 @@
-import { useCallback, useEffect, useSyncExternalStore } from "react";
+import { useCallback, useEffect, useRef, useSyncExternalStore } from "react";
 
 /** What a failed request tells the reader: what happened and what to do about it. */
 export class ApiError extends Error {
@@ -148,6 +148,13 @@ export function useQuery<T>(path: string | null): Query<T> {
     if (path !== null) void load(path);
   }, [path]);
   return { ...(snapshot as { data: T | undefined; error: ApiError | null; loading: boolean }), reload };
+}
+
+/** Data of an address that asks for more of the same at every change: until they are there, what was there before. */
+export function useKept<T>(query: Query<T>): Query<T> {
+  const before = useRef<T>(undefined);
+  if (query.data !== undefined) before.current = query.data;
+  return query.error ? query : { ...query, data: query.data ?? before.current };
 }
 
 /** What is known of an address, without asking for it. */

@@ -21,8 +21,9 @@ export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/
 export const tokensPath = (runId: string, rolloutId: string, turn: number) => `${rolloutPath(runId, rolloutId)}/turns/${turn}/tokens`;
 export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/overrides`;
 export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
+export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
-export const taskPath = (runId: string, taskId: string) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}`;
+export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;
 export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
 export const benchmarksPath = "/api/benchmarks";

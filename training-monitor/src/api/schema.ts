@@ -354,6 +354,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{run_id}/verdicts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Verdicts
+         * @description All verdicts of people on rollouts of the run, newest first.
+         */
+        get: operations["list_verdicts_api_runs__run_id__verdicts_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}/{phase}/{step}": {
         parameters: {
             query?: never;
@@ -672,7 +692,15 @@ export interface components {
             kinds: {
                 [key: string]: number[];
             };
-            /** Num Rollouts */
+            /**
+             * Num Faults
+             * @description rollouts that an infrastructure fault ended
+             */
+            num_faults: number[];
+            /**
+             * Num Rollouts
+             * @description without faults and rollouts that were not finished
+             */
             num_rollouts: number[];
             /** Num Successes */
             num_successes: number[];
@@ -697,6 +725,11 @@ export interface components {
              */
             errors: components["schemas"]["ErrorCount"][];
             evaluations: components["schemas"]["FailureCounts"];
+            /**
+             * Num Messages
+             * @description different messages, of which `errors` has the most frequent
+             */
+            num_messages: number;
             training: components["schemas"]["FailureCounts"];
         };
         /**
@@ -1087,13 +1120,6 @@ export interface components {
             /** Next Cursor */
             next_cursor: string | null;
         };
-        /** Page[RunSummary] */
-        Page_RunSummary_: {
-            /** Items */
-            items: components["schemas"]["RunSummary"][];
-            /** Next Cursor */
-            next_cursor: string | null;
-        };
         /**
          * Problem
          * @description Every error response has this format.
@@ -1121,13 +1147,25 @@ export interface components {
         };
         /**
          * Rate
-         * @description A success rate with its 95 % Wilson interval; `rate` is null while nothing has ended.
+         * @description A success rate with its 95 % interval: the mean over tasks of the share of rollouts that succeeded.
+         *
+         *     `rate` is null while nothing has ended.
          */
         Rate: {
             /** High */
             high: number;
             /** Low */
             low: number;
+            /**
+             * Num Independent
+             * @description independent trials that would have this interval
+             */
+            num_independent: number;
+            /**
+             * Num Lost Tasks
+             * @description tasks whose attempts were all lost to faults: failed at the lower end, solved at the upper end
+             */
+            num_lost_tasks: number;
             /** Num Rollouts */
             num_rollouts: number;
             /** Num Successes */
@@ -1405,6 +1443,11 @@ export interface components {
                 [key: string]: unknown;
             };
             /**
+             * Curve Ends
+             * @description steps after which the run went on with settings that make later results another curve
+             */
+            curve_ends: number[];
+            /**
              * Elapsed S
              * @description until its end; until now if it is alive, else until its last heartbeat
              */
@@ -1414,8 +1457,13 @@ export interface components {
             /** Error */
             error: string | null;
             /**
+             * Eta Is Lower Bound
+             * @description no evaluation shows yet how long those that are owed take
+             */
+            eta_is_lower_bound: boolean;
+            /**
              * Eta S
-             * @description estimated time until the last step is done; null unless the run is alive and steps are left
+             * @description estimated time until the run is done, evaluations included; null unless the run is alive and has ended a step since it was started or resumed
              */
             eta_s: number | null;
             /** Evaluations */
@@ -1483,6 +1531,11 @@ export interface components {
             /** @description null unless running */
             running_step: components["schemas"]["RunningStep"] | null;
             /**
+             * Settings
+             * @description the configuration as rows, nested settings with dots
+             */
+            settings: components["schemas"]["ConfigRow"][];
+            /**
              * Sparkline
              * @description success rate over the finished steps, at most 60 points
              */
@@ -1499,7 +1552,7 @@ export interface components {
             status: "running" | "completed" | "failed" | "cancelled";
             /**
              * Step Time S
-             * @description median of the last ten steps
+             * @description time from step end to step end, mean of the last ten of this attempt, without evaluations
              */
             step_time_s: number | null;
             /**
@@ -1521,6 +1574,23 @@ export interface components {
             config: components["schemas"]["ConfigRow"][];
             /** Runs */
             runs: components["schemas"]["RunSummary"][];
+            /**
+             * Unknown
+             * @description requested ids that no run has
+             */
+            unknown: string[];
+        };
+        /** RunList */
+        RunList: {
+            /** Items */
+            items: components["schemas"]["RunSummary"][];
+            /** Next Cursor */
+            next_cursor: string | null;
+            /**
+             * Num Runs
+             * @description all that fit search and status
+             */
+            num_runs: number;
         };
         /**
          * RunSummary
@@ -1529,6 +1599,11 @@ export interface components {
         RunSummary: {
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
+            /**
+             * Curve Ends
+             * @description steps after which the run went on with settings that make later results another curve
+             */
+            curve_ends: number[];
             /**
              * Elapsed S
              * @description until its end; until now if it is alive, else until its last heartbeat
@@ -1539,8 +1614,13 @@ export interface components {
             /** Error */
             error: string | null;
             /**
+             * Eta Is Lower Bound
+             * @description no evaluation shows yet how long those that are owed take
+             */
+            eta_is_lower_bound: boolean;
+            /**
              * Eta S
-             * @description estimated time until the last step is done; null unless the run is alive and steps are left
+             * @description estimated time until the run is done, evaluations included; null unless the run is alive and has ended a step since it was started or resumed
              */
             eta_s: number | null;
             /**
@@ -1606,7 +1686,7 @@ export interface components {
             status: "running" | "completed" | "failed" | "cancelled";
             /**
              * Step Time S
-             * @description median of the last ten steps
+             * @description time from step end to step end, mean of the last ten of this attempt, without evaluations
              */
             step_time_s: number | null;
             /**
@@ -1778,6 +1858,16 @@ export interface components {
             high: number;
             /** Low */
             low: number;
+            /**
+             * Num Independent
+             * @description independent trials that would have this interval
+             */
+            num_independent: number;
+            /**
+             * Num Lost Tasks
+             * @description tasks whose attempts were all lost to faults: failed at the lower end, solved at the upper end
+             */
+            num_lost_tasks: number;
             /** Num Rollouts */
             num_rollouts: number;
             /** Num Successes */
@@ -1801,6 +1891,11 @@ export interface components {
             baseline: components["schemas"]["Rate"] | null;
             /** Category */
             category: string | null;
+            /**
+             * Curve Ends
+             * @description as of the run
+             */
+            curve_ends: number[];
             /** Difficulty */
             difficulty: string | null;
             /** @description the evaluation to which instances and failures belong; null means all training steps */
@@ -1812,7 +1907,7 @@ export interface components {
             failed_checks: components["schemas"]["Count"][];
             /**
              * Failed Rollouts
-             * @description the latest ones, at most 20
+             * @description the latest, as many as asked for
              */
             failed_rollouts: components["schemas"]["RolloutItem"][];
             /**
@@ -1822,7 +1917,7 @@ export interface components {
             history: components["schemas"]["TaskPoint"][];
             /**
              * Instances
-             * @description hardest first, at most 100
+             * @description hardest first, as many as asked for
              */
             instances: components["schemas"]["TaskInstance"][];
             /** Instruction */
@@ -1833,6 +1928,21 @@ export interface components {
             last_eval_step: number | null;
             /** Max Turns */
             max_turns: number | null;
+            /**
+             * Num Failed Checks
+             * @description different ones in all
+             */
+            num_failed_checks: number;
+            /**
+             * Num Failed Rollouts
+             * @description all of them
+             */
+            num_failed_rollouts: number;
+            /**
+             * Num Instances
+             * @description all of them
+             */
+            num_instances: number;
             /** Run Id */
             run_id: string;
             /** Run Name */
@@ -1870,6 +1980,16 @@ export interface components {
             high: number;
             /** Low */
             low: number;
+            /**
+             * Num Independent
+             * @description independent trials that would have this interval
+             */
+            num_independent: number;
+            /**
+             * Num Lost Tasks
+             * @description tasks whose attempts were all lost to faults: failed at the lower end, solved at the upper end
+             */
+            num_lost_tasks: number;
             /** Num Rollouts */
             num_rollouts: number;
             /** Num Successes */
@@ -2104,6 +2224,47 @@ export interface components {
             query: string;
             /** Success */
             success: boolean;
+        };
+        /**
+         * Verdict
+         * @description A person's verdict with what the run itself recorded of the rollout.
+         */
+        Verdict: {
+            /** Actor */
+            actor: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Override Id */
+            override_id: number;
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Reason */
+            reason: string;
+            /** Reward */
+            reward: number | null;
+            /** Rollout Id */
+            rollout_id: string;
+            /** Seed */
+            seed: number;
+            /** Step */
+            step: number;
+            /**
+             * Success
+             * @description null withdraws earlier verdicts
+             */
+            success: boolean | null;
+            /** Task Id */
+            task_id: string;
+            /** Trained Reward */
+            trained_reward: number | null;
+            /** Validator Success */
+            validator_success: boolean | null;
         };
     };
     responses: never;
@@ -2394,7 +2555,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Page_RunSummary_"];
+                    "application/json": components["schemas"]["RunList"];
                 };
             };
             /** @description Bad Request */
@@ -3516,7 +3677,10 @@ export interface operations {
     };
     get_task_api_runs__run_id__tasks__task_id__get: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description rows of each list */
+                limit?: number;
+            };
             header?: never;
             path: {
                 task_id: string;
@@ -3618,6 +3782,91 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TimelineItem"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_verdicts_api_runs__run_id__verdicts_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Verdict"][];
                 };
             };
             /** @description Bad Request */

@@ -3,6 +3,7 @@ import type { components } from "./schema";
 type Schemas = components["schemas"];
 
 export type RunSummary = Schemas["RunSummary"];
+export type RunList = Schemas["RunList"];
 export type Run = Schemas["Run"];
 export type MetricSeries = Schemas["MetricSeries"];
 export type SuccessPoint = Schemas["SuccessPoint"];
@@ -29,6 +30,7 @@ export type FaultBounds = Schemas["FaultBounds"];
 export type Rate = Schemas["Rate"];
 export type Judgement = Schemas["JudgementShown"];
 export type Override = Schemas["Override"];
+export type Verdict = Schemas["Verdict"];
 export type Session = Schemas["Session"];
 export type Phase = TimelineItem["phase"];
 export type Page<Item> = { items: Item[]; next_cursor: string | null };

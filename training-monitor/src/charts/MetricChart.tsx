@@ -177,7 +177,8 @@ function Readout(props: {
       const [high, low] = drawn?.bounded[index] ? [at(line + 1), at(line + 2)] : [null, null];
       return { one, value: hover && drawn ? at(line) : last(one.points), low, high };
     })
-    .filter(({ value }) => value !== null && value !== undefined);
+    .filter(({ one, value }) => value !== null || (series.length <= MAX_VALUES && last(one.points) !== null)); // a legend, also where there is no value
+  const isNamed = series.length > 1 || series.some((one) => one.dots);
   const x = hover && drawn ? drawn.data[0][hover.index] : null;
   return (
     <span className="chart-readout num" aria-live="polite">
@@ -190,9 +191,9 @@ function Readout(props: {
         .slice(0, MAX_VALUES)
         .map(({ one, value, low, high }) => (
           <span key={one.id ?? one.label} className="chart-key">
-            {series.length > 1 && <i style={{ background: one.color.startsWith("--") ? `var(${one.color})` : one.color }} />}
-            {series.length > 1 && <span className="dim truncate">{one.label}</span>}
-            <b>{format(value as number)}</b>
+            {isNamed && <i className={one.hollow ? "ring" : one.dots ? "dot" : "line"} style={{ color: one.color.startsWith("--") ? `var(${one.color})` : one.color }} />}
+            {isNamed && <span className="dim truncate">{one.label}</span>}
+            <b>{value === null ? "–" : format(value)}</b>
             {low !== null && high !== null && <span className="faint">{format(low)} to {format(high)}</span>}
           </span>
         ))}

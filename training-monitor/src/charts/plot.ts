@@ -1,6 +1,6 @@
 import uPlot from "uplot";
 import { formatNumber } from "../format";
-import { align, bandOf, smooth, type Series } from "./series";
+import { align, bandOf, inParts, smooth, type Series } from "./series";
 
 export type PlotOptions = {
   series: readonly Series[];
@@ -38,7 +38,7 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
   const { x, columns } = align(series.map((one) => one.points));
   const bounds = series.map((one) => one.points.some((point) => point.low != null && point.high != null));
   const sides = series.map((one) => {
-    const banded = one.dots ? one.points : bandOf(one.points, smoothing);
+    const banded = one.dots ? one.points : inParts(one.points, (point) => point.x, one.breaks, (part) => bandOf(part, smoothing));
     const side = (name: "low" | "high") => banded.map((point) => ({ x: point.x, y: point[name] ?? null }));
     // the same x for all: an aligned table of the bounds has the same rows, because every point is in it
     return align([side("low"), side("high")]);
@@ -52,7 +52,7 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
     const one = series[index];
     const weight = one?.dots ? 0 : smoothing;
     data.push(positive(column));
-    data.push(positive(smooth(column, weight)));
+    data.push(positive(inParts(column, (_, row) => x[row] ?? 0, one?.breaks, (part) => smooth(part, weight))));
     lines.push(data.length - 1);
     if (!bounds[index]) continue;
     const side = sides[index];
@@ -67,21 +67,52 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
   return { data: data as unknown as uPlot.AlignedData, lines, bounded: bounds };
 }
 
+/** Where the parts of a series end and begin, as rows: a break lies between two of its values. */
+function cutRows(xs: ArrayLike<number>, values: ArrayLike<number | null | undefined>, breaks: readonly number[] | undefined): [number, number][] {
+  const rows = Array.from(xs, (_, row) => row).filter((row) => values[row] != null);
+  return (breaks ?? []).flatMap((end): [number, number][] => {
+    const [before, after] = [rows.findLast((row) => (xs[row] ?? 0) <= end), rows.find((row) => (xs[row] ?? 0) > end)];
+    return before === undefined || after === undefined ? [] : [[before, after]];
+  });
+}
+
+/** How a line treats rows without a value, and that it is not drawn across a break. */
+function cuts(one: Series, holes: boolean): Pick<uPlot.Series, "spanGaps" | "gaps"> {
+  if (!one.breaks?.length) return { spanGaps: holes };
+  return {
+    spanGaps: false,
+    gaps: (plot, index, _from, _to, empty) => {
+      const at = (row: number) => plot.valToPos(plot.data[0][row] ?? 0, "x", true);
+      const cut = cutRows(plot.data[0], plot.data[index] ?? [], one.breaks).map(([before, after]): [number, number] => [at(before), at(after)]);
+      const other = holes ? [] : empty.filter(([from, to]) => !cut.some(([left, right]) => from < right && to > left));
+      return [...cut, ...other].sort((a, b) => a[0] - b[0]);
+    },
+  };
+}
+
+/** Rows of a part that has a single value, which no line shows. */
+function alone(plot: uPlot, index: number, breaks: readonly number[] | undefined): number[] | null {
+  const [xs, values] = [plot.data[0], plot.data[index] ?? []];
+  const rows = Array.from(xs, (_, row) => row).filter((row) => values[row] != null);
+  const lone = inParts(rows, (row) => xs[row] ?? 0, breaks, (part) => (part.length === 1 ? part : []));
+  return breaks?.length && lone.length ? lone : null;
+}
+
 function lineSeries(one: Series, color: string, smoothing: number, holes: boolean): uPlot.Series[] {
   const raw: uPlot.Series = {
     stroke: translucent(color, 30),
     width: 1,
     points: { show: false },
     show: smoothing > 0 && !one.dots,
-    spanGaps: holes,
+    ...cuts(one, holes),
   };
   if (smoothing > 0 && !one.dots) raw.stroke = translucent(color, 0.32);
   const line: uPlot.Series = {
     label: one.label,
     stroke: color,
     width: one.dots ? 0 : 1.7,
-    spanGaps: holes,
-    points: { show: one.points.length === 1 && !one.dots, size: 7, fill: color }, // a line needs two
+    ...cuts(one, holes),
+    points: { show: one.points.length === 1 && !one.dots, size: 7, fill: color, filter: (plot, index, show) => (show || one.dots ? null : alone(plot, index, one.breaks)) }, // a line needs two
     ...(one.dots ? { paths: () => null } : {}),
     ...(one.dashed ? { dash: [5, 4] } : {}),
   };
@@ -101,10 +132,28 @@ function dots(series: readonly Series[], lines: number[]): uPlot.Plugin {
   return {
     hooks: {
       draw: (plot: uPlot) => {
+        const isShared = new Set(series.map((one) => one.breaks?.join())).size === 1;
+        for (const one of series) if (one.points.length) for (const end of one.breaks ?? []) drawBreak(plot, end, isShared || one.color.startsWith("--") ? "--text-faint" : one.color);
         for (const [index, one] of series.entries()) if (one.dots) drawDots(plot, one, lines[index] ?? 0, dotShift(series, index));
       },
     },
   };
+}
+
+/** A dashed line between the last step of a curve and the first of the next. */
+function drawBreak(plot: uPlot, end: number, color: string): void {
+  const { ctx, bbox } = plot;
+  const left = plot.valToPos(end + 0.5, "x", true);
+  if (left < bbox.left || left > bbox.left + bbox.width) return;
+  ctx.save();
+  ctx.strokeStyle = css(color);
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+  ctx.beginPath();
+  ctx.moveTo(left, bbox.top);
+  ctx.lineTo(left, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.restore();
 }
 
 function drawDots(plot: uPlot, one: Series, line: number, shift: number): void {
@@ -175,7 +224,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
     series.push(...lineSeries(one, color, options.smoothing, one.points.length < xs.length));
     if (!one.points.some((point) => point.low != null && point.high != null)) continue;
     const top = series.length;
-    const hidden: uPlot.Series = { width: 0, points: { show: false }, spanGaps: true, ...(one.dots ? { paths: () => null } : {}) };
+    const hidden: uPlot.Series = { width: 0, points: { show: false }, ...cuts(one, true), ...(one.dots ? { paths: () => null } : {}) };
     series.push({ ...hidden }, { ...hidden });
     if (!one.dots) bands.push({ series: [top, top + 1], fill: translucent(color, 0.16) });
   }

@@ -11,6 +11,8 @@ export type Series = {
   /** Dots drawn as rings: not final yet. */
   hollow?: boolean;
   dashed?: boolean;
+  /** After these x the values are of something else: the line is cut, and smoothing begins anew. */
+  breaks?: readonly number[] | undefined;
 };
 
 /** `count` is the number of trials behind a rate: what an interval of smoothed rates needs. */
@@ -20,6 +22,18 @@ export const PALETTE = ["#7c9cff", "#4cc38a", "#e6b450", "#e07ac0", "#57c4d6", "
 
 export function paletteColor(index: number): string {
   return PALETTE[index % PALETTE.length] ?? "#7c9cff";
+}
+
+/** What `each` makes of every part of the rows on its own; a break parts rows up to it from those after it. */
+export function inParts<Row, Made>(rows: readonly Row[], xOf: (row: Row, index: number) => number, breaks: readonly number[] | undefined, each: (part: readonly Row[]) => readonly Made[]): Made[] {
+  const parts = new Map<number, Row[]>();
+  for (const [index, row] of rows.entries()) {
+    const part = (breaks ?? []).filter((end) => xOf(row, index) > end).length;
+    const found = parts.get(part);
+    if (found) found.push(row);
+    else parts.set(part, [row]);
+  }
+  return [...parts.values()].flatMap((part) => [...each(part)]);
 }
 
 /** Exponential moving average whose first values are not drawn towards zero; `weight` 0 changes nothing. */
@@ -35,10 +49,10 @@ export function smooth(values: readonly (number | null)[], weight: number): (num
   });
 }
 
-const Z = 1.959963984540054; // of a 95 % interval
+const Z = 1.96;
 
 /**
- * The 95 % Wilson interval of each smoothed rate. A mean of rates with weights w has the variance of
+ * The 95 % interval of each smoothed rate. A mean of rates with weights w has the variance of
  * (sum of w)^2 / (sum of w^2 / count) trials. Null where there is no rate.
  */
 export function smoothedBounds(points: readonly Point[], weight: number): { low: number; high: number }[] | null {
@@ -50,11 +64,21 @@ export function smoothedBounds(points: readonly Point[], weight: number): { low:
     scale = weight * scale + (1 - weight);
     noise = weight ** 2 * noise + (1 - weight) ** 2 / count;
     const [rate, trials] = [total / scale, scale ** 2 / noise];
-    const spread = Z * Math.sqrt((rate * (1 - rate)) / trials + Z ** 2 / (4 * trials ** 2));
-    const [centre, width] = [rate + Z ** 2 / (2 * trials), 1 + Z ** 2 / trials];
-    bounds.push({ low: Math.max(0, Math.min(rate, (centre - spread) / width)), high: Math.min(1, Math.max(rate, (centre + spread) / width)) });
+    bounds.push(rateInterval(rate, trials));
   }
   return bounds;
+}
+
+/** 95 % interval of a rate from independent trials, as `rate_interval` in cua_rl/evaluation/statistics.py. */
+function rateInterval(rate: number, trials: number): { low: number; high: number } {
+  const z2 = Z ** 2 / trials;
+  const rare = trials * Math.min(rate, 1 - rate);
+  const shift = (0.5 / trials) * Math.min(1, rare > 0 ? 2 / rare : 1);
+  const [low, high] = [Math.max(0, rate - shift), Math.min(1, rate + shift)];
+  return {
+    low: Math.max(0, (low + z2 / 2 - Math.sqrt(z2 * low * (1 - low) + z2 ** 2 / 4)) / (1 + z2)),
+    high: Math.min(1, (high + z2 / 2 + Math.sqrt(z2 * high * (1 - high) + z2 ** 2 / 4)) / (1 + z2)),
+  };
 }
 
 /** A line's points as its band is drawn: under smoothing with the interval of the smoothed value, or with none. */

@@ -1,7 +1,7 @@
 import { useQuery } from "../api/cache";
 import { benchmarksPath } from "../api/paths";
-import { formatNumber, formatPercent, formatTime, words } from "../format";
-import { Empty, IntervalBar, Loaded, PageHead, Panel } from "../ui/parts";
+import { formatNumber, formatPercent, formatTime, plural, words } from "../format";
+import { Empty, FaultBoundsNote, IntervalBar, Loaded, LostNote, PageHead, Panel } from "../ui/parts";
 
 type Benchmark = { name: string; title: string | null; path: string; written_at: string; results: Record<string, unknown> };
 
@@ -11,6 +11,9 @@ type ModelResult = {
   low: number;
   high: number;
   pass_at?: Record<string, number>;
+  num_short_tasks?: Record<string, number>;
+  worst?: number;
+  best?: number;
   num_tasks?: number;
   num_rollouts: number;
   num_successes?: number;
@@ -47,10 +50,27 @@ function list<T>(value: unknown): T[] {
   return Array.isArray(value) ? (value as T[]) : [];
 }
 
+/** pass@k, or why it is left out: over the other tasks alone, it would be about easier or harder ones. */
+function PassAt({ model, k }: { model: ModelResult; k: string }) {
+  const [rate, short] = [model.pass_at?.[k], model.num_short_tasks?.[k]];
+  if (rate !== undefined || !short) return <>{formatPercent(rate, 1)}</>;
+  return <>–<div className="warn reason">fewer than {k} attempts at {plural(short, "task")}, for faults</div></>;
+}
+
+function RateNotes({ model }: { model: ModelResult }) {
+  const { num_faults, worst, best } = model;
+  return (
+    <>
+      {num_faults && worst !== undefined && best !== undefined ? <div><FaultBoundsNote bounds={{ num_faults, worst, best }} /></div> : null}
+      <div><LostNote rate={{ num_lost_tasks: model.num_short_tasks?.["1"] ?? 0 }} /></div>
+    </>
+  );
+}
+
 function BenchmarkPanel({ benchmark }: { benchmark: Benchmark }) {
   const models = list<ModelResult>(benchmark.results["models"]);
   const pairs = list<Pair>(benchmark.results["pairs"]);
-  const attempts = [...new Set(models.flatMap((model) => Object.keys(model.pass_at ?? {})))].sort((a, b) => Number(a) - Number(b));
+  const attempts = [...new Set(models.flatMap((model) => [...Object.keys(model.pass_at ?? {}), ...Object.keys(model.num_short_tasks ?? {}).filter((k) => k !== "1")]))].sort((a, b) => Number(a) - Number(b));
   const categories = [...new Set(models.flatMap((model) => Object.keys(model.success_rate_by_category ?? {})))].sort();
   return (
     <Panel title={benchmark.title ?? benchmark.name} flush actions={<span className="faint">{formatTime(benchmark.written_at)} · <span className="mono">{benchmark.path}</span></span>}>
@@ -73,8 +93,8 @@ function BenchmarkPanel({ benchmark }: { benchmark: Benchmark }) {
               <tr key={model.name}>
                 <td><b>{model.name}</b></td>
                 <td className="interval-cell"><IntervalBar value={model.success_rate} low={model.low} high={model.high} /></td>
-                <td className="right"><b>{formatPercent(model.success_rate, 1)}</b> <span className="faint">{formatPercent(model.low)} to {formatPercent(model.high)}</span></td>
-                {attempts.map((k) => <td key={k} className="right">{formatPercent(model.pass_at?.[k], 1)}</td>)}
+                <td className="right"><b>{formatPercent(model.success_rate, 1)}</b> <span className="faint">{formatPercent(model.low)} to {formatPercent(model.high)}</span><RateNotes model={model} /></td>
+                {attempts.map((k) => <td key={k} className="right"><PassAt model={model} k={k} /></td>)}
                 {categories.map((name) => <td key={name} className="right">{formatPercent(model.success_rate_by_category?.[name])}</td>)}
                 <td className="right">{formatNumber(model.num_turns_mean, 3)}</td>
                 <td className="right">{model.num_rollouts}</td>

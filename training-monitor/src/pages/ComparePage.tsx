@@ -1,7 +1,7 @@
 import { useMemo } from "react";
 import { useQuery } from "../api/cache";
-import { comparePage, comparePath, metricsPath, runPage, runsPath, sourcePage } from "../api/paths";
-import type { MetricSeries, Page, RunComparison, RunSummary } from "../api/types";
+import { comparePage, comparePath, metricsPath, runPage, sourcePage } from "../api/paths";
+import type { MetricSeries, RunComparison, RunSummary } from "../api/types";
 import { formatOf, type ChartUnit } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
@@ -11,15 +11,17 @@ import { Link, navigate, useSearchParam } from "../router";
 import { runLabels } from "../runs";
 import { Icon } from "../ui/icons";
 import { Empty, Loaded, PageHead, Panel } from "../ui/parts";
+import { useRunChoices } from "../ui/runChoices";
 import { ConfigTable } from "./RunConfig";
-import { points } from "./RunCharts";
+import { CurveNote, points } from "./RunCharts";
 
 const MAX_RUNS = PALETTE.length; // a colour for each
 const MAX_ASKED = 12; // by the API, at once
 const UNIT: [number, number] = [0, 1.02];
 const CHARTS: readonly (ChartUnit & { name: string; title: string })[] = [
   { name: "reward/mean", title: "Reward" },
-  { name: "policy/entropy_estimate", title: "Entropy" },
+  { name: "policy/entropy", title: "Entropy" },
+  { name: "policy/entropy_estimate", title: "Entropy estimate" },
   { name: "loss/total", title: "Loss" },
   { name: "policy/parity_mean_abs", title: "Parity" },
   { name: "policy/kl_sampling_training/mean", title: "KL sampler to trainer" },
@@ -37,14 +39,17 @@ export function ComparePage() {
   const asked = useMemo(() => [...new Set(runsText.split(",").filter(Boolean))], [runsText]);
   const ids = asked.slice(0, MAX_RUNS);
   const comparison = useQuery<RunComparison>(asked.length > 0 ? comparePath(asked.slice(0, MAX_ASKED)) : null);
-  const choices = useQuery<Page<RunSummary>>(runsPath({ limit: 200 }));
-  const others = (choices.data?.items ?? []).filter((run) => !ids.includes(run.run_id));
-  const names = useMemo(() => runLabels(choices.data?.items ?? []), [choices.data]);
+  const choices = useRunChoices();
+  const others = choices.runs.filter((run) => !ids.includes(run.run_id));
+  const names = useMemo(() => runLabels(choices.runs), [choices.runs]);
   const add = (
+    <>
     <select className="field" aria-label="Add a run" value="" disabled={ids.length >= MAX_RUNS} onChange={(event) => navigate(comparePage([...ids, event.target.value]), { replace: true })}>
       <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs are all that fit` : "Add a run…"}</option>
       {others.map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
     </select>
+    {choices.older}
+    </>
   );
   return (
     <>
@@ -66,19 +71,23 @@ function Comparison(props: { found: RunComparison; numAsked: number; find: strin
   const runs = found.runs.slice(0, MAX_RUNS);
   const labels = useMemo(() => runLabels(found.runs), [found.runs]);
   const left = found.runs.slice(MAX_RUNS).map((run) => labels.get(run.run_id));
-  const unnamed = numAsked - found.runs.length;
+  const unnamed = numAsked - found.runs.length - found.unknown.length;
   const rows = found.config.map((row) => {
     const values = row.values.slice(0, MAX_RUNS);
     return { ...row, values, is_different: new Set(values.map((value) => JSON.stringify(value))).size > 1 };
   });
   return (
     <>
-      {numAsked > runs.length && (
+      {found.unknown.length > 0 && (
+        <div className="notice warn" role="status"><b>There is no run {found.unknown.join(", ")}.</b> It may be in a folder that this monitor does not show.</div>
+      )}
+      {numAsked - found.unknown.length > runs.length && (
         <div className="notice warn" role="status">
-          <b>{runs.length} of {numAsked} runs are shown.</b> Left out: {left.join(", ")}{unnamed > 0 ? ` and ${unnamed} more` : ""}. Take one away to make room.
+          <b>{runs.length} of {numAsked - found.unknown.length} runs are shown.</b> Left out: {left.join(", ")}{unnamed > 0 ? ` and ${unnamed} more` : ""}. Take one away to make room.
         </div>
       )}
       <RunChips runs={runs} labels={labels} />
+      {runs.map((run) => <CurveNote key={run.run_id} of={labels.get(run.run_id)} ends={run.curve_ends} />)}
       <ComparedCharts runs={runs} labels={labels} />
       <Panel
         title={runs.length > 1 ? "Settings that differ" : "Settings"}
@@ -116,10 +125,12 @@ function ComparedCharts({ runs, labels }: Labelled) {
   const view = useChartView();
   const slots = Array.from({ length: MAX_RUNS }, (_, index) => runs[index]);
   // one hook per place, in the same order at every render
-  const all = slots.map((run) => useQuery<MetricSeries>(run ? metricsPath(run.run_id) : null).data);
+  const queries = slots.map((run) => useQuery<MetricSeries>(run ? metricsPath(run.run_id) : null));
+  const all = queries.map((query) => query.data);
+  const waiting = queries.some((query, index) => runs[index] && !query.data && !query.error);
   const loaded = runs.flatMap((run, index) => {
     const metrics = all[index];
-    return metrics ? [{ metrics, color: paletteColor(index), id: run.run_id, label: labels.get(run.run_id) ?? run.run_name }] : [];
+    return metrics ? [{ metrics, color: paletteColor(index), id: run.run_id, breaks: run.curve_ends, label: labels.get(run.run_id) ?? run.run_name }] : [];
   });
   const key = all.map((metrics, index) => `${runs[index]?.run_id}:${metrics?.steps.length}:${metrics?.evaluations.length}`).join();
   const success = useMemo(
@@ -131,6 +142,7 @@ function ComparedCharts({ runs, labels }: Labelled) {
     [key, labels],
   );
   const open = (x: number, series: Series, phase: string) => series.id && navigate(sourcePage(series.id, phase, x));
+  if (waiting) return <div className="skeleton" role="status" aria-label="Loading" style={{ height: 420 }} />;
   return (
     <>
       <ChartControls view={view} />
@@ -147,7 +159,7 @@ function ComparedCharts({ runs, labels }: Labelled) {
   );
 }
 
-type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string };
+type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string; breaks: readonly number[] };
 
 function MetricOfRuns(props: { chart: (typeof CHARTS)[number]; loaded: LoadedRun[]; stamp: string; view: ChartView; pick: (x: number, series: Series) => void }) {
   const { chart, loaded, stamp } = props;
@@ -155,7 +167,7 @@ function MetricOfRuns(props: { chart: (typeof CHARTS)[number]; loaded: LoadedRun
     () =>
       loaded.map(({ metrics, ...one }): Series => ({
         ...one,
-        points: metrics.steps.map((step, row) => ({ x: step, y: metrics.series[chart.name]?.[row] ?? null })),
+        points: metrics.series[chart.name] ? metrics.steps.map((step, row) => ({ x: step, y: metrics.series[chart.name]?.[row] ?? null })) : [],
       })),
     [chart.name, stamp],
   );

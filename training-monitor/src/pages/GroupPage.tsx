@@ -4,7 +4,7 @@ import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } fro
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
-import { shownSuccess } from "../rollout/verdict";
+import { endText, shownSuccess } from "../rollout/verdict";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
@@ -188,7 +188,7 @@ function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: Grou
         <span title="as it was trained on">reward {formatNumber(rollout.reward, 3)}</span>
         {rollout.advantage !== null && <span title="as it was trained on">advantage {formatSigned(rollout.advantage)}</span>}
       </div>
-      <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
+      <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : endText(rollout)}</div>
     </article>
   );
 }

@@ -10,7 +10,7 @@ import { RolloutFacts } from "../rollout/RolloutFacts";
 import { Stage } from "../rollout/Stage";
 import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
-import { shownSuccess } from "../rollout/verdict";
+import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
@@ -169,7 +169,7 @@ function RolloutStats({ rollout }: { rollout: Rollout }) {
       </Stat>
       <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
       <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
-      <Stat label="Ended by">{rollout.stop_reason ? words(rollout.stop_reason) : <StatusBadge status={rollout.status} alive={rollout.is_run_alive} />}</Stat>
+      <Stat label="Ended by">{rollout.stop_reason ? endText(rollout) : <StatusBadge status={rollout.status} alive={rollout.is_run_alive} />}</Stat>
       <Stat label="Adapter" hint="The adapter that sampled the turns">{first === undefined ? "–" : <span className="mono">{versions.length > 1 ? `${first}–${versions.at(-1)}` : adapterName(first)}</span>}</Stat>
       <Stat label="Duration">{formatDuration(rollout.duration_s)}</Stat>
       <Stat label="Device">{rollout.device_id ?? "–"}</Stat>

@@ -2,7 +2,7 @@ import { useCallback, useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { metricsPath, sourcePage } from "../api/paths";
 import type { MetricSeries, Run, SuccessPoint } from "../api/types";
-import { formatOf, metricsOf, SECTIONS, shortName, type ChartSpec } from "../charts/catalog";
+import { formatOf, metricsOf, otherCharts, SECTIONS, shortName, type ChartSpec } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
 import { paletteColor, type Series } from "../charts/series";
@@ -38,17 +38,24 @@ export function RunCharts({ run }: { run: Run }) {
   );
 }
 
+/** Why the lines are cut; nothing if the run never went on with other tasks or settings. */
+export function CurveNote({ ends, of }: { ends: readonly number[]; of?: string | undefined }) {
+  if (ends.length === 0) return null;
+  return <p className="faint chart-note">{of && <><b>{of}</b>: </>}{of ? "r" : "R"}esumed with other settings after step {ends.join(" and ")}: what is right of a dashed line does not compare with what is left of it.</p>;
+}
+
 export function points(all: readonly SuccessPoint[]): Series["points"] {
-  return all.map((one) => ({ x: one.step, y: one.rate, low: one.low, high: one.high, count: one.num_rollouts }));
+  return all.map((one) => ({ x: one.step, y: one.rate, low: one.low, high: one.high, count: one.num_independent }));
 }
 
 function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; view: ChartView }) {
   const known = useMemo(() => new Set(Object.keys(metrics.series)), [metrics]);
   const meanings = useMemo(() => new Map(run.metrics.map((one) => [one.name, one.meaning])), [run.metrics]);
-  const running = run.running_step;
+  const others = useMemo(() => otherCharts(known), [known]);
+  const running = run.is_alive ? run.running_step : null;
   const success = useMemo<Series[]>(() => {
     const series: Series[] = [
-      { label: "training rollouts", color: "--accent", points: points(metrics.success) },
+      { label: "training rollouts", color: "--accent", points: points(metrics.success), breaks: run.curve_ends },
       { label: "held-out tasks", color: "--good", points: points(metrics.evaluations), dots: true },
     ];
     if (running?.success.num_rollouts) {
@@ -57,7 +64,7 @@ function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; vie
       series.push({ label, color: "--accent", dots: true, hollow: true, points: [{ x: step, y: so_far.rate, low: so_far.low, high: so_far.high }] });
     }
     return series;
-  }, [metrics, running]);
+  }, [metrics, running, run.curve_ends.join()]);
   const open = useCallback(
     (x: number, series: Series) => {
       if (!series.dots || series.hollow) return navigate(sourcePage(run.run_id, "step", x));
@@ -71,7 +78,7 @@ function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; vie
       <div className="panel chart-panel">
         <MetricChart
           title="Success"
-          hint="Share of rollouts that reached the goal, in finished steps, with the 95 % Wilson interval of what the line shows. A ring is the step under way: short rollouts end first"
+          hint="Share of rollouts that reached the goal, in finished steps, with the 95 % interval of what the line shows. A ring is the step under way: short rollouts end first"
           series={success}
           format={percent}
           yRange={UNIT}
@@ -82,8 +89,9 @@ function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; vie
           onRange={view.setRange}
           onPick={open}
         />
+        <CurveNote ends={run.curve_ends} />
       </div>
-      {SECTIONS.map((section) => {
+      {[...SECTIONS, { title: "Other metrics", charts: others }].map((section) => {
         const charts = section.charts.filter((chart) => metricsOf(chart, known).some((name) => metrics.series[name]?.some((value) => value !== null)));
         if (charts.length === 0) return null;
         return (
@@ -91,7 +99,7 @@ function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; vie
             <h2>{section.title}</h2>
             <div className="chart-grid">
               {charts.map((chart) => (
-                <SpecChart key={chart.title} chart={chart} metrics={metrics} known={known} meanings={meanings} view={view} open={open} />
+                <SpecChart key={chart.title} chart={chart} metrics={metrics} known={known} meanings={meanings} view={view} open={open} breaks={run.curve_ends} />
               ))}
             </div>
           </section>
@@ -108,6 +116,7 @@ function SpecChart(props: {
   meanings: ReadonlyMap<string, string | null>;
   view: ChartView;
   open: (x: number, series: Series) => void;
+  breaks: readonly number[];
 }) {
   const { chart, metrics, known, meanings, view } = props;
   const names = useMemo(() => metricsOf(chart, known), [chart, known]);
@@ -117,8 +126,9 @@ function SpecChart(props: {
         label: shortName(name, names),
         color: paletteColor(index),
         points: metrics.steps.map((step, row) => ({ x: step, y: metrics.series[name]?.[row] ?? null })),
+        breaks: props.breaks,
       })),
-    [names, metrics],
+    [names, metrics, props.breaks.join()],
   );
   const hint = names.map((name) => `${name}: ${meanings.get(name) ?? "no description"}`).join("\n");
   return (

@@ -1,20 +1,21 @@
 import { useQuery } from "../api/cache";
-import { comparePath, runsPath } from "../api/paths";
-import type { ConfigRow, Page, Run, RunComparison, RunSummary } from "../api/types";
+import { comparePath } from "../api/paths";
+import type { ConfigRow, Run, RunComparison } from "../api/types";
 import { useSearchParam } from "../router";
 import { runLabels } from "../runs";
 import { Empty, Loaded, Panel } from "../ui/parts";
+import { useRunChoices } from "../ui/runChoices";
+import { useMore } from "../ui/table";
 
 /** The run's settings, beside those of another run if one is chosen. */
 export function RunConfig({ run }: { run: Run }) {
   const [other, setOther] = useSearchParam("with");
   const [find, setFind] = useSearchParam("find");
   const [only, setOnly] = useSearchParam("only");
-  const runs = useQuery<Page<RunSummary>>(runsPath({ limit: 200 }));
+  const { runs, older } = useRunChoices();
   const comparison = useQuery<RunComparison>(other ? comparePath([run.run_id, other]) : null);
-  const own = Object.keys(run.config).map((key): ConfigRow => ({ key, values: [run.config[key]], is_different: false }));
-  const labels = runLabels(runs.data?.items ?? []);
-  const choices = (runs.data?.items ?? []).filter((one) => one.run_id !== run.run_id);
+  const labels = runLabels(runs);
+  const choices = runs.filter((one) => one.run_id !== run.run_id);
   return (
     <Panel
       title="Configuration"
@@ -29,6 +30,7 @@ export function RunConfig({ run }: { run: Run }) {
               {choices.map((one) => <option key={one.run_id} value={one.run_id}>{labels.get(one.run_id)}</option>)}
             </select>
           </label>
+          {older}
           {other && (
             <label className="field-label">
               <input type="checkbox" checked={only === "1"} onChange={(event) => setOnly(event.target.checked ? "1" : "")} />
@@ -43,7 +45,7 @@ export function RunConfig({ run }: { run: Run }) {
           {(both) => <ConfigTable names={both.runs.map((one) => runLabels(both.runs).get(one.run_id) ?? one.run_name)} rows={both.config} find={find} only={only === "1"} />}
         </Loaded>
       ) : (
-        <ConfigTable names={[run.run_name]} rows={own} find={find} only={false} />
+        <ConfigTable names={[run.run_name]} rows={run.settings} find={find} only={false} />
       )}
     </Panel>
   );
@@ -52,8 +54,9 @@ export function RunConfig({ run }: { run: Run }) {
 export function ConfigTable(props: { names: readonly string[]; rows: readonly ConfigRow[]; find: string; only: boolean }) {
   const wanted = props.find.toLowerCase();
   const rows = props.rows.filter(
-    (row) => (!props.only || row.is_different) && (wanted === "" || row.key.toLowerCase().includes(wanted)),
+    (row) => (!props.only || row.is_different) && (wanted === "" || [row.key, ...row.values.map(settingText)].some((text) => text.toLowerCase().includes(wanted))),
   );
+  const { shown, more } = useMore(rows, 300);
   if (rows.length === 0) {
     return (
       <Empty title={props.only ? "No difference" : "No such setting"}>
@@ -62,6 +65,7 @@ export function ConfigTable(props: { names: readonly string[]; rows: readonly Co
     );
   }
   return (
+    <>
     <div className="table-scroll">
       <table className="data config">
         <thead>
@@ -71,7 +75,7 @@ export function ConfigTable(props: { names: readonly string[]; rows: readonly Co
           </tr>
         </thead>
         <tbody>
-          {rows.map((row) => (
+          {shown.map((row) => (
             <tr key={row.key} className={row.is_different ? "different" : ""}>
               <td className="mono">{row.key}{row.is_different && <span className="badge warn">differs</span>}</td>
               {row.values.map((value, index) => <td key={index} className="mono config-value">{settingText(value)}</td>)}
@@ -80,10 +84,14 @@ export function ConfigTable(props: { names: readonly string[]; rows: readonly Co
         </tbody>
       </table>
     </div>
+    {more}
+    </>
   );
 }
 
 function settingText(value: unknown): string {
   if (value === null || value === undefined) return "–";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return value.length ? value.join(", ") : "none";
+  if (typeof value === "object") return Object.keys(value).length ? JSON.stringify(value) : "none";
+  return value === "" ? "empty" : String(value);
 }

@@ -5,10 +5,26 @@ import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
 import { formatDuration, formatNumber, formatPercent } from "../format";
 import { Link, navigate } from "../router";
-import { Empty, FaultBoundsNote, IntervalBar, Panel, StatusBadge } from "../ui/parts";
+import { Empty, FaultBoundsNote, IntervalBar, LostNote, Panel, StatusBadge } from "../ui/parts";
+import { useSorted, type Column } from "../ui/table";
 
 const UNIT: [number, number] = [0, 1.02];
 const percent = (value: number) => formatPercent(value);
+
+function took(evaluation: Evaluation): number | null {
+  return evaluation.ended_at ? (Date.parse(evaluation.ended_at) - Date.parse(evaluation.started_at)) / 1000 : null;
+}
+
+const COLUMNS: readonly Column<Evaluation>[] = [
+  { label: "Evaluation", value: (one) => one.step },
+  { label: "Status", value: (one) => one.status },
+  { label: "Success, 95 % interval" },
+  { label: "Rate", right: true, value: (one) => one.success.rate },
+  { label: "Rollouts", right: true, value: (one) => one.success.num_rollouts },
+  { label: "Reward", right: true, value: (one) => one.reward_mean },
+  { label: "Adapter", right: true, value: (one) => one.policy_version },
+  { label: "Took", right: true, value: took },
+];
 
 /** Success on held-out tasks before, during and after training. */
 export function RunEvals({ run }: { run: Run }) {
@@ -28,6 +44,7 @@ export function RunEvals({ run }: { run: Run }) {
     (x: number) => navigate(sourcePage(run.run_id, evaluations.find((one) => one.step === x)?.phase ?? "eval", x)),
     [run.run_id, evaluations],
   );
+  const { sorted, head } = useSorted(evaluations, COLUMNS);
   if (evaluations.length === 0) {
     return (
       <Empty title="No evaluation">
@@ -45,10 +62,10 @@ export function RunEvals({ run }: { run: Run }) {
         <div className="table-scroll">
           <table className="data">
             <thead>
-              <tr><th>Evaluation</th><th>Status</th><th>Success, 95 % interval</th><th className="right">Rate</th><th className="right">Rollouts</th><th className="right">Reward</th><th className="right">Adapter</th><th className="right">Took</th></tr>
+              {head}
             </thead>
             <tbody>
-              {evaluations.map((one) => <EvaluationRow key={`${one.phase}${one.step}`} run={run} evaluation={one} />)}
+              {sorted.map((one) => <EvaluationRow key={`${one.phase}${one.step}`} run={run} evaluation={one} />)}
             </tbody>
           </table>
         </div>
@@ -61,17 +78,16 @@ export function RunEvals({ run }: { run: Run }) {
 
 function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }) {
   const { success } = evaluation;
-  const took = evaluation.ended_at ? (Date.parse(evaluation.ended_at) - Date.parse(evaluation.started_at)) / 1000 : null;
   return (
     <tr>
       <td><Link className="text-link" data-row to={sourcePage(run.run_id, evaluation.phase, evaluation.step)}>{sourceName(evaluation.phase, evaluation.step)}</Link></td>
       <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
-      <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span>{evaluation.fault_bounds && <div><FaultBoundsNote bounds={evaluation.fault_bounds} /></div>}</td>
+      <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span>{evaluation.fault_bounds && <div><FaultBoundsNote bounds={evaluation.fault_bounds} /></div>}{success.num_lost_tasks > 0 && <div><LostNote rate={success} /></div>}</td>
       <td className="right">{success.num_successes} / {success.num_rollouts}</td>
       <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
       <td className="right mono">{evaluation.policy_version}</td>
-      <td className="right">{formatDuration(took)}</td>
+      <td className="right">{formatDuration(took(evaluation))}</td>
     </tr>
   );
 }
@@ -116,6 +132,7 @@ function RateCell({ rate }: { rate: Rate | undefined }) {
     <div className="row">
       <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
       <span className="num nowrap" title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</span>
+      <LostNote rate={rate} />
     </div>
   );
 }

@@ -15,11 +15,12 @@ export function RunFailures({ run }: { run: Run }) {
   return <Loaded query={query}>{(failures) => <FailureView run={run} failures={failures} />}</Loaded>;
 }
 
-function seriesOf(steps: readonly number[], kinds: Record<string, number[]>): Series[] {
+function seriesOf(steps: readonly number[], kinds: Record<string, number[]>, breaks: readonly number[]): Series[] {
   return Object.entries(kinds).map(([name, counts], index) => ({
     label: words(name),
     color: paletteColor(index),
     points: steps.map((step, row) => ({ x: step, y: counts[row] ?? null })),
+    breaks,
   }));
 }
 
@@ -45,8 +46,8 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
     },
     [run.run_id, run.evaluations, isTraining],
   );
-  const kinds = useMemo(() => seriesOf(counts.steps, counts.kinds), [counts]);
-  const turns = useMemo(() => seriesOf(counts.steps, counts.turn_failures), [counts]);
+  const kinds = useMemo(() => seriesOf(counts.steps, counts.kinds, run.curve_ends), [counts, run.curve_ends.join()]);
+  const turns = useMemo(() => seriesOf(counts.steps, counts.turn_failures, run.curve_ends), [counts, run.curve_ends.join()]);
   return (
     <>
       <div className="row wrap">
@@ -74,6 +75,7 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
                 ))}
               </tbody>
             </table>
+            {failures.num_messages > failures.errors.length && <p className="dim panel-body">The {failures.errors.length} most frequent of {failures.num_messages} messages.</p>}
           </div>
         )}
       </Panel>
@@ -85,8 +87,9 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
 function shareText(counts: FailureCounts, isTraining: boolean): string {
   const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
   const [all, won] = [sum(counts.num_rollouts), sum(counts.num_successes)];
+  const faults = sum(counts.num_faults);
   const [these, others] = isTraining ? ["training steps", "evaluations"] : ["evaluations", "training steps"];
-  return `${(all - won).toLocaleString("en-US")} of ${plural(all, "rollout")} of ${these} failed; ${others} are counted apart.`;
+  return `${(all - won).toLocaleString("en-US")} of ${plural(all, "rollout")} of ${these} failed${faults ? `, and ${plural(faults, "more rollout")} met a fault of the infrastructure` : ""}; ${others} are counted apart.`;
 }
 
 function KindPanel(props: { title: string; series: Series[]; counts: { name: string; count: number }[]; open: (x: number) => void; none: string }) {

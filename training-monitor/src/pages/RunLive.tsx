@@ -1,5 +1,6 @@
-import { useQuery } from "../api/cache";
-import { rolloutPage, rolloutsPath, shortSourceName } from "../api/paths";
+import { useState } from "react";
+import { useKept, useQuery } from "../api/cache";
+import { rolloutPage, rolloutsPath, runPage, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, Run } from "../api/types";
 import { formatNumber, plural } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
@@ -8,6 +9,7 @@ import { Link } from "../router";
 import { Empty, Loaded, Outcome, Panel, StatusBadge } from "../ui/parts";
 
 const SHOWN = 24;
+const MOST = 200; // that the API hands out at once
 const NONE: Page<RolloutItem> = { items: [], next_cursor: null };
 
 function idleTitle(run: Run): string {
@@ -17,16 +19,19 @@ function idleTitle(run: Run): string {
 
 /** What the devices show right now; when none is at work, how the latest rollouts ended. */
 export function RunLive({ run }: { run: Run }) {
-  const underWay = useQuery<Page<RolloutItem>>(run.is_alive ? rolloutsPath(run.run_id, { status: "running", limit: SHOWN }) : null);
+  const [limit, setLimit] = useState(SHOWN);
+  const more = () => setLimit(Math.min(MOST, 4 * limit));
+  const underWay = useKept(useQuery<Page<RolloutItem>>(run.is_alive ? rolloutsPath(run.run_id, { status: "running", limit }) : null));
   const running = run.is_alive ? underWay : { ...underWay, data: NONE };
   const idle = running.data?.items.length === 0;
-  const latest = useQuery<Page<RolloutItem>>(idle ? rolloutsPath(run.run_id, { limit: SHOWN }) : null);
+  const latest = useKept(useQuery<Page<RolloutItem>>(idle ? rolloutsPath(run.run_id, { limit }) : null));
   return (
     <Loaded query={running}>
       {(now) =>
         now.items.length > 0 ? (
           <Panel title={<>At work now <span className="faint">{plural(run.num_running_rollouts, "rollout")}</span></>} actions={<span className="faint">A card opens its rollout and follows it.</span>}>
             <Wall run={run} rollouts={now.items} follow />
+            <Others run={run} page={now} of={run.num_running_rollouts} more={more} />
           </Panel>
         ) : (
           <Loaded query={latest}>
@@ -38,6 +43,7 @@ export function RunLive({ run }: { run: Run }) {
               ) : (
                 <Panel title={idleTitle(run)}>
                   <Wall run={run} rollouts={page.items} follow={false} />
+                  <Others run={run} page={page} of={run.num_rollouts} more={more} />
                 </Panel>
               )
             }
@@ -45,6 +51,18 @@ export function RunLive({ run }: { run: Run }) {
         )
       }
     </Loaded>
+  );
+}
+
+/** How many rollouts the wall leaves out, and where they are. */
+function Others({ run, page, of, more }: { run: Run; page: Page<RolloutItem>; of: number; more: () => void }) {
+  if (!page.next_cursor) return null;
+  const shown = page.items.length;
+  return (
+    <div className="row wrap between wall-more">
+      <span className="dim num">{shown.toLocaleString("en-US")} of {Math.max(of, shown + 1).toLocaleString("en-US")} rollouts are shown</span>
+      {shown < MOST ? <button type="button" className="button" onClick={more}>Show more</button> : <Link className="text-link" to={runPage(run.run_id, "timeline")}>All of them, by step</Link>}
+    </div>
   );
 }
 

@@ -2,11 +2,11 @@ import { useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { Run } from "../api/types";
 import { formatAgo, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
-import { useSearchParam } from "../router";
+import { navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
-import { FaultBoundsNote, Loaded, PageHead, Problem, Stat, Tabs } from "../ui/parts";
+import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
@@ -15,8 +15,9 @@ import { RunLive } from "./RunLive";
 import { RunStatus } from "./RunsPage";
 import { RunTasks } from "./RunTasks";
 import { RunTimeline } from "./RunTimeline";
+import { RunVerdicts } from "./RunVerdicts";
 
-const TABS = ["", "timeline", "live", "tasks", "evals", "failures", "config"] as const;
+const TABS = ["", "timeline", "live", "tasks", "evals", "failures", "verdicts", "config"] as const;
 type Tab = (typeof TABS)[number];
 const TAB_NAMES: Record<Tab, string> = {
   "": "Charts",
@@ -25,6 +26,7 @@ const TAB_NAMES: Record<Tab, string> = {
   tasks: "Tasks",
   evals: "Evaluations",
   failures: "Failures",
+  verdicts: "Verdicts",
   config: "Configuration",
 };
 
@@ -39,7 +41,7 @@ function RunView({ run }: { run: Run }) {
   const tab: Tab = TABS.find((one) => one === tabText) ?? "";
   const open = (next: Tab) => setTab(next, false);
   const counts: Partial<Record<Tab, number>> = { ...(run.num_running_rollouts ? { live: run.num_running_rollouts } : {}), evals: run.evaluations.length };
-  useShortcuts(Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])));
+  useShortcuts({ ...Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])), u: () => navigate("/") });
   return (
     <>
       <PageHead
@@ -48,7 +50,7 @@ function RunView({ run }: { run: Run }) {
         view={tab === "" ? undefined : TAB_NAMES[tab]}
         note={<span className="mono truncate">{run.log_path}</span>}
       />
-      {run.error && <Problem head="The run failed">{run.error}</Problem>}
+      {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
       <RunStats run={run} />
       <Tabs
         label="Views of the run"
@@ -60,6 +62,12 @@ function RunView({ run }: { run: Run }) {
       </Tabs>
     </>
   );
+}
+
+/** Somebody stopped the run; the name of Python's exception alone says no more. */
+function Stopped({ error }: { error: string }) {
+  const text = error.replace(/^(CancelledError|KeyboardInterrupt):?\s*/, "").trim();
+  return <div className="notice warn"><b>The run was stopped.</b> {text}</div>;
 }
 
 function TabContent({ tab, run }: { tab: Tab; run: Run }) {
@@ -76,6 +84,8 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
       return <RunEvals run={run} />;
     case "failures":
       return <RunFailures run={run} />;
+    case "verdicts":
+      return <RunVerdicts run={run} />;
     case "config":
       return <RunConfig run={run} />;
   }
@@ -90,7 +100,7 @@ function TimeStat({ run }: { run: Run }) {
     const finishing = evaluation ? `final evaluation ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
     return (
       <Stat label="Time left" hint={hint}>
-        {formatDuration(run.eta_s)}
+        {run.eta_is_lower_bound && <span title="No evaluation has shown yet how long those take that are still to come">&gt; </span>}{formatDuration(run.eta_s)}
         <small>{run.num_completed_steps >= run.total_steps ? finishing : `${formatDuration(run.elapsed_s)} so far`}</small>
       </Stat>
     );
@@ -117,10 +127,11 @@ function RunStats({ run }: { run: Run }) {
         {formatPercent((held ?? baseline)?.rate, 0)}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
         {bounds && <small><FaultBoundsNote bounds={bounds} /></small>}
+        <small><LostNote rate={held ?? baseline} /></small>
       </Stat>
       <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
-      <Stat label="Step time" hint="median of the last ten steps">{formatDuration(run.step_time_s)}</Stat>
+      <Stat label="Step time" hint="from step end to step end, mean of the last ten since the run was started or resumed, without evaluations">{formatDuration(run.step_time_s)}</Stat>
       <Stat label="Starts" hint="how often the run was started or resumed">{plural(run.num_attempts, "start")}</Stat>
     </dl>
   );

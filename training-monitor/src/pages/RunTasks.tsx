@@ -6,6 +6,7 @@ import { formatPercent, formatSigned } from "../format";
 import { Link, useSearchParam } from "../router";
 import { fits } from "../search";
 import { Empty, IntervalBar, Loaded, Panel, Segments } from "../ui/parts";
+import { useMore, useSorted, type Column } from "../ui/table";
 
 const ORDERS = [
   { value: "", label: "Hardest" },
@@ -52,6 +53,19 @@ function change(task: TaskStats): number {
   return (task.recent.rate ?? task.success.rate ?? 0) - (task.success.rate ?? 0);
 }
 
+const COLUMNS: readonly Column<TaskStats>[] = [
+  { label: "Task", value: (task) => task.task_id },
+  { label: "Category", value: (task) => task.category },
+  { label: "Lately" },
+  { label: "Last quarter", right: true, value: (task) => task.recent.rate },
+  { label: "Whole run", right: true, value: (task) => task.success.rate },
+  { label: "Change", right: true, title: "Last quarter against the whole run", value: (task) => (task.recent.rate === null ? null : change(task)) },
+  { label: "Held-out", right: true, title: "In the latest evaluation that tried it", value: (task) => task.held_out.rate },
+  { label: "Groups", right: true, value: (task) => task.num_groups },
+  { label: "Never solved", right: true, value: (task) => task.num_failed_groups },
+  { label: "Last step", right: true, value: (task) => task.last_step },
+];
+
 function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly TaskStats[]; find: string; order: string }) {
   const shown = useMemo(() => {
     const kept = tasks.filter((task) => fits(find, [task.task_id, task.instruction, task.category]));
@@ -62,6 +76,8 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
     else kept.sort((a, b) => recent(a) - recent(b));
     return kept;
   }, [tasks, find, order]);
+  const { sorted, head } = useSorted(shown, COLUMNS);
+  const { shown: rows, more } = useMore(sorted, 300);
   if (shown.length === 0) {
     return <Empty title="No task"><p>{tasks.length ? "No task has these words in its name, instruction or category; clear the search." : "Tasks appear when their first group has ended."}</p></Empty>;
   }
@@ -69,21 +85,10 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
     <div className="table-scroll">
       <table className="data">
         <thead>
-          <tr>
-            <th>Task</th>
-            <th>Category</th>
-            <th>Lately</th>
-            <th className="right">Last quarter</th>
-            <th className="right">Whole run</th>
-            <th className="right" title="Last quarter against the whole run">Change</th>
-            <th className="right" title="In the latest evaluation that tried it">Held-out</th>
-            <th className="right">Groups</th>
-            <th className="right">Never solved</th>
-            <th className="right">Last step</th>
-          </tr>
+          {head}
         </thead>
         <tbody>
-          {shown.slice(0, 300).map((task) => {
+          {rows.map((task) => {
             const recent = [task.recent, task.success, task.held_out].find((rate) => rate.rate !== null) ?? task.success;
             const moved = change(task);
             return (
@@ -106,6 +111,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
           })}
         </tbody>
       </table>
+      {more}
     </div>
   );
 }

@@ -1,11 +1,12 @@
-import { Fragment } from "react";
+import { Fragment, useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { sourceName, sourcePage, timelinePath } from "../api/paths";
 import type { Run, TimelineItem } from "../api/types";
 import { formatDuration, formatNumber, formatPercent } from "../format";
-import { clockOf, laneOf, restartsOf, type Restart } from "../timeline";
+import { clockOf, laneOf, restartsOf, worked, type Restart } from "../timeline";
 import { Link } from "../router";
-import { Empty, IntervalBar, Loaded, Progress, StatusBadge } from "../ui/parts";
+import { Empty, IntervalBar, Loaded, LostNote, Progress, StatusBadge } from "../ui/parts";
+import { useMore, useSorted, type Column } from "../ui/table";
 
 /** Baseline, steps and evaluations in the order of training, on one clock, and where the run was started again. */
 export function RunTimeline({ run }: { run: Run }) {
@@ -24,30 +25,37 @@ export function RunTimeline({ run }: { run: Run }) {
 }
 
 function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) {
-  const newest = [...items].reverse();
-  const restarts = restartsOf(run.history, items);
+  const newest = useMemo(() => [...items].reverse(), [items]);
+  const restarts = useMemo(() => restartsOf(run.history, items, Date.parse(run.heartbeat_at)), [run.history, items, run.heartbeat_at]);
+  const columns = useMemo<readonly Column<TimelineItem>[]>(
+    () => [
+      { label: "What", value: (item) => items.indexOf(item) },
+      { label: "Status", value: (item) => item.status },
+      { label: "Groups", value: (item) => item.num_ended_groups },
+      { label: "Success" },
+      { label: "Rate", right: true, value: (item) => item.success.rate },
+      { label: "Reward", right: true, value: (item) => item.reward_mean },
+      { label: "Adapter", right: true, value: (item) => item.policy_version },
+      { label: "Rollouts", right: true, title: "How long its rollouts took", value: (item) => worked(item.started_at, item.rollouts_ended_at ?? item.ended_at, restarts) },
+      { label: "Took", right: true, value: (item) => worked(item.started_at, item.ended_at, restarts) },
+    ],
+    [items, restarts],
+  );
+  const { sorted, head, isSorted } = useSorted(newest, columns);
+  const { shown, more } = useMore(sorted, 100);
+  const resumed = isSorted ? [] : restarts; // between the rows that it lies between, which only their own order has
   return (
     <section className="panel">
       <Clock run={run} items={items} restarts={restarts} />
       <div className="table-scroll">
         <table className="data">
           <thead>
-            <tr>
-              <th>What</th>
-              <th>Status</th>
-              <th>Groups</th>
-              <th>Success</th>
-              <th className="right">Rate</th>
-              <th className="right">Reward</th>
-              <th className="right">Adapter</th>
-              <th className="right">Rollouts</th>
-              <th className="right">Took</th>
-            </tr>
+            {head}
           </thead>
           <tbody>
-            {newest.map((item, index) => (
+            {shown.map((item, index) => (
               <Fragment key={`${item.phase}-${item.step}`}>
-                {restarts.filter((one) => one.after === items.length - 1 - index).reverse().map((one) => <RestartRow key={one.at} restart={one} items={items} />)}
+                {resumed.filter((one) => one.after === items.length - 1 - index).reverse().map((one) => <RestartRow key={one.started} restart={one} items={items} />)}
                 <tr>
                   <td><Link className="text-link" data-row to={sourcePage(run.run_id, item.phase, item.step)}>{sourceName(item.phase, item.step)}</Link></td>
                   <td><StatusBadge status={item.status} alive={run.is_alive} /></td>
@@ -55,43 +63,40 @@ function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) 
                     <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><span className="faint">{item.num_ended_groups}/{item.num_groups}</span></div>
                   </td>
                   <td className="interval-cell">{item.success.rate === null ? null : <IntervalBar value={item.success.rate} low={item.success.low} high={item.success.high} />}</td>
-                  <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}</td>
+                  <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}{item.success.num_lost_tasks > 0 && <div><LostNote rate={item.success} /></div>}</td>
                   <td className="right">{formatNumber(item.reward_mean, 3)}</td>
                   <td className="right mono">{item.policy_version}</td>
-                  <td className="right">{formatDuration(between(item.started_at, item.rollouts_ended_at ?? item.ended_at))}</td>
-                  <td className="right">{formatDuration(item.duration_s)}</td>
+                  <td className="right">{formatDuration(worked(item.started_at, item.rollouts_ended_at ?? item.ended_at, restarts))}</td>
+                  <td className="right">{formatDuration(worked(item.started_at, item.ended_at, restarts))}</td>
                 </tr>
               </Fragment>
             ))}
-            {restarts.filter((one) => one.after < 0).reverse().map((one) => <RestartRow key={one.at} restart={one} items={items} />)}
+            {shown.length === newest.length && resumed.filter((one) => one.after < 0).reverse().map((one) => <RestartRow key={one.started} restart={one} items={items} />)}
           </tbody>
         </table>
       </div>
+      {more}
     </section>
   );
-}
-
-function between(start: string, end: string | null): number | null {
-  return end === null ? null : (Date.parse(end) - Date.parse(start)) / 1000;
 }
 
 const BEFORE: Record<string, string> = {
   interrupted: "it was interrupted",
   failed: "it failed",
-  cancelled: "it was cancelled",
+  cancelled: "it was stopped",
   completed: "it was complete",
 };
 
 function restartText(restart: Restart, items: readonly TimelineItem[]): string {
   const next = items.slice(restart.after + 1).find((item) => item.phase === "step");
   const where = next ? ` at ${sourceName(next.phase, next.step).toLowerCase()}` : "";
-  return `Resumed${where}, ${formatDuration((restart.at - restart.stopped) / 1000)} after ${BEFORE[restart.how] ?? "it stopped"}`;
+  return `Resumed${where}, ${formatDuration((restart.started - restart.stopped) / 1000)} after ${BEFORE[restart.how] ?? "it stopped"}`;
 }
 
 function RestartRow({ restart, items }: { restart: Restart; items: readonly TimelineItem[] }) {
   return (
     <tr className="restart">
-      <td colSpan={9} title={new Date(restart.at).toLocaleString()}>{restartText(restart, items)}</td>
+      <td colSpan={9} title={new Date(restart.started).toLocaleString()}>{restartText(restart, items)}</td>
     </tr>
   );
 }
@@ -122,14 +127,14 @@ function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineIte
               to={sourcePage(run.run_id, item.phase, item.step)}
               className={`run-clock-item ${item.phase} ${item.status}`}
               style={{ left: percent(left), width: percent(right - left), top: (lanes[index] ?? 0) * height + 2, height: height - 4 }}
-              title={`${sourceName(item.phase, item.step)}: ${formatDuration(item.duration_s)}, success ${formatPercent(item.success.rate)}`}
+              title={`${sourceName(item.phase, item.step)}: ${formatDuration(worked(item.started_at, item.ended_at, restarts))}, success ${formatPercent(item.success.rate)}`}
               tabIndex={-1}
             >
               <i style={{ width: percent((at(middle) - left) / Math.max(1e-9, right - left)), ["--strength" as never]: `${30 + 70 * (item.success.rate ?? 0)}%` }} />
             </Link>
           );
         })}
-        {restarts.map((one) => <i key={one.at} className="run-clock-restart" style={{ left: percent(at(one.at)) }} title={restartText(one, items)} />)}
+        {restarts.map((one) => <i key={one.started} className="run-clock-restart" style={{ left: percent(at(one.at)) }} title={restartText(one, items)} />)}
       </div>
       <div className="row between faint num">
         <span>{clockText(start, end, start)}</span>

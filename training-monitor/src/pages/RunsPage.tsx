@@ -2,20 +2,21 @@ import { useMemo, useState } from "react";
 import { runsPath, comparePage, runPage } from "../api/paths";
 import { prefetch, useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
-import type { Page, RunSummary } from "../api/types";
+import type { RunList, RunSummary } from "../api/types";
 import { Sparkline } from "../charts/Sparkline";
 import { formatAgo, formatPercent, formatTime } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { runLabels, timeLeft, whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
-import { Empty, IntervalBar, Loaded, PageHead, Progress, Segments, StatusBadge } from "../ui/parts";
+import { Empty, IntervalBar, Loaded, LostNote, PageHead, Progress, Segments, StatusBadge } from "../ui/parts";
+import { useSorted, type Column } from "../ui/table";
 
 const STATUSES = [
   { value: "", label: "All" },
   { value: "running", label: "Running" },
   { value: "completed", label: "Completed" },
   { value: "failed", label: "Failed" },
-  { value: "cancelled", label: "Cancelled" },
+  { value: "cancelled", label: "Stopped" },
 ] as const;
 
 export function RunsPage() {
@@ -23,7 +24,7 @@ export function RunsPage() {
   const [status, setStatus] = useSearchParam("status");
   const [cursors, setCursors] = useState<string[]>([]);
   const [selected, setSelected] = useState<readonly string[]>([]);
-  const query = useQuery<Page<RunSummary>>(runsPath({ search, status, cursor: cursors.at(-1) }));
+  const query = useQuery<RunList>(runsPath({ search, status, cursor: cursors.at(-1) }));
   useRefresh(query.reload, query.data?.items.some((run) => run.is_alive) ?? false);
   const toggle = (runId: string) =>
     setSelected((before) => (before.includes(runId) ? before.filter((one) => one !== runId) : [...before, runId]));
@@ -75,6 +76,8 @@ export function RunsPage() {
               <RunsTable runs={page.items} selected={selected} toggle={toggle} />
               {(page.next_cursor || cursors.length > 0) && (
                 <div className="row between panel-body">
+                  <span className="dim num">{page.items.length.toLocaleString("en-US")} of {page.num_runs.toLocaleString("en-US")} runs are shown; a column sorts these</span>
+                  <span className="row">
                   <button className="button" type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>
                     Newer
                   </button>
@@ -86,6 +89,7 @@ export function RunsPage() {
                   >
                     Older
                   </button>
+                  </span>
                 </div>
               )}
             </section>
@@ -112,26 +116,29 @@ function NoRuns({ filtered }: { filtered: boolean }) {
   );
 }
 
+const COLUMNS: readonly Column<RunSummary>[] = [
+  { label: "Compare", hidden: true },
+  { label: "Run", value: (run) => run.run_name },
+  { label: "Status", value: (run) => (run.status === "running" && !run.is_alive ? "no sign of life" : run.status) },
+  { label: "Progress", value: (run) => run.progress },
+  { label: "Success in training", value: (run) => run.success_rate },
+  { label: "Held-out success", value: (run) => (run.last_eval ?? run.baseline)?.rate },
+  { label: "Reward", right: true, value: (run) => run.reward_mean },
+  { label: "When", right: true, title: "When it began, if it goes on, else when it ended", value: (run) => Date.parse(run.is_alive ? run.started_at : (run.ended_at ?? run.heartbeat_at)) },
+];
+
 function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly string[]; toggle: (runId: string) => void }) {
   const now = useNow();
   const labels = useMemo(() => runLabels(props.runs), [props.runs]);
+  const { sorted, head } = useSorted(props.runs, COLUMNS);
   return (
     <div className="table-scroll">
       <table className="data runs">
         <thead>
-          <tr>
-            <th><span className="sr-only">Compare</span></th>
-            <th>Run</th>
-            <th>Status</th>
-            <th>Progress</th>
-            <th>Success in training</th>
-            <th>Held-out success</th>
-            <th className="right">Reward</th>
-            <th className="right">When</th>
-          </tr>
+          {head}
         </thead>
         <tbody>
-          {props.runs.map((run) => (
+          {sorted.map((run) => (
             <tr key={run.run_id} className={props.selected.includes(run.run_id) ? "selected" : ""}>
               <td>
                 <input
@@ -202,6 +209,7 @@ function HeldOut({ run }: { run: RunSummary }) {
         {before != null && <span className="faint">{formatPercent(before)} → </span>}
         <b>{formatPercent(rate.rate)}</b>
       </span>
+      <LostNote rate={rate} />
     </div>
   );
 }

@@ -7,7 +7,7 @@ import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
-import { Empty, Loaded, PageHead, Panel, Segments, Stat, StatusBadge } from "../ui/parts";
+import { Empty, Loaded, LostNote, PageHead, Panel, Segments, Stat, StatusBadge } from "../ui/parts";
 
 const SHOWN = [
   { value: "", label: "All groups" },
@@ -76,11 +76,11 @@ function SourceStats({ source }: { source: SourceDetail }) {
   const isStep = source.phase === "step";
   return (
     <dl className="stats">
-      <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; rollouts that end first are short ones">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small></Stat>
+      <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; rollouts that end first are short ones">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small><small><LostNote rate={success} /></small></Stat>
       {source.fault_bounds && <Stat label="Success with faults" hint="of first attempts, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, {plural(source.fault_bounds.num_faults, "fault")}</small></Stat>}
       <Stat label={source.ended_at === null ? "Reward so far" : "Reward"}>{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
-      {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum").replace("datums", "data")} trained on</small></Stat>}
+      {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum")} trained on</small></Stat>}
       <Stat label="Adapter" hint={isStep ? "Newest version when it began; the version that the step made" : "The version that is measured"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
       {isStep && <Stat label="Loss">{formatNumber(metrics["loss/total"], 3)}</Stat>}
       {isStep && <Stat label="Parity" hint="mean |sampler − trainer| log-probability at the same weights">{formatNumber(metrics["policy/parity_mean_abs"], 3)}</Stat>}
@@ -134,7 +134,7 @@ function arranged(groups: readonly GroupSummary[], shown: string, order: string)
     if (shown === "constant") return group.is_constant;
     if (shown === "solved") return !!group.num_rollouts && group.num_successes === group.num_rollouts;
     if (shown === "mixed") return !group.is_constant && group.num_rollouts !== null;
-    return shown !== "failed" || group.num_successes === 0;
+    return shown !== "failed" || (!!group.num_rollouts && group.num_successes === 0);
   };
   const kept = groups.filter(fits);
   if (order === "hardest") kept.sort((a, b) => (a.reward_mean ?? 9) - (b.reward_mean ?? 9));

@@ -1,5 +1,5 @@
-import { useCallback, useMemo } from "react";
-import { useQuery } from "../api/cache";
+import { useCallback, useMemo, useState } from "react";
+import { useKept, useQuery } from "../api/cache";
 import { rolloutPage, runPage, sourceName, sourcePage, taskPath } from "../api/paths";
 import type { Rate, TaskDetail } from "../api/types";
 import { ChartControls, useChartView } from "../charts/controls";
@@ -7,29 +7,39 @@ import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
 import { formatNumber, formatPercent, words } from "../format";
 import { RolloutCellLink } from "../rollout/RolloutCellLink";
+import { endText } from "../rollout/verdict";
 import { Link, navigate } from "../router";
-import { Clamped, Empty, IntervalBar, Loaded, PageHead, Panel, Stat } from "../ui/parts";
+import { useShortcuts } from "../ui/keys";
+import { Clamped, Empty, IntervalBar, Loaded, LostNote, PageHead, Panel, Stat } from "../ui/parts";
+import { useMore } from "../ui/table";
 
 const UNIT: [number, number] = [0, 1.02];
 const RANGE: [number, number] = [0, 1];
 const percent = (value: number) => formatPercent(value);
+const ASKED = 100; // rows of each list, at first
+const MOST = 10_000; // that the API hands out
+
+type Load = (count: number) => void;
 
 /** One task over the run: how often it succeeds, in which of its instances and in what way it fails. */
 export function TaskPage({ runId, taskId }: { runId: string; taskId: string }) {
-  const query = useQuery<TaskDetail>(taskPath(runId, taskId));
-  return <Loaded query={query} height={420}>{(task) => <TaskView task={task} />}</Loaded>;
+  const [limit, setLimit] = useState(ASKED);
+  const query = useKept(useQuery<TaskDetail>(taskPath(runId, taskId, limit)));
+  const load = (count: number) => setLimit((before) => Math.min(MOST, Math.max(before + 1, count))); // for another list it may have been larger
+  return <Loaded query={query} height={420}>{(task) => <TaskView task={task} load={load} />}</Loaded>;
 }
 
-function TaskView({ task }: { task: TaskDetail }) {
+function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
+  const failures = useMore(task.failed_rollouts, 20, { total: task.num_failed_rollouts, most: MOST, load });
   const view = useChartView();
   const series = useMemo<Series[]>(() => {
     const of = (wanted: boolean) =>
       task.history
         .filter((point) => (point.phase === "step") === wanted)
-        .map((point) => ({ x: point.step, y: point.rate, low: point.low, high: point.high, count: point.num_rollouts }));
+        .map((point) => ({ x: point.step, y: point.rate, low: point.low, high: point.high, count: point.num_independent }));
     return [
-      { label: "training rollouts", color: "--accent", points: of(true) },
-      { label: "held-out", color: "--good", points: of(false), dots: true },
+      { label: "training rollouts", color: "--accent", points: of(true), breaks: task.curve_ends },
+      { label: "held-out tasks", color: "--good", points: of(false), dots: true },
     ].filter((one) => one.points.length > 0);
   }, [task]);
   const open = useCallback(
@@ -39,6 +49,7 @@ function TaskView({ task }: { task: TaskDetail }) {
     },
     [task],
   );
+  useShortcuts({ u: () => navigate(runPage(task.run_id, "tasks")) });
   const isTrained = task.training.num_rollouts > 0;
   const where = task.examined ? `, ${sourceName(task.examined.phase, task.examined.step).toLowerCase()}` : isTrained ? " in training" : "";
   return (
@@ -54,11 +65,11 @@ function TaskView({ task }: { task: TaskDetail }) {
         note={<>{task.instruction && <Clamped lines={2}>for example: “{task.instruction}”</Clamped>}{task.category && <span className="badge">{task.category}</span>}{task.difficulty && <span className="badge">{task.difficulty}</span>}</>}
       />
       <dl className="stats">
-        {isTrained && <Stat label="Success in training" hint="all training steps, 95 % Wilson interval">{formatPercent(task.training.rate, 1)}<small>{formatPercent(task.training.low)} to {formatPercent(task.training.high)}</small></Stat>}
+        {isTrained && <Stat label="Success in training" hint="all training steps, 95 % interval">{formatPercent(task.training.rate, 1)}<small>{formatPercent(task.training.low)} to {formatPercent(task.training.high)}</small><small><LostNote rate={task.training} /></small></Stat>}
         {isTrained && <Stat label="Training rollouts">{task.training.num_rollouts}<small>{task.training.num_successes} succeeded</small></Stat>}
-        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % Wilson interval"><RateText rate={task.baseline} /></Stat>}
-        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % Wilson interval"><RateText rate={task.last_eval} /></Stat>}
-        <Stat label="Instances">{task.instances.length}</Stat>
+        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % interval"><RateText rate={task.baseline} /></Stat>}
+        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % interval"><RateText rate={task.last_eval} /></Stat>}
+        <Stat label="Instances">{task.num_instances.toLocaleString("en-US")}</Stat>
         <Stat label="Turns allowed">{task.max_turns ?? "–"}</Stat>
       </dl>
       <ChartControls view={view} />
@@ -66,24 +77,27 @@ function TaskView({ task }: { task: TaskDetail }) {
         <MetricChart title="Success over time" series={series} format={percent} yRange={UNIT} height={220} smoothing={view.smoothing} log={view.log} range={view.range} onRange={view.setRange} onPick={open} />
       </div>
       <div className="columns">
-        <Panel title={`Where it fails${where}`}><FailureCounts task={task} /></Panel>
-        <Panel title={`Hardest instances${where}`} flush><Instances task={task} /></Panel>
+        <Panel title={`Where it fails${where}`}><FailureCounts task={task} load={load} /></Panel>
+        <Panel title={`Hardest instances${where}`} flush><Instances task={task} load={load} /></Panel>
       </div>
       <Panel title="Latest failures">
         {task.failed_rollouts.length === 0 ? (
           <Empty title="No failure is stored"><p>Every rollout of this task that has ended reached its goal.</p></Empty>
         ) : (
+          <>
           <ul className="failed-rollouts">
-            {task.failed_rollouts.map((rollout) => (
+            {failures.shown.map((rollout) => (
               <li key={rollout.rollout_id} className="row">
                 <RolloutCellLink rollout={rollout} runId={task.run_id} range={RANGE} />
                 <Link className="text-link" data-row to={rolloutPage(task.run_id, rollout.rollout_id)}>{sourceName(rollout.phase, rollout.step)}, rollout {rollout.member_index + 1}</Link>
                 <span className="dim">seed {rollout.seed}</span>
-                <span className="dim">{words(rollout.stop_reason ?? rollout.status)}</span>
+                <span className="dim">{endText(rollout)}</span>
                 <span className="num dim">reward {formatNumber(rollout.reward, 3)}</span>
               </li>
             ))}
           </ul>
+          {failures.more}
+          </>
         )}
       </Panel>
     </>
@@ -91,14 +105,14 @@ function TaskView({ task }: { task: TaskDetail }) {
 }
 
 function RateText({ rate }: { rate: Rate }) {
-  return <>{formatPercent(rate.rate, 1)}<small>{rate.num_successes} of {rate.num_rollouts}, {formatPercent(rate.low)} to {formatPercent(rate.high)}</small></>;
+  return <>{formatPercent(rate.rate, 1)}<small>{rate.num_successes} of {rate.num_rollouts}, {formatPercent(rate.low)} to {formatPercent(rate.high)}</small><small><LostNote rate={rate} /></small></>;
 }
 
-function FailureCounts({ task }: { task: TaskDetail }) {
+function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   const sections = [
-    { title: "What the validator read", counts: task.failed_checks },
-    { title: "How failed rollouts ended", counts: task.stop_reasons },
-    { title: "Answers that could not be read", counts: task.turn_failures },
+    { title: "What the validator read", counts: task.failed_checks, total: task.num_failed_checks },
+    { title: "How failed rollouts ended", counts: task.stop_reasons, total: task.stop_reasons.length },
+    { title: "Answers that could not be read", counts: task.turn_failures, total: task.turn_failures.length },
   ].filter((section) => section.counts.length > 0);
   if (sections.length === 0) return <p className="dim">Nothing failed.</p>;
   return (
@@ -106,7 +120,7 @@ function FailureCounts({ task }: { task: TaskDetail }) {
       {sections.map((section) => (
         <div key={section.title}>
           <h3>{section.title}</h3>
-          <CountBars counts={section.counts} />
+          <CountBars counts={section.counts} rest={{ total: section.total, most: MOST, load }} />
         </div>
       ))}
     </div>
@@ -114,11 +128,13 @@ function FailureCounts({ task }: { task: TaskDetail }) {
 }
 
 /** Counts as bars, the longest as wide as its column. */
-export function CountBars({ counts }: { counts: readonly { name: string; count: number }[] }) {
+export function CountBars({ counts, rest }: { counts: readonly { name: string; count: number }[]; rest?: Parameters<typeof useMore>[2] }) {
+  const { shown, more } = useMore(counts, 12, rest);
   const most = Math.max(1, ...counts.map((one) => one.count));
   return (
+    <>
     <ul className="count-bars num">
-      {counts.slice(0, 12).map((one) => (
+      {shown.map((one) => (
         <li key={one.name}>
           <i style={{ width: `${(one.count / most) * 100}%` }} />
           <span className="count-name" title={words(one.name)}>{words(one.name)}</span>
@@ -126,16 +142,20 @@ export function CountBars({ counts }: { counts: readonly { name: string; count: 
         </li>
       ))}
     </ul>
+    {more}
+    </>
   );
 }
 
-function Instances({ task }: { task: TaskDetail }) {
+function Instances({ task, load }: { task: TaskDetail; load: Load }) {
+  const { shown, more } = useMore(task.instances, 50, { total: task.num_instances, most: MOST, load });
   return (
+    <>
     <div className="table-scroll short">
       <table className="data">
         <thead><tr><th>Instance</th><th>Success</th><th className="right">Rollouts</th><th className="right">Last step</th></tr></thead>
         <tbody>
-          {task.instances.map((instance) => (
+          {shown.map((instance) => (
             <tr key={instance.seed}>
               <td><span className="num">seed {instance.seed}</span><div className="faint clamp-2">{instance.instruction}</div></td>
               <td className="interval-cell">{instance.success.rate === null ? null : <IntervalBar value={instance.success.rate} low={instance.success.low} high={instance.success.high} />}</td>
@@ -146,5 +166,7 @@ function Instances({ task }: { task: TaskDetail }) {
         </tbody>
       </table>
     </div>
+    {more}
+    </>
   );
 }

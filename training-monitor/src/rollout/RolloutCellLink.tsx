@@ -2,13 +2,13 @@ import { useRef, useState } from "react";
 import { prefetch, useQuery } from "../api/cache";
 import { rolloutPage, rolloutPath } from "../api/paths";
 import type { Rollout, RolloutCell } from "../api/types";
-import { formatNumber, formatSigned, words } from "../format";
+import { formatNumber, formatSigned } from "../format";
 import { Link } from "../router";
 import { Screenshot } from "./Screenshot";
-import { shownSuccess } from "./verdict";
+import { endText, shownSuccess } from "./verdict";
 
 export type CellRollout = Pick<RolloutCell, "rollout_id" | "reward" | "success" | "status" | "stop_reason" | "advantage"> &
-  Partial<Pick<RolloutCell, "num_turns" | "override_success" | "error">>;
+  Partial<Pick<RolloutCell, "num_turns" | "override_success" | "override_reward" | "error">>;
 
 /** Which of the five reward colours fits. */
 export function rewardBin(reward: number, range: [number, number]): number {
@@ -27,7 +27,8 @@ function spoken(rollout: CellRollout): string {
   const reward = rollout.reward === null ? "no reward" : `reward ${formatNumber(rollout.reward)}`;
   const advantage = rollout.advantage === null ? "" : `, advantage ${formatSigned(rollout.advantage)}`;
   const turns = rollout.num_turns === undefined ? "" : `, ${rollout.num_turns} turns`;
-  return `${reward}${advantage}${turns}, ${words(rollout.stop_reason ?? rollout.status)}`;
+  const verdict = rollout.override_success == null ? "" : `, by hand: ${rollout.override_success ? "success" : "failure"}`;
+  return `${reward}${advantage}${turns}, ${endText(rollout)}${verdict}`;
 }
 
 type Props = { rollout: CellRollout; runId: string; range: [number, number]; replayed?: boolean };
@@ -36,7 +37,9 @@ type Props = { rollout: CellRollout; runId: string; range: [number, number]; rep
 export function RolloutCellLink({ rollout, runId, range, replayed }: Props) {
   const [shown, setShown] = useState(false);
   const timer = useRef(0);
-  const color = rollout.reward === null ? undefined : `var(--reward-${rewardBin(rollout.reward, range)})`;
+  const byHand = rollout.override_success ?? null;
+  const reward = rollout.override_reward ?? (byHand === null ? rollout.reward : byHand ? range[1] : range[0]);
+  const color = reward === null ? undefined : `var(--reward-${rewardBin(reward, range)})`;
   const enter = () => {
     timer.current = window.setTimeout(() => {
       prefetch(rolloutPath(runId, rollout.rollout_id));
@@ -51,7 +54,7 @@ export function RolloutCellLink({ rollout, runId, range, replayed }: Props) {
     <span className="cell-holder" onMouseEnter={enter} onMouseLeave={leave}>
       <Link
         to={rolloutPage(runId, rollout.rollout_id)}
-        className={`cell ${rollout.status} ${replayed ? "replayed" : ""}`}
+        className={`cell ${rollout.status} ${replayed ? "replayed" : ""} ${byHand === null ? "" : "by-hand"}`}
         style={{ background: color }}
         aria-label={`Rollout: ${spoken(rollout)}`}
         onFocus={enter}

@@ -10,7 +10,7 @@ import { Dialog } from "./parts";
 type Entry = { label: string; note: string; to: string };
 
 const SHOWN = 12;
-const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "failures", "config"];
+const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "failures", "verdicts", "config"];
 
 /** Go anywhere by typing: runs, views of the current run, its steps ("12"), tasks, the start of a rollout's id. */
 export function Palette({ runId, onClose }: { runId: string | null; onClose: () => void }) {
@@ -46,7 +46,7 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
     offer("Compare runs", "page", "/compare");
     const named = runs.data?.items ?? (newest.data?.items ?? []).filter((run) => fits(typed, [run.run_name]));
     const labels = runLabels(named);
-    for (const run of named) all.push({ label: labels.get(run.run_id) ?? run.run_name, note: `run, ${run.status}`, to: runPage(run.run_id) });
+    for (const run of named) all.push({ label: labels.get(run.run_id) ?? run.run_name, note: `run, ${run.status === "cancelled" ? "stopped" : run.status}`, to: runPage(run.run_id) });
     for (const task of tasks.data ?? []) {
       offer(task.task_id, task.instruction ?? "task", taskPage(runId ?? "", task.task_id), [task.category]);
     }

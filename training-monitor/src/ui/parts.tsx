@@ -1,6 +1,6 @@
 import { useEffect, useLayoutEffect, useRef, useState, type FormEvent, type KeyboardEvent, type ReactNode } from "react";
 import { ApiError, signIn, type Query } from "../api/cache";
-import type { FaultBounds } from "../api/types";
+import type { FaultBounds, Rate } from "../api/types";
 import { formatPercent, plural, words } from "../format";
 import { Link } from "../router";
 
@@ -20,7 +20,7 @@ export function StatusBadge({ status, alive = true }: { status: string; alive?: 
   if (!alive && STATUS_TONES[status]?.endsWith("running")) {
     return <span className="badge warn" title="The run gave no sign of life for more than a minute">interrupted</span>;
   }
-  return <span className={`badge ${STATUS_TONES[status] ?? ""}`}>{words(status)}</span>;
+  return <span className={`badge ${STATUS_TONES[status] ?? ""}`}>{status === "cancelled" ? "stopped" : words(status)}</span>;
 }
 
 /** Success, failure or a fault of the infrastructure, told by shape and by colour. */
@@ -307,6 +307,16 @@ export function FaultBoundsNote({ bounds }: { bounds: FaultBounds | null | undef
   return (
     <span className="warn nowrap" title="Success rate of first attempts if all faulty ones had failed, and if all had succeeded">
       {plural(bounds.num_faults, "fault")}: {formatPercent(bounds.worst)} to {formatPercent(bounds.best)}
+    </span>
+  );
+}
+
+/** Tasks that say nothing of the policy, because all of their attempts met faults; nothing if there are none. */
+export function LostNote({ rate }: { rate: Pick<Rate, "num_lost_tasks"> | null | undefined }) {
+  if (!rate?.num_lost_tasks) return null;
+  return (
+    <span className="warn nowrap" title="All attempts at them met a fault: failed at the lower end of the interval, solved at the upper">
+      {plural(rate.num_lost_tasks, "task")} lost to faults
     </span>
   );
 }

@@ -1,4 +1,4 @@
-"""Make a tiny model like the included one, from random weights: `python -m cua_rl.recipes.make_tiny_model`.
+"""Make a tiny model like the included one, from random weights: `python -m scripts.tiny_models.make_tiny_model`.
 
 Its lessons come from scripted experts on the phone simulator. The vision tower first learns to locate elements; then
 the model imitates a perfect expert, naming and pointing, until it is right; then, briefly, an expert that errs. The
@@ -18,14 +18,14 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.run.imitation import imitate, run_stage
 from cua_rl.run.log_directory import new_folder
 from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.templates import EMBEDDED_EVAL
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
+from scripts.tiny_models.imitation import imitate, run_stage
+from scripts.tiny_models.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 
 
 @chz.chz
@@ -56,9 +56,9 @@ async def main(config: TinyModelConfig) -> None:
         start = config.model_path
         if start is None:
             start = Path(scratch) / "grounded"
-            await run_stage("cua_rl.supervised.untrained_model", start, config.seed, scratch=Path(scratch))
+            await run_stage("scripts.tiny_models.untrained_model", start, config.seed, scratch=Path(scratch))
             arguments = (start, config.seed, config.grounding_steps)
-            await run_stage("cua_rl.supervised.grounding", *arguments, scratch=Path(scratch))
+            await run_stage("scripts.tiny_models.grounding", *arguments, scratch=Path(scratch))
         renderer = make_renderer(start)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = Path(scratch) / "trainer.log"

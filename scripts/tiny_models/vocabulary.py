@@ -3,7 +3,7 @@
 
 Everything else falls back to bytes, so any text can be read and written. Long pieces keep sequences short, which makes
 the tiny models trainable on a laptop; they match only if agent, tools and chat template write exactly these bytes. The
-model for web pages extends the one for phones (`cua_rl.supervised.extended_model`).
+model for web pages extends the one for phones (`scripts.tiny_models.extended_model`).
 """
 
 import json
@@ -16,7 +16,8 @@ from cua_rl.conversation import Message, TextPart, Tool
 from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, SETTINGS
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
-from cua_rl.tasks.miniwob.tiny_tasks import INSTRUCTION_PIECES, LABELS
+from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from scripts.tiny_models.page_tasks import INSTRUCTION_PIECES, LABELS
 
 CONTROL_TOKENS = (
     "<|endoftext|>",
@@ -28,9 +29,6 @@ CONTROL_TOKENS = (
     "<|video_pad|>",
 )
 """Special tokens, which texts cannot contain; their ids follow those of the bytes."""
-
-COORDINATE_STEP = 5
-"""The tiny model clicks at multiples of this, 0-1000 on both axes."""
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """First stage of the tiny model: its vision tower learns to name and locate elements.
 
-`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It trains on
+`python -m scripts.tiny_models.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It trains on
 random screens of phones, or on those of web pages in the file SCREENS.
 
 Every image token on an element that can be tapped has three targets: the merger's output should point at the embedding
@@ -29,11 +29,12 @@ from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
-from cua_rl.models.vocabulary import COORDINATE_STEP, names
-from cua_rl.supervised.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
+from cua_rl.supervised.expert_answers import COORDINATE_STEP
 from cua_rl.tasks.demo.expert import scannable_elements
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
+from scripts.tiny_models.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
+from scripts.tiny_models.vocabulary import names
 
 _CELL_PX = 32
 """Side of the square that one image token covers."""
@@ -82,7 +83,7 @@ def train_grounding(
             known = targets != _UNKNOWN
             right = (logits.argmax(dim=-1) == targets) & known
             name, x, y = (right.sum(dim=1) / known.sum(dim=1)).tolist()
-            print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)  # noqa: T201
+            print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)
     model.save_pretrained(folder)
 
 

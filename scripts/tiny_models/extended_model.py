@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The tiny model with tokens for web pages: `python -m cua_rl.supervised.extended_model BASE FOLDER SEED`.
+"""The tiny model with tokens for web pages: `python -m scripts.tiny_models.extended_model BASE FOLDER SEED`.
 
 All weights are kept; the embeddings of new tokens start near those of old tokens with the same meaning. Imports torch
-and transformers, so recipes run it as a separate process.
+and transformers, so the command that needs it runs it as a separate process.
 """
 
 import shutil
@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE
-from cua_rl.models.vocabulary import click_prefix, label_forms, names, page_pieces, system_block
-from cua_rl.tasks.miniwob.tiny_tasks import LABELS
+from scripts.tiny_models.page_tasks import LABELS
+from scripts.tiny_models.vocabulary import click_prefix, label_forms, names, page_pieces, system_block
 
 
 def write_extended_model(base: Path, folder: Path, *, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Every setting of every recipe with its default, as docs/settings.md: `python -m cua_rl.recipes.settings_page`."""
+"""Every setting of every recipe with its default, as docs/settings.md: `python -m scripts.settings_page`."""
 
 import sys
 from collections.abc import Sequence
@@ -18,8 +18,6 @@ from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
-from cua_rl.recipes.make_tiny_model import TinyModelConfig
-from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.serve_model import ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -30,7 +28,7 @@ from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
 from cua_rl.run.worker_config import WorkerConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,12 @@ RECIPES = (
     Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
     Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
-    Recipe(module="make_tiny_model", config_class=TinyModelConfig),
-    Recipe(module="make_tiny_page_model", config_class=TinyPageModelConfig),
 )
 
 _INTRODUCTION = """\
 # Settings
 
-This page lists every setting of every recipe with its default (`python -m cua_rl.recipes.settings_page` generates it).
+This page lists every setting of every recipe with its default (`python -m scripts.settings_page` generates it).
 `key=value`, `--key value` and `--key=value` are equivalent; `--config file.yaml` reads settings from a file, and the
 command line overrides it. Lists can be written as `a,b`; dictionaries are JSON, or are set entry by entry
 (`tasks.limit=3`).

@@ -1,11 +1,11 @@
-"""The recipes that make tiny models."""
+"""The commands that make tiny models."""
 
 from pathlib import Path
 
 import pytest
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.recipes import make_tiny_model, make_tiny_page_model
+from scripts.tiny_models import make_tiny_model, make_tiny_page_model
 
 
 def test_a_folder_with_other_things_is_not_replaced_by_a_tiny_model(

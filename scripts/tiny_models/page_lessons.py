@@ -13,10 +13,10 @@ from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.supervised.demonstrations import Demonstration
 from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.supervised.lessons import text_lesson
-from cua_rl.supervised.page_screens import PageScreen
 from cua_rl.tasks.expert import Decision, Finish
-from cua_rl.tasks.miniwob.tiny_tasks import LABELS
+from scripts.tiny_models.lessons import text_lesson
+from scripts.tiny_models.page_screens import PageScreen
+from scripts.tiny_models.page_tasks import LABELS
 
 LISTING = "List what you see."
 

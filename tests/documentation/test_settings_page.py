@@ -3,11 +3,11 @@
 import re
 
 from cua_rl.command_line.settings import list_settings
-from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page, shown_default
+from scripts.settings_page import PAGE, RECIPES, format_page, shown_default
 
 
 def test_the_page_is_what_the_recipes_say_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == format_page(), "run python -m cua_rl.recipes.settings_page"
+    assert PAGE.read_text(encoding="utf-8") == format_page(), "run python -m scripts.settings_page"
 
 
 def test_every_setting_of_every_recipe_stands_on_it_with_its_default() -> None:

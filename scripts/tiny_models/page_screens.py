@@ -13,8 +13,9 @@ from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.miniwob.device import MiniWobPages
-from cua_rl.tasks.miniwob.expert import find_target, label_of, read_scanned
+from cua_rl.tasks.miniwob.expert import label_of, read_scanned
 from cua_rl.tasks.miniwob.pages import read_result
+from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn
 from cua_rl.tasks.miniwob.templates import miniwob_template
 from cua_rl.tasks.readiness import prepare
 
@@ -50,8 +51,8 @@ async def look_at(device: Device, name: str) -> PageScreen:
     """Capture the prepared page of a task that one click solves; raises `TaskError` if no click would."""
     page, scale = as_page(device), as_page(device).settings.scale
     result, elements = await read_result(page), await read_scanned(page, name)
-    target = find_target(name, result.instruction, elements)
-    if target is None:
+    step = ROUTES[name](result.instruction, elements)
+    if not isinstance(step, ClickOn):
         raise TaskError(f"expected something to click on {name!r} for {result.instruction!r}, got none")
     boxes = tuple(
         LabelledBox(
@@ -67,7 +68,7 @@ async def look_at(device: Device, name: str) -> PageScreen:
         instruction=result.instruction,
         observation=await page.observe(),
         boxes=boxes,
-        target=elements.index(target),
+        target=elements.index(step.element),
     )
 
 

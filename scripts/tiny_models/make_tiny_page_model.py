@@ -1,4 +1,4 @@
-"""Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
+"""Make a tiny model for web pages from the one for phones: `python -m scripts.tiny_models.make_tiny_page_model`.
 
 Its lessons come from scripted experts on MiniWoB++ pages: the vision tower first learns to locate elements, then naming
 and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that
@@ -22,16 +22,16 @@ from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.run.imitation import imitate, run_stage
 from cua_rl.run.log_directory import new_folder
 from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
-from cua_rl.supervised.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens
 from cua_rl.task_loader import SEED_RANGES
-from cua_rl.tasks.miniwob.tiny_tasks import TINY_TASKS
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
+from scripts.tiny_models.imitation import imitate, run_stage
+from scripts.tiny_models.page_lessons import draw_page_lesson, draw_page_text_lesson
+from scripts.tiny_models.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens
+from scripts.tiny_models.page_tasks import TINY_TASKS
 
 _EVALUATED = 96
 """Held-out screens to measure on."""
@@ -86,10 +86,10 @@ async def main(config: TinyPageModelConfig) -> None:
             )
         print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
         start = scratch / "grounded"
-        await run_stage("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
+        await run_stage("scripts.tiny_models.extended_model", config.model_path, start, config.seed, scratch=scratch)
         if config.grounding_steps:
             arguments = (start, config.seed, config.grounding_steps, screens_path)
-            await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
+            await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = scratch / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:

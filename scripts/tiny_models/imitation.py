@@ -1,4 +1,4 @@
-"""Shared by the recipes that make tiny models: stages in separate processes, and imitation of an expert."""
+"""Shared by the commands that make tiny models: stages in separate processes, and imitation of an expert."""
 
 import asyncio
 import sys

@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The tiny model before training, as a model folder: `python -m cua_rl.supervised.untrained_model FOLDER SEED`.
+"""The tiny model before training, as a model folder: `python -m scripts.tiny_models.untrained_model FOLDER SEED`.
 
 A Qwen3-VL with fewer than two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and
-transformers, so recipes run it as a separate process.
+transformers, so the command that needs it runs it as a separate process.
 """
 
 import json
@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
-from cua_rl.models.vocabulary import CONTROL_TOKENS, COORDINATE_STEP, build_tokenizer, names, pieces
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
+from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from scripts.tiny_models.vocabulary import CONTROL_TOKENS, build_tokenizer, names, pieces
 
 _PATCH_SIZE, _MERGE_SIZE, _TEMPORAL_PATCH_SIZE = 16, 2, 2
 _MAX_POSITIONS = 4096

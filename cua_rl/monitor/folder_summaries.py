@@ -1,0 +1,93 @@
+"""Summaries of runs whose database is not open, from the files of their folders."""
+
+import json
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+from cua_rl.json_types import JsonDict
+from cua_rl.monitor import schemas
+from cua_rl.monitor.figures import as_object, curve_ends, finite, thin
+from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name
+from cua_rl.reporting.json_lines import read_records
+
+
+def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:
+    """The run as a list shows it; `<key>.0` stands for it until its database is open and knows its number."""
+    changed = [path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, _FILES)]
+    return _summarise(folder, key, *changed)
+
+
+_FILES = ("metrics.jsonl", "summary.json", "config.json")
+
+
+@lru_cache(maxsize=4096)
+def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, configured_at: float) -> schemas.RunSummary:
+    config = _settings(folder)
+    records = read_records(folder / "metrics.jsonl")
+    steps = [one for one in records if "reward/success_rate" in one and isinstance(one.get("step"), int)]
+    evaluations = [one for one in records if "eval/held_out/success_rate" in one]
+    rates = [finite(one["reward/success_rate"]) for one in steps]
+    num_steps = int(finite(steps[-1]["step"]) or 0) if steps else 0
+    total = config.get("max_steps")
+    total_steps = total if isinstance(total, int) else num_steps
+    began_at = (folder / "postgres" / "PG_VERSION").stat().st_mtime
+    seen_at = max(measured_at, ended_at, began_at)
+    held_out = [one for one in evaluations if one.get("step") != 0]
+    is_done = ended_at > 0 and num_steps >= total_steps
+    return schemas.RunSummary(
+        run_id=f"{key}.0",
+        run_name=folder.name,
+        log_path=str(folder),
+        project=None,
+        model_name=model_name(config),
+        status="completed" if is_done else "running",
+        is_alive=False,
+        error=None,
+        num_completed_steps=num_steps,
+        total_steps=total_steps,
+        progress=min(1.0, num_steps / max(1, total_steps)),
+        step_time_s=None,
+        eta_s=None,
+        eta_is_lower_bound=False,
+        elapsed_s=max(0.0, seen_at - began_at),
+        started_at=datetime.fromtimestamp(began_at, UTC),
+        ended_at=datetime.fromtimestamp(ended_at, UTC) if is_done else None,
+        heartbeat_at=datetime.fromtimestamp(seen_at, UTC),
+        num_attempts=1,
+        success_rate=rates[-1] if rates else None,
+        reward_mean=finite(steps[-1].get("reward/mean")) if steps else None,
+        success_step=num_steps if steps else None,
+        running_step=None,
+        baseline=next((_rate(one) for one in evaluations if one.get("step") == 0), None),
+        last_eval=_rate(held_out[-1]) if held_out else None,
+        last_eval_step=int(finite(held_out[-1].get("step")) or 0) if held_out else None,
+        sparkline=thin(rates, SPARKLINE_POINTS),
+        curve_ends=curve_ends(config),
+    )
+
+
+def _settings(folder: Path) -> JsonDict:
+    try:
+        return as_object(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _rate(record: dict[str, object]) -> schemas.Rate:
+    """An evaluation's success as the run itself reported it."""
+    low, high = (
+        finite(record.get("eval/held_out/success_rate_low")),
+        finite(record.get("eval/held_out/success_rate_high")),
+    )
+    done, lost = finite(record.get("eval/held_out/num_rollouts")), finite(record.get("eval/held_out/short_tasks/1"))
+    won = finite(record.get("eval/held_out/num_successes"))
+    return schemas.Rate(
+        rate=finite(record["eval/held_out/success_rate"]),
+        low=0.0 if low is None else low,
+        high=1.0 if high is None else high,
+        num_successes=int(won or 0),
+        num_rollouts=int(done or 0),
+        num_independent=0.0,  # for bands of smoothed curves, which need the database
+        num_lost_tasks=int(lost or 0),
+    )

@@ -1,0 +1,98 @@
+"""Whose doing it is that a task's check fails itself: the check's, the policy's, or what it needs is away.
+
+A check that raises, or never ends, is held against a fresh device on which nothing has been done. If it works there,
+what the policy did made it fail: the task is not done. If such rollouts were dropped as faults, mostly successes would
+remain, and a policy could choose which of its rollouts count.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from cua_rl.devices.device import Device
+from cua_rl.devices.pool import DeviceSource
+from cua_rl.errors import CheckError, ConfigError, TaskError
+from cua_rl.judgement import Validation
+from cua_rl.masking import mask_known
+from cua_rl.rollout.time_limits import TimeLimits, time_limit
+from cua_rl.tasks.readiness import not_done, prepare, validate
+from cua_rl.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+_TRUST_S = 60.0
+"""How long a check that worked on a fresh device is trusted: a group's rollouts share a trial, an outage is noticed."""
+
+Instance = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshCheck:
+    """Validates rollouts, and holds a check that fails against fresh devices."""
+
+    devices: DeviceSource
+    limits: TimeLimits
+    _worked: set[str] = field(default_factory=set[str])
+    """Tasks whose check has worked in this process."""
+    _trusted_at: dict[Instance, float] = field(default_factory=dict[Instance, float])
+    _trying: defaultdict[Instance, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict[Instance, asyncio.Lock](asyncio.Lock)
+    )
+
+    async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
+        """Validate a task within the time limit.
+
+        Raises:
+            CheckError: the check fails itself, or takes too long.
+            DeviceError: the device fails.
+        """
+        try:
+            async with time_limit("validation", self.limits.validate_s):
+                validation = await validate(task, device, answer)
+        except TimeoutError as error:
+            raise CheckError(str(error)) from error
+        self._worked.add(task.task_id)
+        return validation
+
+    async def verdict(self, task: Task, failure: CheckError) -> Validation:
+        """The verdict on a rollout whose check failed: not done, if the check works on a fresh device.
+
+        Raises:
+            ConfigError: it fails there too, and has never worked: it is broken.
+            TaskError: it fails there too, but has worked before: what it needs is away.
+            DeviceError, TimeoutError: there is no fresh device.
+        """
+        instance = task.task_id, task.seed
+        async with self._trying[instance]:
+            trusted_at = self._trusted_at.get(instance)
+            if trusted_at is None or time.monotonic() - trusted_at > _TRUST_S:
+                async with self.devices.lease(task.device_request()) as device:
+                    async with time_limit("set-up", self.limits.prepare_s):
+                        await self.prepare(task, device)
+                    try:
+                        await self.validate(task, device, None)
+                    except CheckError as error:
+                        raise self._broken(task, error) from failure
+                self._trusted_at[instance] = time.monotonic()
+        said = mask_known(str(failure))
+        logger.warning(
+            "task=%s not done: its check fails on what the policy did, not on a fresh device: %s", *(task.task_id, said)
+        )
+        return not_done(said)
+
+    async def prepare(self, task: Task, device: Device) -> None:
+        """Prepare the device; raises as `verdict` if the task's check, which may be asked there, fails."""
+        try:
+            await prepare(task, device)
+        except CheckError as error:
+            raise self._broken(task, error) from error
+
+    def _broken(self, task: Task, error: CheckError) -> TaskError | ConfigError:
+        if task.task_id in self._worked:
+            return TaskError(f"the check of {task.task_id!r} worked before and fails on a fresh device now: {error}")
+        return ConfigError(
+            f"expected the check of {task.task_id!r} to work on a device on which nothing has been done, it failed: "
+            f"{mask_known(str(error))}; correct the check, or what it needs"
+        )

@@ -1,0 +1,93 @@
+"""What a run has decided, in about ten lines: what a dry run begins with."""
+
+import sys
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING
+
+from cua_rl.reporting.step_line import num_of
+
+if TYPE_CHECKING:  # a run imports nothing that only another recipe needs
+    from cua_rl.run.evaluation_plan import EvaluationPlan
+    from cua_rl.run.sft_plan import SftPlan
+    from cua_rl.run.training_plan import RunPlan
+
+
+def print_decisions(decisions: Mapping[str, str]) -> None:
+    """Print a line for each, on stderr: the JSON after them is for programs."""
+    for name, decision in decisions.items():
+        print(f"{name:10}{decision}", file=sys.stderr)
+
+
+def training_decisions(plan: "RunPlan") -> dict[str, str]:
+    """Model, device, tasks, steps, loss, context, memory, folder and cost of a training run."""
+    config, templates, lag = plan.config, plan.train_tasks.templates, plan.config.max_steps_off_policy
+    num_rollouts = config.max_steps * config.groups_per_batch * config.group_size
+    num_turns = min(config.max_turns, max(task.max_turns for task in templates))
+    num_evaluations = ceil(config.max_steps / (config.eval_every or config.max_steps))
+    num_evaluations += not config.evaluation.skip_baseline
+    attempts = num_of(len(plan.eval_tasks) * config.evaluation.eval_attempts, "rollout")
+    held_out = num_of(len({task.task_id for task in plan.eval_tasks}), "held-out task")
+    schedule = f"asynchronous, at most {num_of(lag, 'step')} behind" if lag else "synchronous"
+    more = " or more" if config.curriculum.refill_groups else ""
+    evaluated = f" and {num_of(num_evaluations, 'evaluation')} of {attempts}" if plan.eval_tasks else ""
+    return {
+        "model": f"{config.model_name or 'the included tiny model (demo)'}, LoRA rank {config.lora_rank}, sampled by "
+        f"{config.base_url or 'a vLLM server that the run starts'}",
+        "device": _device(plan),
+        "tasks": f"{num_of(len(templates), 'task')}, {held_out if plan.eval_tasks else 'no evaluation'}; reward "
+        f"{config.reward}",
+        "steps": f"{num_of(config.max_steps, 'step')} x {num_of(config.groups_per_batch, 'group')} x "
+        f"{config.group_size} = {num_of(num_rollouts, 'rollout')}{more}; {schedule}",
+        "learning": f"{config.loss.name}, advantages {config.advantages}, learning rate {config.learning_rate:g} "
+        f"({config.learning_rate_schedule})",
+        "context": f"{plan.max_model_len:,} tokens, answers of at most {config.max_tokens:,}; at most "
+        f"{num_of(num_turns, 'turn')}, {num_of(plan.max_images, 'screenshot')} in a prompt",
+        "memory": plan.memory.summary(),
+        "folder": f"{plan.log_path}; database {'of its own' if plan.database_url is None else 'of the environment'}",
+        "cost": f"at most {num_rollouts * num_turns:,} model responses{more}{evaluated}{_charges(plan)}",
+        "": "(python -m cua_rl.recipes.plan with these settings predicts time and money)",
+    }
+
+
+def _device(plan: "RunPlan | EvaluationPlan") -> str:
+    config = plan.config
+    places = f"at most {config.max_concurrent_rollouts:,} at a time"
+    return f"{plan.device_plan.backend.abilities.name}, {places}, agent {config.agent.name}"
+
+
+def _charges(plan: "RunPlan") -> str:
+    """Who charges for the run beside the machine."""
+    charges = ["; GBox charges for its boxes"] if plan.device_plan.backend_name == "gbox" else []
+    charges += ["; the judge's service may charge for its votes"] if plan.judge is not None else []
+    charges += ["; metrics go to Weights & Biases"] if plan.config.wandb_project else []
+    return "".join(charges)
+
+
+def sft_decisions(plan: "SftPlan") -> dict[str, str]:
+    """The same of supervised training."""
+    config = plan.config
+    return {
+        "model": f"{config.model_name or 'the included tiny model'}, "
+        + (f"LoRA rank {config.lora_rank}" if config.lora_rank else "all weights"),
+        "data": f"{plan.data.description}, {plan.data.num_held_out} held out",
+        "steps": f"{num_of(plan.max_steps, 'step')}, learning rate {config.learning_rate:g}",
+        "memory": plan.memory.summary(),
+        "folder": str(plan.log_path),
+    }
+
+
+def evaluation_decisions(plan: "EvaluationPlan") -> dict[str, str]:
+    """The same of an evaluation."""
+    config = plan.config
+    num_attempts = len(plan.models) * len(plan.tasks) * config.num_attempts
+    num_turns = min(config.max_turns, max(task.max_turns for task in plan.tasks))
+    return {
+        "models": ", ".join(model.name for model in plan.models),
+        "device": _device(plan),
+        "tasks": f"{num_of(len(plan.tasks), 'task')}, {num_of(config.num_attempts, 'attempt')} each, temperature "
+        f"{config.temperature:g}, reward {config.reward}",
+        "memory": "; ".join(engine.memory.summary() for engine in plan.engines.values()) or "none: no model of ours",
+        "folder": str(plan.log_path),
+        "cost": f"{num_of(num_attempts, 'rollout')}, at most {num_attempts * num_turns:,} model responses",
+    }

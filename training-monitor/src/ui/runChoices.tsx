@@ -1,0 +1,27 @@
+import { useMemo, useState, type ReactNode } from "react";
+import { useQuery } from "../api/cache";
+import { runsPath } from "../api/paths";
+import type { RunList, RunSummary } from "../api/types";
+
+const AT_A_TIME = 200;
+
+/** The newest runs to choose from, and where there are older ones, how many of how many these are and a button for more. */
+export function useRunChoices(): { runs: readonly RunSummary[]; older: ReactNode } {
+  const [before, setBefore] = useState<readonly RunSummary[]>([]);
+  const [cursor, setCursor] = useState<string | null>(null);
+  const { data } = useQuery<RunList>(runsPath({ limit: AT_A_TIME, cursor }));
+  const runs = useMemo(() => [...before, ...(data?.items ?? [])], [before, data]);
+  const next = data?.next_cursor;
+  if (!data || !next) return { runs, older: null };
+  const load = () => {
+    setBefore(runs);
+    setCursor(next);
+  };
+  const older = (
+    <span className="row">
+      <span className="faint num nowrap">newest {runs.length.toLocaleString("en-US")} of {data.num_runs.toLocaleString("en-US")}</span>
+      <button type="button" className="button small" onClick={load}>Load older</button>
+    </span>
+  );
+  return { runs, older };
+}
