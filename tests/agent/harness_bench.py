@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ def report(**result):
         json.dump(result, file)
     os.replace(path + ".new", path)
 
+def hang():
+    print("hangs", flush=True)
+    time.sleep(600)
+
 """
 """What every scripted program of these tests begins with."""
 
@@ -106,8 +110,18 @@ class Bench:
         )
         return await runner.run(plan)
 
-    def log(self) -> str:
-        return (self.folder / "r1.log").read_text()
+    def log(self, rollout_id: str = "r1") -> str:
+        path = self.folder / f"{rollout_id}.log"
+        return path.read_text() if path.exists() else ""
+
+
+async def run_out_of_time(bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1") -> Rollout:
+    """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
+    for agent_s in (1.0, 4.0, 16.0):
+        rollout = await run(TimeLimits(agent_s=agent_s))
+        if "hangs" in bench.log(name):
+            return rollout
+    return await run(TimeLimits(agent_s=64.0))
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from cua_rl.rl.advantages import score_group
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, RolloutGroup, StopReason
-from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench
+from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 
 
 @pytest_asyncio.fixture
@@ -65,16 +65,16 @@ async def test_rule_1_a_sampling_failure_after_a_result_is_a_fault(bench: Bench)
 @pytest.mark.parametrize(
     ("script", "ended"),
     [
-        ("ask(); report(reward=1.0); time.sleep(60)", (StopReason.MAX_TIME, 1.0)),  # its world is as it left it
-        ("ask(); time.sleep(60)", (StopReason.MAX_TIME, 0.0)),
-        ("ask(); report(fault={'kind': 'environment'}); time.sleep(60)", (StopReason.DEVICE_ERROR, None)),
-        ("time.sleep(60)", (StopReason.TIME_LIMIT, None)),  # the policy has done nothing yet
+        ("ask(); report(reward=1.0); hang()", (StopReason.MAX_TIME, 1.0)),  # its world is as it left it
+        ("ask(); hang()", (StopReason.MAX_TIME, 0.0)),
+        ("ask(); report(fault={'kind': 'environment'}); hang()", (StopReason.DEVICE_ERROR, None)),
+        ("hang()", (StopReason.TIME_LIMIT, None)),  # the policy has done nothing yet
     ],
 )
 async def test_rule_3_a_program_out_of_time_is_judged_by_what_it_reported(
     bench: Bench, script: str, ended: tuple[StopReason, float | None]
 ) -> None:
-    rollout = await bench.run(script, time_limits=TimeLimits(agent_s=1.0))
+    rollout = await run_out_of_time(bench, lambda limits: bench.run(script, time_limits=limits))
 
     assert outcome(rollout) == ended
 
@@ -100,9 +100,10 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 driver = subprocess.Popen([sys.executable, "-c", {driver!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 print(driver.pid, flush=True)
 ask(); report(reward=1.0)
+print("hangs", flush=True)
 driver.stdout.readline()
 """
-    rollout = await bench.run(script, time_limits=TimeLimits(agent_s=1.5))
+    rollout = await run_out_of_time(bench, lambda limits: bench.run(script, time_limits=limits))
 
     assert outcome(rollout) == (StopReason.MAX_TIME, 1.0)
     assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()

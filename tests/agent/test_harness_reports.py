@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import sys
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
 from cua_rl.process_guard import HEAD_BYTES, MAX_RESULT_BYTES, TAIL_BYTES
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, StopReason
-from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench
+from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 
 
 @pytest_asyncio.fixture
@@ -117,9 +117,13 @@ async def test_the_last_line_that_a_program_sends_is_its_result(text: str, rewar
 
 async def test_a_program_that_ends_when_its_time_is_up_has_reported_what_it_wrote(bench: Bench) -> None:
     """Of one that is late after a refusal, the reported reward counts, even if it has to be killed."""
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ask(); ask(); assert ask() == 403; {}; time.sleep(600)"
-    writes, limits = ("send('{\"reward\": 0.5}')", "report(reward=0.5)"), TimeLimits(agent_s=1.5)
-    running = (bench.run(script.format(one), time_limits=limits, rollout_id=f"r{i}") for i, one in enumerate(writes))
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ask(); ask(); assert ask() == 403; {}; hang()"
+
+    async def run(name: str, write: str) -> Rollout:
+        begin = partial(bench.run, script.format(write), rollout_id=name)
+        return await run_out_of_time(bench, lambda limits: begin(time_limits=limits), name)
+
+    running = run("r0", "send('{\"reward\": 0.5}')"), run("r1", "report(reward=0.5)")
     assert [outcome(rollout) for rollout in await asyncio.gather(*running)] == 2 * [(StopReason.MAX_TURNS, 0.5)]
 
 

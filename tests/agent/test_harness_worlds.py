@@ -14,7 +14,7 @@ from cua_rl.agent.harness import HarnessCommand
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, StopReason
-from tests.agent.harness_bench import Bench, open_bench
+from tests.agent.harness_bench import Bench, open_bench, run_out_of_time
 from tests.documentation.examples import ROOT
 
 WORLDS = ROOT / "tests" / "doubles" / "worlds"
@@ -34,26 +34,28 @@ def call(tool: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
 
 
-async def run(bench: Bench, name: str, payload: dict[str, Any], script: str, *answers: str) -> Rollout:
+async def run(
+    bench: Bench, name: str, payload: dict[str, Any], *answers: str, limits: TimeLimits | None = None
+) -> Rollout:
     wrapper = ROOT / "examples" / "harnesses" / name / "wrapper.py"
     command = AgentCommand(argv=(sys.executable, str(wrapper)), log_folder=bench.folder, variables=("PYTHONPATH",))
     bench.fake.answers.extend(answers)
     return await bench.run_program(
         HarnessCommand(command),
         row={"task_id": "task", "seed": 3, "max_turns": 5, "payload": payload},
-        time_limits=TimeLimits(agent_s=3.0 if script == "hangs" else 60.0),
+        time_limits=limits,
     )
 
 
-async def android(bench: Bench, *answers: str, script: str = "adb") -> Rollout:
+async def android(bench: Bench, *answers: str, script: str = "adb", limits: TimeLimits | None = None) -> Rollout:
     payload = {"task": "PressTheButton", "console_port": 5554, "adb_path": script, "pause": 0.0}
-    return await run(bench, "android_world", payload, script, *answers)
+    return await run(bench, "android_world", payload, *answers, limits=limits)
 
 
-async def osworld(bench: Bench, *answers: str, script: str = "docker") -> Rollout:
+async def osworld(bench: Bench, *answers: str, script: str = "docker", limits: TimeLimits | None = None) -> Rollout:
     machine = {"provider_name": script, "headless": True, "screen_size": [160, 96]}
     payload = {"config": str(WORLDS / "osworld_task.json"), "machine": machine}
-    return await run(bench, "osworld", payload, script, *answers)
+    return await run(bench, "osworld", payload, *answers, limits=limits)
 
 
 def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:
@@ -123,7 +125,8 @@ async def test_a_machine_that_is_lost_is_a_fault_and_one_that_hangs_uses_up_the_
     run_one: Any, tool: str, bench: Bench
 ) -> None:
     lost = await run_one(bench, call(tool, action="type", text="milk"), script="lost")
-    hangs = await run_one(bench, call(tool, action="type", text="milk"), script="hangs")
+    typed = call(tool, action="type", text="milk")
+    hangs = await run_out_of_time(bench, lambda limits: run_one(bench, typed, script="hangs", limits=limits))
 
     assert outcome(lost) == (StopReason.TASK_ERROR, None)
     assert outcome(hangs) == (StopReason.MAX_TIME, 0.0)  # the program did not bound its wait, nor report a fault

@@ -1,6 +1,7 @@
 """Stands for the module desktop_env.desktop_env of OSWorld on a scripted machine: the task is to type a word."""
 
 import io
+import os
 import sys
 import time
 from typing import Any
@@ -41,6 +42,7 @@ class DesktopEnv:
     def step(self, action: str, pause: float = 2) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         self.actions.append(action)
         if self.script == "hangs":
+            os.write(1, b"hangs\n")
             time.sleep(600)
         return self.observe(), 0, action in ("DONE", "FAIL"), {}
 
