@@ -6,6 +6,8 @@ a URL), by its form (`hf_...`, a JSON Web Token), or because the environment or 
 it. Where prose and secrets look alike, the text is kept only if what follows a name is clearly prose or a number.
 """
 
+import base64
+import html
 import json
 import logging
 import os
@@ -13,8 +15,9 @@ import re
 import secrets as random_secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
-from urllib.parse import quote, unquote
+from urllib.parse import quote, quote_plus, unquote
 
 MASK = "***"
 
@@ -23,7 +26,7 @@ _KEYS = (
     "session shared_access signing ssh subscription write "
     "anthropic azure gbox gemini groq hf huggingface mistral openai openrouter wandb"
 )
-_KEY = rf"(?:{'|'.join(_KEYS.replace('_', '[_-]?').split())})[_ -]?key(?:[_-]?id)?s?"
+_KEY = rf"(?:{'|'.join(_KEYS.replace('_', '[_-]?').split())})[_ -]?key(?:[_-]?(?:id|data))?s?"
 # tokens of a text or vocabulary; names such as max_tokens and tokenizer do not end with "token"
 _TEXT_TOKENS = (
     "bos cls each end eos first image last mask max min next num pad per rare sep special start stop thinking unk "
@@ -42,7 +45,11 @@ _SECRET_NAME = re.compile(rf"(?:{_NAME}|(?:^|[_.-])(?:auth|jwt|sig|signature|use
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
 
-_PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
+_PEM = re.compile(
+    r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----END \1-----|\Z)"
+    r"|Private-Lines: \d+\s.*?(?:Private-MAC|\Z)",
+    re.DOTALL,
+)
 _WEB_USER = re.compile(
     r"((?:https?|wss?|ftp)://)(?!user:password@)[^\s/?#\"'<>@\\]{1,512}@(?=[^\s@\"'<>/]|\Z)", re.IGNORECASE
 )
@@ -60,7 +67,7 @@ _QUOTED_USER = re.compile(r"(%3a%2f%2f)(?:(?!%2f|%40|%3f)[^\s&\"'<>\\]){1,512}(%
 _BEARER = re.compile(r"\b((?:bearer|basic|negotiate)\s+)(?![a-z]+\b(?![\w+/=.-]))[\w+/=.~-]{4,}", re.IGNORECASE)
 _CURL_USER = re.compile(r"((?<![\w-])(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]{1,256}:)[^\s'\"]+")
 _FLAG = re.compile(
-    rf"((?<![\w-])--?[\w.-]{{0,64}}?{_NAME}[\"']?(?:=|,?\s+))(\"[^\"]*\"|'[^']*'|[^\s\"',\]]+)",
+    rf"((?<![\w-])--?[\w.-]{{0,64}}?{_NAME}[\"']?(?:=|,?\s+))(b?\"[^\"]*\"|b?'[^']*'|[^\s\"',\]]+)",
     re.IGNORECASE,
 )
 _YAML = r"(?:[|>][+-]?[ \t]*\n[ \t]{0,40}|-[ ]+(?=\S)|(?:!!?|&)\w+[ ]+)?"  # a block of lines, a list's item, a tag
@@ -70,7 +77,7 @@ _LISTED = re.compile(
 )
 # name, then a separator; quotes may be escaped any number of times: JSON inside a string inside JSON
 _ASSIGNED = re.compile(
-    rf"""({_NAME}\\*["']?\]?(?:\s{{0,20}}(?:=>|:=|[:=])|(?<=["']),)[ \t]{{0,20}}\s{{0,3}}{_YAML})"""
+    rf"""({_NAME}\\*["']?\]?(?:\s{{0,20}}(?:=>|:=|[:=])|(?<=["']),)[ \t]{{0,20}}\s{{0,3}}{_YAML}(?:some\()?)"""
     r"""(?:(b?(\\*["']))(?:(?!\3).)*?(?:\3|(?=\n)|\Z)|((?:(?:bearer|basic|token|negotiate|apikey)\s+)?[^\s,;&"'<>(){}\[\]\\]+))""",
     re.IGNORECASE,
 )
@@ -79,10 +86,43 @@ _LINE = re.compile(
     r"""(cookie\s{0,2}:[ \t]*+|authorization\s{0,2}:[ \t]*+(?=(?:digest|aws4-hmac-sha256)\s))(?!["'\\])([^\r\n\\]+)""",
     re.IGNORECASE,
 )
+# places in files, commands and documents: what stays, then the secret; what looks like prose is none
+_PLACES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"({_NAME}\s{{0,20}}=\s{{0,20}}(?:\"{{3}}|'{{3}}))((?:(?!\"{{3}}|'{{3}})[\s\S]){{1,4096}})",  # TOML, Python
+        rf"(<[\w.:-]{{0,64}}?{_NAME}(?:\s[^<>]{{0,256}})?>)([^<]{{1,4096}})(?=</[\w.:-]{{0,64}}?{_NAME}>)",
+        rf"((?:key|name|id)=[\"'][\w.:-]{{0,64}}?{_NAME}[\"']\s[^<>\n]{{0,200}}?value=[\"'])([^\"'\n]+)",
+        rf"(name=\"[\w.-]{{0,64}}?{_NAME}\"\r?\n\r?\n)([^\r\n]+)",  # multipart/form-data
+        rf"((?<![\w.-])(?:env|setenv|set(?:\s-\w{{1,8}}){{0,3}})[ \t]+\w{{0,64}}?{_NAME}[ \t]+)"
+        r"((?=\S{0,64}\d)[^\s=]\S*)",
+        # netrc(5)
+        r"((?<!\w)(?:machine\s+\S{1,256}|default)\s+(?:(?:login|account)\s+\S{1,256}\s+){0,2}password\s+)(\S+)",
+        r"((?<![a-z])auth\\*[\"']?\s{0,20}[:=]\s{0,20}\\*[\"']?)((?=[\w+/=-]*[\dA-Z])[\w+/=-]{12,})",  # Docker, npm
+        r"(\b(?:sshpass\s+-p\s*|redis-cli\b[^\n|;]{0,200}?\s-a\s+|(?:mysql|mariadb)\w{0,16}\b[^\n|;]{0,200}?\s-p))(\S+)",
+        r"(\t(?:true|false)\t\d{1,20}\t[^\t\n]{1,256}\t)(\S+)",  # a cookie jar
+        r"([\"']value[\"']:\s{0,4}[\"'])([^\"']+)(?=[\"'][^{}]{0,300}[\"']httponly[\"'])",
+        r"([\"']httponly[\"'][^{}]{0,300}?[\"']value[\"']:\s{0,4}[\"'])([^\"']+)",
+        r"([\"']d[\"']:\s{0,4}[\"'])([\w-]{22,})(?=[\"'])",  # the private part of a JSON Web Key
+    )
+)
+_PREFIXES = (
+    "sk- sk_live_ sk_test_ rk_live_ rk_test_ whsec_ gsk_ xai- pplx- nvapi- hf_ api_org_ ghp_ ghs_ gho_ ghu_ ghr_ "
+    "github_pat_ glpat- glrt- gldt- glcbt- npm_ pypi- xapp- sq0atp- sq0csp- shpat_ shpss_ dop_v1_ lin_api_ ntn_ "
+    "secret_ sntrys_ sntryu_ glsa_ glc_ hvs. hvb. dp.pt. dp.st. dckr_pat_ ATATT3x ya29. 1//0 GOCSPX- AIza wandb_v1_ "
+    "tml- AGE-SECRET-KEY-1 cua-key- AKIA ASIA"
+)
+_SHORT_PREFIXES = r"(?:r8_|fw_|dapi|pul-|v1\.0-|ak-|as-|key-)"
+"""With which words of prose begin, too."""
+# prose behind a prefix has no digit; `risk-` is no `sk-`
 _FORMS = re.compile(
-    r"\b(?:sk-[\w-]{16,}|(?:gh[opsur]|github_pat)_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|xox[abeprs]-[\w-]{10,}"
-    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,1024}+\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,}"
-    r"|hooks\.slack\.com/services/[\w/]{20,}|cua-key-[\w-]{32,})"
+    rf"(?<![\w.-])(?:{'|'.join(map(re.escape, _PREFIXES.split()))})(?=[\w-]{{0,64}}\d)[\w-]{{16,}}"
+    rf"|(?<![\w.-]){_SHORT_PREFIXES}(?=[A-Za-z0-9]{{0,64}}\d)[A-Za-z0-9]{{16,}}"
+    r"|(?<![\w-])xox[abeprs]-[\w-]{10,}|(?<!\w)eyJ[\w-]{8,1024}+(?:\.eyJ[\w-]{8,}\.[\w-]*|(?:\.[\w-]*){4})"
+    r"|(?<!\w)SG\.[\w-]{16,64}\.[\w-]{16,}|(?<!\w)SK[0-9a-f]{32}(?::\w{20,})?|(?<!\w)\w{14}\.atlasv1\.[\w-]{32,}"
+    r"|(?<!\w)\d{8,10}:AA[\w-]{33}|/bot\d{6,12}:[\w-]{30,}|(?<!\w)[A-Za-z0-9]{32,90}JQQJ99[A-Za-z0-9]{10,}"
+    r"|hooks\.slack\.com/services/[\w/]{20,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}"
+    r"|webhook\.office\.com/webhookb2/[^\s\"'<>]{20,}|\$(?:apr1|[1567y]|2[aby]|argon2\w{1,2})\$[./\w$=,+]{16,}"
 )
 # ECMA-48: strings (window titles, links, the clipboard) with their terminator, then sequences, then lone controls;
 # a string without its end loses only its beginning, so that no program can swallow what follows
@@ -131,6 +171,21 @@ def remember_secrets(config: Mapping[str, object]) -> None:
     masker = _Masker()
     masker.mapping(config)
     _given.update(found for found in masker.found if len(found) >= _SHORTEST_SECRET)
+
+
+@lru_cache(maxsize=1024)
+def written_forms(secret: str) -> frozenset[str]:
+    """How a known secret may stand in a text: escaped or encoded (also amid other bytes), or a line of it alone."""
+    data = secret.encode()
+    in_json = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    forms = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], html.escape(secret)}
+    forms |= in_json | {json.dumps(form)[1:-1] for form in in_json} | {data.hex(), data.hex().upper()}
+    for offset in range(3):  # base64 writes three bytes as four characters; those shared with other bytes are unknown
+        encoded = base64.b64encode(bytes(offset) + data).rstrip(b"=").decode()
+        inner = encoded[-(-offset * 8 // 6) : len(encoded) - ((offset + len(data)) % 3 > 0)]
+        forms |= {inner, inner.replace("+", "-").replace("/", "_")}
+    forms |= {line for line in map(str.strip, secret.splitlines()) if not line.startswith("-----")}
+    return frozenset(form for form in forms if form == secret or len(form) >= _SHORTEST_SECRET)
 
 
 def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -194,7 +249,8 @@ class _Masker:
         called = str(names.get("name") or names.get("key") or names.get("header") or "")
         masked: dict[str, object] = {}
         for name, entry in entries.items():
-            is_value = name.lower() in ("value", "val") and is_secret_name(called)
+            is_value = name.lower() in ("value", "val") and ("httponly" in names or is_secret_name(called))
+            called = "cookie" if is_value and "httponly" in names else called
             masked[self.text(name)] = self.value(called if is_value else name, entry)
         return masked
 
@@ -239,9 +295,8 @@ class _Masker:
         return MASK
 
     def text(self, text: str) -> str:
-        for secret in sorted(self.secrets, key=len, reverse=True):
-            for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}:
-                text = text.replace(form, MASK)
+        for form in sorted({form for secret in self.secrets for form in written_forms(secret)}, key=len, reverse=True):
+            text = text.replace(form, MASK)
         if len(text) < 4:  # the shortest is "pwd="
             return text
         for pattern, replace in _RULES:
@@ -286,12 +341,18 @@ def _line(match: re.Match[str]) -> tuple[str, str, str]:
     return ("", "", "") if is_prose else (match.group(1), value[:end], value[end:])
 
 
+def _placed(match: re.Match[str]) -> tuple[str, str, str]:
+    before, value = match.groups()
+    return ("", "", "") if value.startswith(MASK) or _NO_SECRET.fullmatch(value) else (before, value, "")
+
+
 def _flag(match: re.Match[str]) -> tuple[str, str, str]:
     value = match.group(2)
     if _NO_SECRET.fullmatch(value) or value.startswith("-"):
         return "", "", ""
-    quotes = value[0] if value[0] in "\"'" else ""
-    return match.group(1) + quotes, value.strip("\"'"), quotes
+    bare = value.removeprefix("b") if value[1:2] in ("'", '"') else value
+    quotes = bare[0] if bare[0] in "\"'" else ""
+    return match.group(1) + value[: len(value) - len(bare)] + quotes, bare.strip("\"'"), quotes
 
 
 def _assigned(match: re.Match[str]) -> tuple[str, str, str]:
@@ -320,6 +381,7 @@ _RULES = (
     (_FLAG, _flag),
     (_ASSIGNED, _assigned),
     (_BEARER, _simple),
+    *((pattern, _placed) for pattern in _PLACES),
     (_FORMS, _whole),
 )
 """Patterns, and how to split what each finds into what stays, the secret, and what stays."""

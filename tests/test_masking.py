@@ -1,9 +1,13 @@
 """No secret passes the masker, wherever it stands; ordinary text does."""
 
+import html
 import json
 import logging
 import string
 import time
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -23,6 +27,7 @@ from cua_rl.masking import (
     remember_secrets,
     secrets_in,
 )
+from tests.secret_shapes import PLACED, PREFIXED
 
 # as services make them: letters, digits and a few signs, never a word of prose
 SECRETS = st.text(string.ascii_letters + string.digits + "-_", min_size=12, max_size=48).filter(
@@ -109,6 +114,54 @@ def test_a_known_secret_is_masked_without_any_name(secret: str, around: str) -> 
     assert secret not in mask_text(around.format(secret), [secret])
 
 
+@given(secret=SECRETS.filter(lambda text: len(text) >= 24), shape=st.sampled_from(sorted(PLACED)))
+def test_no_secret_is_left_where_tools_and_languages_write_it(secret: str, shape: str) -> None:
+    form = secret.replace("_", "x").replace("-", "y")
+    text = PLACED[shape].format(*[form] * PLACED[shape].count("{"))
+
+    assert form[:16] not in mask_text(text)
+    assert form[:16] not in mask_text(f"a line before\n{text}\na line after")
+    assert mask_text(mask_text(text)) == mask_text(text)
+
+
+@given(
+    digits=st.text(string.ascii_letters + string.digits, min_size=39, max_size=39),
+    shape=st.sampled_from(sorted(PREFIXED)),
+)
+def test_no_token_is_left_whose_form_shows_what_it_is(digits: str, shape: str) -> None:
+    secret = digits[:5] + "7" + digits[5:]
+    text = PREFIXED[shape].format(*[secret] * PREFIXED[shape].count("{"))
+
+    for around in ("{}", "expected an answer, got 401 ({}); check it", '"{}",', "a {}\nb"):
+        assert secret[:16] not in mask_text(around.format(text)), shape
+
+
+@given(secret=st.binary(min_size=12, max_size=40), before=st.binary(max_size=4), after=st.binary(max_size=4))
+def test_a_known_secret_is_masked_amid_encoded_bytes(secret: bytes, before: bytes, after: bytes) -> None:
+    known = secret.hex()
+    data = before + known.encode() + after
+    for encoded in (b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex(), data.hex().upper()):
+        masked = mask_text(f"payload={encoded} end", [known])
+        left = masked.removeprefix("payload=").removesuffix(" end").partition(MASK)
+        # what is left beside the stars are the bytes around, and a byte that shares its characters with them
+        assert left[1] == MASK, encoded
+        assert len(left[0]) + len(left[2]) <= 2 * (len(before) + len(after)) + 8
+
+
+@pytest.mark.parametrize(
+    "write", [quote, quote_plus, json.dumps, repr, html.escape, lambda text: json.dumps(json.dumps(text))]
+)
+def test_a_known_secret_is_masked_however_it_is_escaped(write: Callable[[str], str]) -> None:
+    secret = 'pa ss/"wö<rd&\\n1234'
+    assert "1234" not in mask_text(write(secret), [secret])
+
+
+def test_each_line_of_a_known_secret_is_masked() -> None:
+    known = "-----BEGIN KEY-----\nabcdefgh01234567\nijklmnop89abcdef\n-----END KEY-----"
+    assert mask_text("got ijklmnop89abcdef", [known]) == "got ***"
+    assert mask_text("-----BEGIN KEY-----", [known]) == "-----BEGIN KEY-----"
+
+
 WORDS = ["a", "step", "of", "the", "policy", "has", "tokens", "and", "keys", "in", "words", "that", "people", "write"]
 ORDINARY = [
     "max_tokens=48 num_tokens: 5, normalisation_tokens=1000 tokens/s: 31.5",
@@ -125,6 +178,14 @@ ORDINARY = [
     'key=Enter keys=["ctrl", "a"] {"key": "ctrl"} a@b.org secretary passing tokenised',
     "set MONITOR_PROJECT_TOKEN=... or monitor.project_token=...",
     "password: none, Authorization: required, cookies: 0",
+    "commit 2b580c0d1f4e5a6b7c8d9e0f1a2b3c4d5e6f7a8b, md5:9f86d081884c7d659a2feaa0c55ad015",
+    "rollout 0b6f2f3e-8a0c-4b1e-9a52-6f1f7c0f6f10 of step-000021, policy-000041, key-value-store-2024-benchmark",
+    "risk-adjusted-return-2024-11-23-of-the-run, task-1234567890-abcdef-ghijkl, as-of-2026-11-23 v1.0-rc1 dapi",
+    '{"name": "email", "value": "bob@example.org"} {"d": "M10 10 L 20 20"} <input name="city" value="Berlin 10115">',
+    '{"action": "click", "coordinate": [512, 384]} {"key": "Return", "text": "set password to the word on the page"}',
+    "machine learning default settings; set the token limit; login bob; mysql -u root -p runs; oauth: enabled-for-all",
+    "$5 and $12.50 <password> field </form> auth: required; author=somebody-with-a-long-name",
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5",
 ]
 
 
@@ -229,10 +290,22 @@ def test_no_text_takes_long_to_mask() -> None:
         "password" + " " * 20,
         "-eyJ",
         "-u=",
+        "eyJabcdefgh.",
+        "1//0",
+        "sk-a",
+        "<password ",
+        "mysql ",
+        "'value': '",
+        "machine a ",
+        "auth=",
+        "set -x ",
+        "A" * 50,
+        "$6$",
+        'password = """',
     ):
         began = time.process_time()
-        mask_text(piece * (200_000 // len(piece)))
-        assert time.process_time() - began < 10
+        mask_text(piece * (50_000 // len(piece)))
+        assert time.process_time() - began < 2.5
 
 
 @pytest.mark.parametrize(
