@@ -118,7 +118,7 @@ async def test_the_last_line_that_a_program_sends_is_its_result(text: str, rewar
 async def test_a_program_that_ends_when_its_time_is_up_has_reported_what_it_wrote(bench: Bench) -> None:
     """Of one that is late after a refusal, the reported reward counts, even if it has to be killed."""
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ask(); ask(); assert ask() == 403; {}; time.sleep(600)"
-    writes, limits = ("send('{\"reward\": 0.5}')", "report(reward=0.5)"), TimeLimits(agent_s=1.5)
+    writes, limits = ("send('{\"reward\": 0.5}')", "report(reward=0.5)"), TimeLimits(agent_s=4.0)
     running = (bench.run(script.format(one), time_limits=limits, rollout_id=f"r{i}") for i, one in enumerate(writes))
     assert [outcome(rollout) for rollout in await asyncio.gather(*running)] == 2 * [(StopReason.MAX_TURNS, 0.5)]
 
