@@ -7,7 +7,7 @@ FROM ${DEBIAN} AS system
 # Debian removes old versions of packages from its mirrors: a pinned one could not be installed next month
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev libgomp1 libnuma1 python3 python3-dev python3-venv tini \
+    && apt-get install --yes --no-install-recommends bubblewrap ca-certificates gcc libc6-dev libgomp1 libnuma1 python3 python3-dev python3-venv tini \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home cua \
     && install --directory --owner cua --group cua /app /app/runs /models

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cua_rl.errors import ConfigError
+from cua_rl.sandbox import can_sandbox, sandbox
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, hidden_entries
+from cua_rl.system_users import GUEST_UIDS, SystemUser, claim_user, remove_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,31 +42,48 @@ async def open_guest_account(argv: tuple[str, ...], name: str) -> AsyncGenerator
 
 async def claim_guest_account(argv: tuple[str, ...], name: str) -> GuestAccount:
     """An account for this command, which the caller releases."""
-    user = await asyncio.to_thread(claim_guest_user, argv)
     home = await asyncio.to_thread(make_scratch_folder, name)
-    user.give(home)
-    return GuestAccount(user=user, home=home)
+    try:
+        return GuestAccount(user=await asyncio.to_thread(_claim_guest_user, argv, home), home=home)
+    except BaseException:
+        await asyncio.to_thread(remove_tree, home)
+        raise
 
 
-def claim_guest_user(argv: tuple[str, ...]) -> SystemUser:
-    """A guest user for this command if root runs this process, else the current user.
+def require_readable(argv: tuple[str, ...]) -> None:
+    """Raise `ConfigError` if a guest cannot read the program, or a file among its arguments."""
+    home = make_scratch_folder("agent")
+    try:
+        _claim_guest_user(argv, home).release()
+    finally:
+        remove_tree(home)
 
-    Raises:
-        ConfigError: a guest cannot read the program, or a file among its arguments.
-    """
-    if not can_change_user():
-        return SystemUser()
+
+def _claim_guest_user(argv: tuple[str, ...], home: Path) -> SystemUser:
+    """A guest user for this command if root runs this process, else the current user; in a sandbox if possible."""
     files = (shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word)))
-    return claim_user(GUEST_UIDS, shown=_readable_entries(files))
+    user = claim_user(GUEST_UIDS)
+    try:
+        user.make_folder(home)
+        user.make_folder(home / ".tmp")
+        if can_sandbox():
+            user = replace(user, sandbox=tuple(sandbox(files, home)))
+        _require_readable(files, user)
+    except BaseException:
+        user.release()
+        raise
+    return user
 
 
-@cache
-def _readable_entries(files: tuple[str, ...]) -> tuple[Path, ...]:
-    """The entries of root-only folders that a guest needs in order to read the files; checked as a guest."""
-    entries = hidden_entries(files)
-    with claim_user(GUEST_UIDS, shown=entries) as user:
-        command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+_readable: set[tuple[str, ...]] = set()
+"""Files that a guest was seen to read."""
+
+
+def _require_readable(files: tuple[str, ...], user: SystemUser) -> None:
+    if files in _readable:
+        return
+    command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or done.stdout:
         raise ConfigError(
             "expected a program that other users can read, because a run that root starts gives it a user of its own, "
@@ -74,4 +91,4 @@ def _readable_entries(files: tuple[str, ...]) -> tuple[Path, ...]:
             "folder that every user can read, or let others pass through its parents (chmod o+x) and read it "
             "(chmod o+r), or start the run as another user"
         )
-    return entries
+    _readable.add(files)

@@ -100,7 +100,8 @@ class _Result:
     """What a program reports, taken so that its descendants cannot replace it.
 
     They have the program's user, and can write wherever it can. But the kernel names the process that wrote to a
-    socket, so what CUA_RESULT_FD brings counts only from the command itself (on Linux); the last line is the result.
+    socket, so what CUA_RESULT_FD brings counts only from the command itself (on Linux), which writes a blank line
+    before it runs anything of its own; the last line is the result.
     If it wrote nothing there, the file at the path counts as it stands when the command ends, before its descendants
     are ended. The file TAKEN gets a line that says where the result was found, or why not, and then the bytes.
     """
@@ -116,27 +117,27 @@ class _Result:
         self._names_sender = sys.platform == "linux"
         if self._names_sender:
             self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._line, self._is_new, self._is_taken, self._stranger = bytearray(), True, False, 0
+        self._line, self._is_new, self._is_taken, self._stranger, self._sender = bytearray(), True, False, 0, 0
+        self._end: int | None = None
 
     def begin(self, child: "subprocess.Popen[bytes]") -> None:
         """Watch the command, which has its end of the socket."""
         self._child = child
         self.theirs.close()
         self.watched = [self._ours.fileno()]
-        with suppress(AttributeError, OSError):  # wakes us at once when it ends (Linux 5.3)
-            self.watched.append(os.pidfd_open(child.pid))
 
     def look(self) -> bool:
         """Read what has come; take the result once the command has ended. False, for loops."""
         if self._is_taken:
             return False
-        # not yet waited for: until then no other process can get its number
+        # the child may be a sandbox, which ends after the command; not yet waited for, nobody else can get its number
         ended = self._child.returncode is not None or bool(
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         )
+        ended = ended or bool(self._end is not None and select.select([self._end], [], [], 0)[0])
         self._receive()
         if ended:
-            self._is_taken = True
+            self._is_taken, self.watched = True, []
             found, content = ("written", bytes(self._line)) if self._line else self._read_file()
             if found == "absent" and self._stranger:
                 found = f"written to CUA_RESULT_FD by process {self._stranger}, which is not the program itself"
@@ -159,7 +160,12 @@ class _Result:
                 return
             num_bytes += len(piece)
             pid = struct.unpack("3i", told[0][2])[0] if told else 0
-            if self._names_sender and pid != self._child.pid:
+            if not self._sender:
+                self._sender, piece = pid, piece.removeprefix(b"\n")
+                with suppress(AttributeError, OSError):  # wakes us at once when it ends (Linux 5.3)
+                    self._end = os.pidfd_open(pid)
+                    self.watched.append(self._end)
+            if self._names_sender and pid != self._sender:
                 self._stranger = pid
                 continue
             for part in piece.splitlines(keepends=True):
@@ -214,7 +220,8 @@ def _end_all(
     """End the command and everything that it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""
     # ids of all running processes of the command, including itself
     descendants = _descendants if platform == "linux" else lambda: _session_members(child.pid)
-    _signal_all(signal.SIGTERM, descendants())
+    # the end of a sandbox kills all that is in it
+    _signal_all(signal.SIGTERM, [pid for pid in descendants() if platform != "linux" or _name_of(pid) != "bwrap"])
     deadline = time.monotonic() + stop_timeout_s
     while descendants() and time.monotonic() < deadline:
         look()
@@ -293,6 +300,14 @@ def _children_of(pid: int) -> list[int]:
             with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children += [int(word) for word in file.read().split()]
     return children
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _is_zombie(pid: int) -> bool:

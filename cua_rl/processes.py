@@ -108,6 +108,8 @@ class OwnedProcess:
     ) -> None:
         self.name = name
         self.log_path = log_path
+        if report is not None:  # a blank line tells the guard who the command is, before it runs anything of its own
+            command = ["sh", "-c", 'echo >&"$CUA_RESULT_FD"; exec "$@"', "sh", *command]
         self._command = list(command) if user is None else user.command(command)
         self._locks = [kept.lock.fileno() for kept in (user, claim) if kept is not None and kept.lock is not None]
         self._guard_options = [] if user is None and claim is None else ["--bounded"]

@@ -31,7 +31,7 @@ def refusal(platform: str = sys.platform) -> str | None:
 def refuse_inspection(platform: str = sys.platform) -> None:
     """Keep programs of our own user from reading our environment and memory; Linux only.
 
-    Without it, an agent that runs as our user would find every key in `/proc`. Debuggers are kept out as well.
+    Without it, an agent or desktop that runs as our user would find every key in `/proc`. Debuggers are kept out too.
     """
     if platform == LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -13,15 +13,14 @@ import hashlib
 import logging
 import os
 import pwd
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -40,9 +39,9 @@ MAX_GUEST_THREADS = 4096
 """Limit for all processes of one guest together, which stops a fork bomb. Chromium has about 300 threads."""
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
-_SHARED_IPC = {"shm": "--shmem-id", "msg": "--queue-id", "sem": "--semaphore-id"}
-"""Kinds of System V IPC objects, as in /proc/sysvipc, and the `ipcrm` option that removes each."""
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
+_COMPUTING_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "ipc_lock", "sys_nice", "sys_resource")
+"""What root's model server and trainer keep: files of other users, as in a mounted cache, pinned memory, priorities."""
 _SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
 _COMPUTING_VARIABLES = (
     *_ALLOWED_VARIABLES, "HOME", "USER", "LOGNAME", "TMPDIR", "VIRTUAL_ENV", "CC", "CXX", "MAX_JOBS", "SSL_CERT_FILE",
@@ -65,11 +64,11 @@ class SystemUser:
     uid: int | None = None
     lock: BinaryIO | None = None
     """Open and locked. A guard process that inherits it keeps the claim until its child processes have ended."""
-    shown: tuple[Path, ...] = ()
-    """The only entries of root-only folders that its processes see (from `hidden_entries`)."""
+    sandbox: tuple[str, ...] = ()
+    """The beginning of a command line that runs the rest in a sandbox, from `sandbox.sandbox`."""
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command line that runs `command` as this user, without capabilities or a way to gain any.
+        """The command line that runs `command` as this user in its sandbox, without a way to gain capabilities.
 
         The process is killed when the thread that started it ends. This parent-death signal has to be set after the
         change of user, which clears it.
@@ -77,13 +76,13 @@ class SystemUser:
         if self.uid is not None:
             limits = ("prlimit", f"--nproc={MAX_GUEST_THREADS}", "--core=0", "--") if self.uid in GUEST_UIDS else ()
             return [
-                *_view(self.shown), *limits,
+                *self.sandbox, *limits,
                 "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--no-new-privs",
                 "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--pdeathsig=KILL", "--", *command,
             ]  # fmt: skip
         if can_shed_privileges():
-            return [*_SHED_PRIVILEGES, "--", *command]
-        return list(command)
+            return [*self.sandbox, *_SHED_PRIVILEGES, "--", *command]
+        return [*self.sandbox, *command]
 
     def make_folder(self, path: Path) -> None:
         """Make a folder that only this user can access, unless it exists."""
@@ -102,7 +101,8 @@ class SystemUser:
         deadline = time.monotonic() + _END_TIMEOUT_S
         while time.monotonic() < deadline:
             # run as the user itself, kill -1 reaches all of its processes at once, including those being forked
-            subprocess.run(self.command(["sh", "-c", "kill -KILL -1"]), check=False, stderr=subprocess.DEVNULL, cwd="/")
+            command = replace(self, sandbox=()).command(["sh", "-c", "kill -KILL -1"])
+            subprocess.run(command, check=False, stderr=subprocess.DEVNULL, cwd="/")
             if not (pids := processes_of(self.uid)):
                 return
             for pid in pids:  # in case they killed the shell first
@@ -111,12 +111,10 @@ class SystemUser:
             time.sleep(_POLL_S)
 
     def clean_up(self) -> None:
-        """Kill remaining processes and, of a guest, remove files and IPC objects before its number is used again."""
+        """Kill remaining processes and, of a guest, remove files before its number is used again."""
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
             remove_tree(*_left_files(self.uid))
-            if left := _left_ipc(self.uid):
-                subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
 
     def release(self, *owned: Path) -> None:
         """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
@@ -135,7 +133,7 @@ class SystemUser:
         self.release()
 
 
-def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...] = ()) -> SystemUser:
+def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
     """Claim a free user, `wanted` if possible; processes that a killed run left under that user are ended.
 
     Raises:
@@ -154,7 +152,7 @@ def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...
         if _has_name(uid):  # assigned by the administrator
             lock.close()
             continue
-        user = SystemUser(uid=uid, lock=lock, shown=shown)
+        user = SystemUser(uid=uid, lock=lock)
         if os.fstat(lock.fileno()).st_size:  # its last holder was killed
             user.clean_up()
             lock.truncate(0)
@@ -198,6 +196,24 @@ def can_shed_privileges() -> bool:
         )
     except FileNotFoundError:
         return False
+
+
+@cache
+def computing_prefix() -> tuple[str, ...]:
+    """The beginning of root's command of a model server or trainer: it has `_COMPUTING_CAPABILITIES`, and gains none.
+
+    The driver's set-up of GPUs, which CUDA would start and which needs more, is done before.
+    """
+    if os.geteuid() != 0 or not can_shed_privileges():
+        return ()
+    if shutil.which("nvidia-modprobe"):
+        subprocess.run(["nvidia-modprobe", "-u", "-c", "0"], check=False, capture_output=True, cwd="/")
+    kept = ",+".join(("--bounding-set=-all", *_COMPUTING_CAPABILITIES))  # setpriv leaves out what we lack ourselves
+    words = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", kept, "--")
+    done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False, cwd="/")
+    if done.returncode != 0:
+        logger.warning("model server and trainer keep the capabilities of root: %s", done.stderr.strip())
+    return words if done.returncode == 0 else ()
 
 
 def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -262,51 +278,10 @@ def public_copy(folder: Path, *siblings: Path) -> Path:
     return place / folder.name
 
 
-def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
-    """The entries of closed folders on the paths to these files, including the paths of links on the way.
-
-    For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed to other users, the entry is
-    `/root/.pyenv`.
-    """
-    found: dict[Path, None] = {}
-    for file in filter(os.path.exists, files):
-        ways = [Path(file).absolute()]
-        while ways[-1].is_symlink():
-            ways.append(ways[-1].parent / ways[-1].readlink())
-        for way in [Path(os.path.abspath(way)) for way in ways] + [way.parent.resolve() / way.name for way in ways]:
-            closed = [parent for parent in way.parents if not parent.stat().st_mode & 0o001]
-            if closed:  # innermost first
-                found[way.parents[way.parents.index(closed[0]) - 1] if closed[0] != way.parent else way] = None
-    return tuple(found)
-
-
 def remove_tree(*paths: Path) -> None:
     """Remove files and folders of any depth; `shutil.rmtree` recurses and holds a descriptor per level."""
     if found := [str(path) for path in paths if os.path.lexists(path)]:
         subprocess.run(["rm", "-rf", "--", *found], check=False, capture_output=True, cwd="/")
-
-
-def _view(entries: Sequence[Path]) -> list[str]:
-    """The prefix of a command that runs it in a mount namespace where closed folders show only these entries."""
-    if not entries:
-        return []
-    script = ["set -e"]
-    outermost = {entry: [one for one in entry.parents if not one.stat().st_mode & 0o001][-1] for entry in entries}
-    for closed in sorted(set(outermost.values())):
-        inside = shlex.quote(str(closed))
-        # the descriptor still reaches the folder after the mount covers it; `mount -c` does not resolve its path
-        script += [f"exec 3<{inside}", f"mount -t tmpfs -o mode=0711,size=1m cua_rl {inside}"]
-        for entry in sorted(one for one, outer in outermost.items() if outer == closed):
-            # resolve links now: after the mount they would resolve inside the covering file system
-            real, root = entry.resolve(), closed.resolve()
-            place = f"/proc/self/fd/3/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
-            source, target = shlex.quote(place), shlex.quote(str(entry))
-            make = "mkdir -p" if entry.is_dir() else f"mkdir -p {shlex.quote(str(entry.parent))}; touch"
-            script += [f"{make} {target}", f"mount -c --bind {source} {target}"]
-        script += ["exec 3<&-", f"mount -o remount,ro {inside}"]
-    # a working directory inside a covered folder still refers to the closed folder: enter the visible one
-    script += ['cd "$(pwd -P)" 2>/dev/null || cd /', 'exec "$@"']
-    return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", "; ".join(script), "sh"]
 
 
 def _ancestors(folder: Path) -> list[Path]:
@@ -331,17 +306,6 @@ def _left_files(uid: int) -> list[Path]:
                 with suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_uid == uid:
                         found.append(Path(entry.path))
-    return found
-
-
-def _left_ipc(uid: int) -> list[str]:
-    """Options of `ipcrm` for the IPC objects that a user created, which outlive its processes."""
-    found: list[str] = []
-    for kind, option in _SHARED_IPC.items():
-        with suppress(FileNotFoundError):  # a kernel without them
-            names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
-            maker = names.index("cuid")  # the creator: the owner can be changed
-            found += [f"{option}={row[1]}" for row in rows if row[maker] == str(uid)]
     return found
 
 

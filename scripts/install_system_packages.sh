@@ -11,6 +11,7 @@ PROGRAMS=(
     "pcmanfm pcmanfm"
     "xterm xterm"
     "setpriv util-linux"
+    "bwrap bubblewrap"    # sandboxes of agents, harnesses, sites and desktops
     "node nodejs"         # agents in JavaScript: examples/agents/agent.mjs
     "npm npm"             # tests: Qwen3's own vocabulary; building the Training Monitor's web app
 )

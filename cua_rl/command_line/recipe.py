@@ -19,7 +19,7 @@ from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, Show
 from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
-from cua_rl.system import hide_arguments
+from cua_rl.system import hide_arguments, refuse_inspection
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ def run_recipe(
     0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
     context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
+    refuse_inspection()
     sys.excepthook = report_bug
     if logging.lastResort is not None:  # warnings before a run has its log
         logging.lastResort.setFormatter(MaskingFormatter())

@@ -20,6 +20,7 @@ from cua_rl.reporting.step_line import num_of
 from cua_rl.run.gpus import visible_gpus
 from cua_rl.run.model_folder import fetch_weights, find_model
 from cua_rl.settings import check_numbers, setting
+from cua_rl.system_users import computing_prefix
 from cua_rl.training.endpoints import rank_environment
 from cua_rl.training.link import TOKEN_VARIABLE, Address, parse_address, require_token
 
@@ -87,7 +88,10 @@ async def cli_main(config: TrainerNodeConfig) -> None:
     num_deaths = 0
     while True:
         ranks = OwnedProcess(
-            [sys.executable, "-m", *command], name="trainer", log_path=config.log_path, environment=environment
+            [*await asyncio.to_thread(computing_prefix), sys.executable, "-m", *command],
+            name="trainer",
+            log_path=config.log_path,
+            environment=environment,
         )
         async with ranks:
             status = await ranks.wait()

@@ -22,7 +22,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
-from cua_rl.guest_account import claim_guest_user
+from cua_rl.guest_account import require_readable
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -38,7 +38,6 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
 from cua_rl.settings import with_values
-from cua_rl.system import refuse_inspection
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,6 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     text = agent.command or agent.harness_command
     command = None
     if text is not None:
-        refuse_inspection()
         command = AgentCommand(argv=tuple(shlex.split(text)), log_folder=log_folder, variables=agent.environment)
     if agent.name == "harness":
         program = HarnessService(url=agent.harness_url or "") if command is None else HarnessCommand(command)
@@ -267,7 +265,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        claim_guest_user(tuple(words)).release()  # raises if a guest cannot read the program
+        require_readable(tuple(words))
 
 
 def _require_address(name: str, value: str | None) -> None:

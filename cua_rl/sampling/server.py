@@ -24,6 +24,7 @@ from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_addre
 from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 from cua_rl.scratch import make_scratch_folder
+from cua_rl.system_users import computing_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class VllmServer:
         if socket_path is not None:
             await asyncio.to_thread(Path(socket_path).unlink, missing_ok=True)  # left by a server that was killed
         environment = vllm_environment(self._config, self.api_key, self._folder)
+        command = [*await asyncio.to_thread(computing_prefix), *command]
         self._process = OwnedProcess(command, name="vllm", log_path=self._log_path, environment=environment)
         await self._process.start()
         try:

@@ -15,7 +15,7 @@ from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainerDeathError
 from cua_rl.processes import OwnedProcess
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import computing_environment
+from cua_rl.system_users import computing_environment, computing_prefix
 from cua_rl.training.link import Address, ControllerLink
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,10 @@ class LocalTrainer:
         if self._num_processes > 1:
             module = ["cua_rl.training.launch_ranks", str(self._num_processes), str(socket_path)]
         self._process = OwnedProcess(
-            [sys.executable, "-m", *module], name="trainer", log_path=self._log_path, environment=self._environment
+            [*await asyncio.to_thread(computing_prefix), sys.executable, "-m", *module],
+            name="trainer",
+            log_path=self._log_path,
+            environment=self._environment,
         )
         called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
             asyncio.get_running_loop().create_future()

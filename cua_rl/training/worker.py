@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.settings import with_values
+from cua_rl.system import refuse_inspection
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.libraries import require_libraries
@@ -36,6 +37,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 def main(arguments: list[str]) -> int:
     """Serve one controller until it closes the connection."""
+    refuse_inspection()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
     place = Place.from_environment(os.environ)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import venv
 from ast import literal_eval
@@ -21,13 +20,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import cua_rl
 from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
-from cua_rl.guest_account import claim_guest_user
+from cua_rl.guest_account import require_readable
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -37,7 +35,8 @@ from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
+from cua_rl.sandbox import can_sandbox
+from cua_rl.system_users import GUEST_UIDS, can_change_user
 from cua_rl.types import Rollout, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
 from tests.sampling.fake_vllm import FakeVllm
@@ -391,43 +390,24 @@ async def test_an_agent_gets_its_assignment_and_what_is_named(bench: Bench, monk
 
 LOOK_UP = """
 import os, pathlib
-pid, found = os.getpid(), []
-while pid > 1:
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    pid = int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+numbers = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+found = set()
+for number in numbers:
     try:
-        found.append("of-the-judge" in pathlib.Path(f"/proc/{pid}/environ").read_text())
+        found.add("of-the-judge" in pathlib.Path(f"/proc/{number}/environ").read_text())
     except PermissionError:
-        found.append("refused")
-print(os.getuid(), found[0], set(found[1:]))
+        found.add("refused")
+print(os.getuid(), len(numbers), found <= {"refused", False})
 """
 
 
-@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give an agent another user")
-async def test_an_agent_of_root_has_a_user_of_its_own_that_reads_no_environment_above_it(bench: Bench) -> None:
+async def test_an_agent_sees_no_process_but_its_own_and_reads_no_environment_above_it(bench: Bench) -> None:
     await bench.run_command(PYTHON, "-c", LOOK_UP)
 
-    uid, guard, above = (bench.folder / "r1.log").read_text().split(maxsplit=2)
-    assert int(uid) in GUEST_UIDS
-    assert (guard, above.strip()) == ("refused", "{'refused'}")
-
-
-CONTROLLER = """
-import os, subprocess, sys
-from cua_rl.system import refuse_inspection
-if sys.argv[1] == "hidden":
-    refuse_inspection()
-print(subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True).returncode)
-"""
-
-
-@pytest.mark.parametrize(("state", "status"), [("open", 0), ("hidden", 1)])
-def test_a_controller_of_an_ordinary_user_can_hide_its_environment_from_an_agent(state: str, status: int) -> None:
-    user = SystemUser(uid=GUEST_UIDS[-2]) if can_change_user() else SystemUser()
-    command = user.command([PYTHON, "-c", CONTROLLER, state])
-    environment = {"PATH": os.defpath, "PYTHONPATH": str(Path(cua_rl.__path__[0]).parent), "KEY": "of-the-judge"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd="/")
-    assert int(done.stdout) == status
+    uid, num_others, is_closed = (bench.folder / "r1.log").read_text().split()
+    assert (int(uid) in GUEST_UIDS) == can_change_user()
+    assert int(num_others) <= 1 or not can_sandbox()  # the one that began it
+    assert is_closed == "True"
 
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root gives agents users of their own")
@@ -441,27 +421,6 @@ for name in sys.argv[1:]:
     except OSError as error:
         print(type(error).__name__)
 """
-
-
-@needs_root
-async def test_a_program_below_a_folder_of_roots_sees_the_way_to_it_and_nothing_else_there(
-    bench: Bench, tmp_path: Path
-) -> None:
-    closed = tmp_path / "closed"
-    program = closed / "lib" / "program"
-    program.mkdir(parents=True)
-    (closed / "secret").write_text("of root")
-    (program / "beside").write_text("readable")
-    script = program / "agent.py"
-    script.write_text(LOOKS_AROUND)
-    closed.chmod(0o700)
-
-    await bench.run_command(PYTHON, str(script), "beside", "../../secret", "../..")
-
-    who, beside, secret, folder = (bench.folder / "r1.log").read_text().splitlines()
-    assert int(who.split()[0]) in GUEST_UIDS
-    assert (beside, secret, folder) == ("readable", "FileNotFoundError", "['lib']")
-    assert (closed / "secret").read_text() == "of root"
 
 
 @needs_root
@@ -497,15 +456,14 @@ async def test_links_of_a_folder_of_roots_lead_on_to_others_in_it(bench: Bench, 
 
 
 @needs_root
-def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
+async def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "agent.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    with claim_guest_user((PYTHON, "agent.py")) as user:
-        assert user.shown == (tmp_path / "agent.py",)
+    require_readable((PYTHON, "agent.py"))
 
 
 @needs_root
@@ -514,6 +472,6 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
     script.touch(mode=0o600)
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
-        claim_guest_user((PYTHON, str(script)))
+        require_readable((PYTHON, str(script)))
     with pytest.raises(ConfigError, match="got /no/such/program;"):
-        claim_guest_user(("/no/such/program",))
+        require_readable(("/no/such/program",))

@@ -32,6 +32,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, RolloutGroup, StopReason
 from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
+from tests.live_processes import processes_with
 
 
 @pytest_asyncio.fixture
@@ -98,7 +99,7 @@ async def test_rule_3_a_driver_that_hangs_ends_too(bench: Bench) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 driver = subprocess.Popen([sys.executable, "-c", {driver!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-print(driver.pid, flush=True)
+print(os.environ["CUA_WORK_DIR"], flush=True)
 ask(); report(reward=1.0)
 print("hangs", flush=True)
 driver.stdout.readline()
@@ -106,7 +107,7 @@ driver.stdout.readline()
     rollout = await run_out_of_time(bench, lambda limits: bench.run(script, time_limits=limits))
 
     assert outcome(rollout) == (StopReason.MAX_TIME, 1.0)
-    assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()
+    assert processes_with(bench.log().split()[0]) == []
 
 
 class AsksUntilRefused:
@@ -303,7 +304,7 @@ import os, sys, time
 if os.fork():
     os._exit(0)
 os.setsid()
-print(os.getpid(), flush=True)
+print(os.environ["CUA_WORK_DIR"], flush=True)
 os.write(int(sys.argv[1]), b"x")
 time.sleep(600)
 ''', str(told)], pass_fds=[told])
@@ -316,7 +317,7 @@ async def test_everything_that_a_program_started_ends_with_it(bench: Bench) -> N
     rollout = await bench.run(GRANDCHILD)
 
     assert outcome(rollout) == (StopReason.FINISHED, 1.0)
-    assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()
+    assert processes_with(bench.log().split()[0]) == []
 
 
 CONTROLLER = """
@@ -337,20 +338,22 @@ asyncio.run(HarnessCommand(command).work(assignment, asyncio.Event()))
 
 
 def test_everything_that_a_program_started_ends_if_the_controller_is_killed(tmp_path: Path) -> None:
-    script = PROGRAM + GRANDCHILD.partition("ask()")[0] + "print(os.getpid(), flush=True); time.sleep(600)"
+    script = PROGRAM + GRANDCHILD.partition("ask()")[0] + "time.sleep(600)"
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, PYTHON, script, str(tmp_path)])
     log = tmp_path / "r1.log"
-    while not log.exists() or len(log.read_text().splitlines()) < 2:
+    while not log.exists() or not log.read_text().endswith("\n"):
         assert controller.poll() is None
         time.sleep(0.05)
+    word = log.read_text().strip()
+    assert len(processes_with(word)) >= 2
 
     os.kill(controller.pid, signal.SIGKILL)
     controller.wait()
 
-    left, deadline = [int(pid) for pid in log.read_text().split()], time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    while processes_with(word) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
+    assert processes_with(word) == []
 
 
 async def test_eight_at_a_time_cross_no_reward_and_no_request(bench: Bench) -> None:

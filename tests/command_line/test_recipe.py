@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import cua_rl
 from cua_rl.command_line.recipe import hide_secrets
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
 
 RECIPE = """
 import asyncio, logging, os, sys
@@ -47,6 +49,9 @@ async def main(config):
             raise TrainingError(said)
         if config.mode == "bug":
             raise RuntimeError("a bug")
+        if config.mode == "inspected":
+            looks = ("cat /proc/$PPID/environ", "head -c 1 /proc/$PPID/mem", "cat /proc/$PPID/status")
+            print(*(os.system(f"({look}) > /dev/null 2>&1") for look in looks))
         if config.mode == "wait":
             await asyncio.Event().wait()
 
@@ -313,3 +318,14 @@ def test_programs_of_the_policy_find_no_expected_answer_in_the_command_line(tmp_
 
     left = shown[shown.index(b"base_url=") :].replace(b"*", b"").rstrip(b"\0")
     assert left == b'base_url=[{, "n": 7}, {}, {}]'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_a_program_of_our_own_user_reads_neither_environment_nor_memory_of_a_recipe(tmp_path: Path) -> None:
+    user = SystemUser(uid=GUEST_UIDS[-2]) if can_change_user() else SystemUser()
+    command = user.command([sys.executable, "-c", RECIPE, "mode=inspected"])
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(Path(cua_rl.__path__[0]).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", check=True)
+
+    environ, memory, status = (int(word) for word in done.stdout.splitlines()[1].split())
+    assert (environ != 0, memory != 0, status) == (True, True, 0)

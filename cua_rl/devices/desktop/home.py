@@ -7,12 +7,13 @@ file of moderate size has no text.
 import os
 import secrets
 import stat
+import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.system_users import SystemUser, remove_tree
+from cua_rl.system_users import SystemUser
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NAMES = 10_000
@@ -21,6 +22,14 @@ MAX_DEPTH = 32
 """Folders in one another, each of which takes a descriptor while it is listed."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # not waiting for the writer of a pipe
+
+
+def empty_folder(path: Path) -> None:
+    """Remove what lies in the folder, which itself stays, because sandboxes hold it; raises `DeviceError`."""
+    if path.exists():
+        subprocess.run(["find", str(path), "-mindepth", "1", "-delete"], check=False, capture_output=True, cwd="/")
+        if any(path.iterdir()):
+            raise DeviceError(f"expected to empty {str(path)!r}, got files that stay; the next desktop is new")
 
 
 class Home:
@@ -32,9 +41,7 @@ class Home:
 
     def make(self) -> None:
         """Make it, with what programs expect, or empty it; raises `DeviceError` if something still writes there."""
-        remove_tree(self.path)
-        if self.path.exists():
-            raise DeviceError(f"expected to empty {str(self.path)!r}, got files that stay; the next desktop is new")
+        empty_folder(self.path)
         for folder in (self.path, self.path / ".runtime", self.path / ".tmp"):
             self._user.make_folder(folder)
 

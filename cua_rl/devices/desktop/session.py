@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from cua_rl.devices.desktop.home import Home
-from cua_rl.devices.desktop.network import Network, with_new_network
+from cua_rl.devices.desktop.home import Home, empty_folder
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.processes import OwnedProcess
+from cua_rl.sandbox import can_sandbox, desktop_sandbox, join_sandbox
 from cua_rl.system import is_running
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 
@@ -46,7 +46,7 @@ class DesktopSession:
     """One X server with a window manager in the folder `home`; programs are started in it and end with it.
 
     Run by root, all of it belongs to a user of its own: what an agent operates must reach neither the machine nor
-    other desktops. Where the kernel permits it, its network has no way out.
+    other desktops. Where the kernel permits it, it is a sandbox whose network has no way out.
     """
 
     def __init__(self, home: Path, *, width_px: int, height_px: int) -> None:
@@ -54,8 +54,8 @@ class DesktopSession:
         self._size = f"{width_px}x{height_px}x24"
         self._logs = home.with_name(home.name + ".logs")
         self._settings = home.with_name(home.name + ".settings")
+        self._temporary = home.with_name(home.name + ".tmp")
         self._user = SystemUser()
-        self._network = Network()
         self._stack = AsyncExitStack()
         self._programs = AsyncExitStack()
         self.display = ""
@@ -99,7 +99,7 @@ class DesktopSession:
         """Run a shell command as the desktop's user; what it printed, cut after a MiB; raises `DeviceError`."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._network.command(["sh", "-c", command], self._user),
+                *self._inside(["sh", "-c", command]),
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
@@ -126,15 +126,15 @@ class DesktopSession:
         """End every program that was started, and empty the home folder; raises `DeviceError`."""
         await self._programs.aclose()
         await asyncio.to_thread(self.files.make)
+        await asyncio.to_thread(empty_folder, self._temporary)
 
     async def stop(self) -> None:
         """End everything and remove the home folder; safe to call twice."""
         self._server = None
         await self._programs.aclose()
         await self._stack.aclose()
-        self._network.close()
         user, self._user = self._user, SystemUser()
-        await asyncio.to_thread(user.release, self.home, self._settings, self._logs)
+        await asyncio.to_thread(user.release, self.home, self._settings, self._temporary, self._logs)
 
     async def _start_server(self) -> str:
         """The X server writes the display's number into its log once it is ready.
@@ -146,8 +146,9 @@ class DesktopSession:
         self._stack.callback(_lock_path(number).unlink, missing_ok=True)
         command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
         command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
+        box = desktop_sandbox(self._temporary, self.home, self._settings, _SOCKETS) if can_sandbox() else []
         server = OwnedProcess(
-            with_new_network(["env", "-C", str(self.home), *command], self._user),
+            [*box, *self._user.command(["env", "-C", str(self.home), *command])],
             name=f"{self.home.name}-xvfb",
             log_path=self._logs / "xvfb.log",
             environment=self._environment(),
@@ -158,7 +159,6 @@ class DesktopSession:
         while True:
             words = (await asyncio.to_thread(server.log_path.read_text)).split() if server.log_path.exists() else []
             if str(number) in words:
-                self._network = await asyncio.to_thread(Network.of, server.command_pid())
                 await asyncio.to_thread(_close_to_others, _SOCKETS / f"X{number}", self._user)
                 self._server = server
                 return f":{number}"
@@ -166,9 +166,19 @@ class DesktopSession:
                 raise DeviceError(f"expected an X server, it ended: {' '.join(words)[-300:]!r}")
             await asyncio.sleep(_POLL_S)
 
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        """The command in the home folder, among the desktop's programs; raises `DeviceError` if its server ended."""
+        try:
+            if self._server is None:
+                raise ProcessLookupError("it was stopped")
+            join = join_sandbox(self._server.command_pid()) if can_sandbox() else []
+        except ProcessLookupError as error:
+            raise DeviceError(f"expected a desktop whose X server runs, got none: {error}") from None
+        return [*join, *self._user.command(["env", "-C", str(self.home), *command])]
+
     def _owned(self, command: Sequence[str], name: str) -> OwnedProcess:
         return OwnedProcess(
-            self._network.command(["env", "-C", str(self.home), *command], self._user),
+            self._inside(command),
             name=f"{self.home.name}-{name}",
             log_path=self._logs / f"{name}.log",
             environment=self._environment(),
@@ -195,6 +205,7 @@ class DesktopSession:
         self._logs.mkdir(mode=0o700)
         self.files.make()
         self._user.make_folder(self._settings)
+        self._user.make_folder(self._temporary)
         self.authority.write_bytes(_access_by_cookie(secrets.token_bytes(16)))
         shutil.copyfile(_WINDOW_MANAGER_SETTINGS, self._settings / "openbox.xml")
         for path in self._settings.iterdir():

@@ -1,0 +1,154 @@
+"""What a program of a model or an agent sees of the machine: a sandbox of bubblewrap (`bwrap`).
+
+It has processes, IPC objects, devices and temporary folders of its own. It reads the system and the files that it is
+given, and writes to its home alone; with a user of its own, also to what every user may write. Root and ordinary users
+get the same. Where the kernel permits no namespaces, there are no sandboxes, and the log says so once.
+"""
+
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+# root gives programs a user of their own, who may write what all may write
+_BIND = "--ro-bind" if os.geteuid() else "--bind"
+_BARE = (
+    "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", _BIND, "/", "/", "--proc", "/proc",
+)  # fmt: skip
+_OWN_MEMORY = ("--perms", "1777", "--tmpfs", "/dev/shm")
+_DEVICES = ("kvm", "dri", "kfd", "nvidia*")
+_PACKAGES = {"pyvenv.cfg", "conda-meta", "site-packages", "node_modules"}
+"""Names that mark folders of packages, in which nothing is looked for."""
+_RUN_LOCK = ".cua_rl.lock"
+_SMALL = "1000000"
+"""Bytes that a program may write to what covers a folder."""
+_MAX_DEPTH = 4
+_MAX_NAMES = 1000
+"""A folder of more holds data, and is shown as it is."""
+
+
+@cache
+def can_sandbox() -> bool:
+    """Whether programs can have sandboxes; logs once what remains without them."""
+    trial = [*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"]
+    try:
+        done = subprocess.run(trial, capture_output=True, text=True, check=False, cwd="/")
+    except FileNotFoundError:
+        problem = "there is no bwrap: install bubblewrap"
+    else:
+        if done.returncode == 0:
+            return True
+        problem = done.stderr.strip().rpartition("\n")[2]
+    logger.warning(
+        "agents, harnesses, sites and desktops run without sandboxes (%s): they see the machine's processes and "
+        "network and, unless root starts the run, the files of your user; in a container, permit user namespaces, or "
+        "give it the capability SYS_ADMIN (docs/security.md)",
+        problem,
+    )
+    return False
+
+
+def sandbox(files: Iterable[str], home: Path) -> list[str]:
+    """The beginning of a command that runs the rest in a sandbox, which writes to `home` and `home/.tmp` (as `/tmp`).
+
+    Of folders that are closed to other users, of ours and of `/tmp`, it shows the entries on the way to these files,
+    without names that begin with a dot and folders of runs, unless they lie on the way themselves.
+    """
+    words = [*_BARE, "--dev", "/dev", *_OWN_MEMORY, *_view(set(_ways(files)), home / ".tmp", home)]
+    for device in (path for pattern in _DEVICES for path in Path("/dev").glob(pattern)):
+        words += ["--dev-bind-try", str(device), str(device)]
+    return [*words, "--"]
+
+
+def desktop_sandbox(temporary: Path, *places: Path) -> list[str]:
+    """The beginning of a command that runs the rest in a sandbox without a network, which writes to these places.
+
+    It has the machine's devices: to join one with terminals of its own, ordinary users lack the rights.
+    """
+    return [
+        *_BARE,
+        "--unshare-net",
+        "--dev-bind",
+        "/dev",
+        "/dev",
+        *_OWN_MEMORY,
+        *_view(set(), temporary, *places),
+        "--",
+    ]
+
+
+def join_sandbox(pid: int) -> list[str]:
+    """The beginning of a command that runs the rest in the sandbox whose `bwrap` has this number.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    try:
+        inner = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    except (FileNotFoundError, IndexError):
+        raise ProcessLookupError(f"the sandbox of process {pid} has ended") from None
+    ours = ["--user", "--preserve-credentials"] if os.geteuid() else []
+    return ["nsenter", f"--target={inner}", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--"]
+
+
+def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
+    """Covers what is closed to other users and shows what lies on these ways; the places can be written to."""
+    covered = {path.resolve() for path in map(Path, ("/root", "/tmp", "/var/tmp", "/run/user", tempfile.gettempdir()))}
+    covered = {path for path in (*covered, Path.home().resolve()) if path.is_dir() and path != Path("/")}
+    entries: dict[Path, None] = {}
+    for way in ways:
+        closed = [one for one in way.parents if not one.stat().st_mode & 0o001 or one.resolve() in covered]
+        if closed:  # innermost first
+            covered |= {one.resolve() for one in closed}
+            entries[closed[0].resolve() / way.relative_to(closed[0]).parts[0]] = None
+    words: list[str] = []
+    for folder in sorted(covered):
+        if covered.isdisjoint(folder.parents):
+            words += ["--perms", "0711", "--size", _SMALL, "--tmpfs", str(folder)]
+    for folder in ("/tmp", "/var/tmp"):
+        words += ["--bind", str(temporary), str(Path(folder).resolve())]
+    for place in sorted({parent for path in (*entries, *places) for parent in path.parents}):
+        words += ["--dir", str(place)] if not covered.isdisjoint(place.parents) else []  # with the mode of most
+    here = Path.cwd()
+    if here != Path("/") and covered.isdisjoint((here, *here.parents)):
+        kept = _kept(here, ways, _MAX_DEPTH)
+        words += [] if kept is None else ["--perms", "0755", "--size", _SMALL, "--tmpfs", str(here), *kept]
+    for entry in sorted(entries):
+        shown = [f"{_BIND}-try", str(entry), str(entry)]
+        is_tree = entry.name.startswith(".") or not entry.is_dir()
+        words += shown if is_tree else (_kept(entry, ways, _MAX_DEPTH) or shown)
+    return [*words, *(word for place in places for word in ("--bind", str(place), str(place)))]
+
+
+def _ways(files: Iterable[str]) -> Iterator[Path]:
+    """The paths to these files, including the links on the way."""
+    for file in filter(os.path.exists, files):
+        ways = [Path(file).absolute()]
+        while ways[-1].is_symlink():
+            ways.append(ways[-1].parent / ways[-1].readlink())
+        for way in ways:
+            yield Path(os.path.abspath(way))
+            yield way.parent.resolve() / way.name
+
+
+def _kept(folder: Path, ways: set[Path], depth: int) -> list[str] | None:
+    """What makes the folder without what is kept back; None if it holds nothing of that kind."""
+    names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in os.scandir(folder)}
+    if _PACKAGES & names.keys() or len(names) > _MAX_NAMES:
+        return None
+    words, is_whole = ["--dir", str(folder)], True
+    for name, is_folder in names.items():
+        path = folder / name
+        is_named = any(way.is_relative_to(path) for way in ways)
+        if not is_named and (name.startswith(".") or (is_folder and os.path.lexists(path / _RUN_LOCK))):
+            is_whole = False
+            continue
+        kept = _kept(path, ways, depth - 1) if is_folder and depth and not name.startswith(".") else None
+        is_whole = is_whole and kept is None
+        words += [f"{_BIND}-try", str(path), str(path)] if kept is None else kept
+    return None if is_whole else words
