@@ -20,9 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig
-from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
-from transformers.models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.training.batching import MicroBatch
@@ -98,11 +96,12 @@ class ShapesOnly(PolicyModel):
     def _load_base(self) -> Any:
         config = AutoConfig.from_pretrained(self._config.model_path, local_files_only=True)
         is_mixture = config.model_type.endswith("_moe")
-        kind: Any = Qwen3VLMoeForConditionalGeneration if is_mixture else Qwen3VLForConditionalGeneration
         options: dict[str, Any] = {"experts_implementation": "grouped_mm"} if is_mixture else {}
         attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
         with torch.device("meta"):
-            base: Any = kind._from_config(config, dtype=torch.bfloat16, attn_implementation=attention, **options)
+            base: Any = AutoModelForImageTextToText.from_config(
+                config, dtype=torch.bfloat16, attn_implementation=attention, **options
+            )
         base.to = lambda *_: base  # there is nothing to move
         return base
 
@@ -135,7 +134,7 @@ def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> di
         weights = live.now
         trained = sum(parameter.nbytes for parameter in model.trainable_parameters)
         row = make_row(num_tokens, num_turns)
-        levels = 1 + len(vision.deepstack_visual_indexes)
+        levels = 1 + len(vision.to_dict().get("deepstack_visual_indexes", ()))
         features = {
             name: torch.empty(levels, SCREEN_TOKENS, text.hidden_size, dtype=torch.bfloat16)
             for name in row.image_hashes

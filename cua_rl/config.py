@@ -47,6 +47,7 @@ class TrainerConfig:
         "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
         "each node holds all shards; offload: one layer at a time, from main memory",
     )
+    memory_fraction: float = setting(1.0, "share of its GPU's memory that a process may allocate")
     context_parallel: int = setting(1, "ranks that share each row, for sequences too long for one")
     max_pixels: int | None = setting(None, "maximum pixels of a screenshot as the model sees it; None is the model's")
     vision_cache_gib: float = setting(

@@ -131,6 +131,7 @@ METRICS: Mapping[str, str] = {
     "trainer/rss_gib": "main memory of the trainer process, GiB",
     "trainer/peak_rss_gib": "peak main memory of the trainer process, GiB",
     "trainer/peak_cuda_gib": "peak GPU memory of the trainer's tensors in the step, GiB",
+    "trainer/peak_reserved_gib": "the same with what PyTorch's allocator keeps beside them, GiB",
     "time/step_s": "duration of the step",
     "time/rollouts_s": "collecting the step's rollouts",
     "time/datums_s": "building training sequences",

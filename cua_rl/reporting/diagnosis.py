@@ -24,8 +24,8 @@ _STYLES: Mapping[Verdict, str] = {"ok": "green", "warn": "yellow", "fail": "bold
 _REMEDIES: Mapping[str, str] = {
     r"No available memory for the cache|less than desired GPU memory": "leave the GPU to the run alone, or lower "
     "server.max_model_len and server.max_pixels",
-    r"out of memory|OutOfMemoryError": "lower server.max_model_len, server.gpu_memory_utilization or "
-    "trainer.micro_batch_tokens",
+    r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation": "lower server.max_model_len, "
+    "server.gpu_memory_utilization or trainer.micro_batch_tokens",
     r"driver version is insufficient|driver on your system is too old": "update the driver to 580 or newer, or run "
     "make setup again, which finds builds for it",
     r"no kernel image": "use a GPU of compute capability 7.5 or higher",

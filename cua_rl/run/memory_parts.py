@@ -14,7 +14,9 @@ from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
 
 GIB = 2**30
 LARGEST_BATCH = 128
-_CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process; an estimate
+CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
+SPARE = 0.04
+"""Of a GPU, left free: what estimates may be wrong by."""
 _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
@@ -71,6 +73,14 @@ class Request:
     wishes: MemoryWishes
 
 
+def usable_bytes(gpu_gib: float) -> float:
+    """A GPU's memory as CUDA, torch and vLLM count it; the driver keeps the rest of what nvidia-smi shows.
+
+    Published messages of torch: 79.2 GiB of an H100's 79.6 and an A100's 80.0, 22.1 of an L4's 22.5.
+    """
+    return 0.995 * gpu_gib * GIB - 0.45 * GIB
+
+
 def trainer_parts(
     request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
 ) -> dict[str, float]:
@@ -97,7 +107,7 @@ def trainer_parts(
         "weights": weight_bytes(demand) * held,
         **optimizer_part(request, gpus),
         "activations": (1 + _FRAGMENTED) * activations,
-        "CUDA": _CONTEXT,
+        "CUDA": CONTEXT,
     }
 
 
@@ -144,7 +154,8 @@ def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
         "weights": scale * BYTES_16 * model.parameters / tensor_parallel,
         "adapters": scale * demand.num_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
         "work space": scale * (max(language, image) + features) + logits,
-        "CUDA": _CONTEXT + _GRAPHS,
+        "CUDA graphs": _GRAPHS,
+        "CUDA": CONTEXT,
     }
 
 

@@ -14,8 +14,10 @@ from cua_rl.errors import ConfigError
 from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, plan_gpus
 from cua_rl.run.machine import Machine
 from cua_rl.run.memory_parts import (
+    CONTEXT,
     GIB,
     LARGEST_BATCH,
+    SPARE,
     Request,
     host_parts,
     image_cache_bytes,
@@ -23,6 +25,7 @@ from cua_rl.run.memory_parts import (
     sequence_bytes,
     server_parts,
     trainer_parts,
+    usable_bytes,
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
@@ -47,6 +50,15 @@ class MemoryPlan:
     trainer: Mapping[str, float]
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
+
+    @property
+    def trainer_fraction(self) -> float:
+        """Of its GPU, what a trainer process may allocate beside its context, the server, and what stays free."""
+        if not self.trainer or not self.machine.gpus or self.machine.gpu_gib is None:
+            return 1.0
+        gpu = usable_bytes(self.machine.gpu_gib)
+        beside = self.gpus.gpu_memory_utilization + CONTEXT / gpu if self.gpus.is_shared else 0.0
+        return 1 - SPARE - CONTEXT / gpu - beside
 
     @property
     def image_cache_gib(self) -> float:
@@ -170,24 +182,25 @@ def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
 
 def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan | None:
     """The first way to train that leaves the server room for `num_contexts` full contexts."""
-    gpu = (request.machine.gpu_gib or 0.0) * GIB
+    gpu = usable_bytes(request.machine.gpu_gib or 0.0)
+    kept = (1 - SPARE) * gpu
     fixed = server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
     context = request.demand.context_tokens
     contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
-    least = sum(fixed.values()) + contexts if fixed else 0.0
+    least = sum(fixed.values()) - CONTEXT + contexts if fixed else 0.0  # of vLLM's share
     for recomputes, sharding, row in _ways_to_train(request, gpus):
         trainer = trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
         trainer_total = sum(trainer.values())
         utilization = request.gpu_wishes.gpu_memory_utilization
         if utilization is None:
-            left = gpu - trainer_total if gpus.is_shared else gpu
+            left = kept - CONTEXT - (trainer_total if gpus.is_shared else 0.0)
             utilization = max(0.0, min(ALONE_UTILIZATION, math.floor(100 * left / gpu) / 100))
-        room = gpu - (utilization * gpu if gpus.is_shared else 0.0)
+        room = kept - (utilization * gpu + CONTEXT if gpus.is_shared else 0.0)
         if trainer_total > room or least > utilization * gpu:
             continue
         server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
         if fixed:
-            server["KV cache"] = utilization * gpu - sum(fixed.values())
+            server["KV cache"] = utilization * gpu + CONTEXT - sum(fixed.values())
             halves = int(server["KV cache"] / sequence_bytes(request, context / 2, gpus.tensor_parallel))
             max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
         return MemoryPlan(

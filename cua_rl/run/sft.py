@@ -100,6 +100,7 @@ async def _start_trainer(
             num_processes=plan.memory.gpus.num_trainer_processes,
             gpus=plan.memory.gpus.trainer_gpus,
             sharding=plan.memory.sharding,
+            memory_fraction=plan.memory.trainer_fraction,
             max_restarts=config.trainer_max_restarts,
             max_pixels=config.max_pixels,
             address=config.trainer_address,

@@ -233,6 +233,7 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         num_processes=plan.gpus.num_trainer_processes,
         gpus=plan.gpus.trainer_gpus,
         sharding=plan.memory.sharding,
+        memory_fraction=plan.memory.trainer_fraction,
         context_parallel=config.trainer.context_parallel,
         max_pixels=config.server.max_pixels,
         vision_cache_gib=config.trainer.vision_cache_gib,

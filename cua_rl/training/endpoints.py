@@ -27,7 +27,10 @@ _RETRY_S = 1.0
 def rank_environment(num_processes: int, num_threads: int | None = None) -> dict[str, str]:
     """The environment of the trainer processes of one machine; no secret of ours."""
     # threads that spin while they wait take the cores from other processes, and from their own
+    # rows differ in length: segments that grow leave no holes that only an equally long row could fill
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | computing_environment()
+    if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(num_threads)
     elif num_processes > 1:

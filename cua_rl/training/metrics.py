@@ -175,6 +175,7 @@ class Account:
             if stated is not None:
                 metrics["trainer/mfu_frac"] = flops_per_s / 1e12 / stated
             metrics["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            metrics["trainer/peak_reserved_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30
             torch.cuda.reset_peak_memory_stats(self.device)
         self._counts.clear()
         self._flops.clear()

@@ -27,6 +27,7 @@ from cua_rl.training.batching import (
     make_micro_batches,
     token_weights,
 )
+from cua_rl.training.device_memory import limit_memory, release_memory, shortage
 from cua_rl.training.folders import write_folder
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
@@ -63,6 +64,7 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig, ranks: Ranks | None = None) -> None:
         torch.manual_seed(config.seed)
+        limit_memory(config.memory_fraction)
         self._ranks = ranks or Ranks()
         self._config = config
         self._context = self._ranks.share_rows(config.context_parallel)
@@ -102,15 +104,15 @@ class Trainer:
                     weights, has_adapter = self.model.probe_weights(request.probe), True
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
-            scores, shortage = list[TokenScores](), None
+            scores, missing = list[TokenScores](), None
             try:
                 with weights, self._in_step():
                     for part in batch.micro_batches:
                         scores.append(self._scores(batch, part, request.temperature, adapter=has_adapter))
                     self._make_idle_passes(batch)
-            except torch.OutOfMemoryError as error:
-                shortage = str(error)
-            batch, scores, _ = self._share(agreement, batch, scores, [], shortage)
+            except RuntimeError as error:
+                missing = shortage(error)
+            batch, scores, _ = self._share(agreement, batch, scores, [], missing)
         return batch, scores
 
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
@@ -162,19 +164,18 @@ class Trainer:
         try:
             return attempt()
         except _OutOfMemory as error:
-            shortage = str(error)
+            missing = str(error)
         # the error is gone, and with its traceback the tensors of the first attempt
         before, self._row_tokens = self._row_tokens, max(1, self._row_tokens // 2)
         self.model.recompute_activations()
         self.account.add_memory_retry()
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory()
         logger.warning(
             "out of memory with micro_batch_tokens=%d: trying again with %d and gradient_checkpointing=true, and so "
             "for the rest of the run (%s)",
             before,
             self._row_tokens,
-            shortage,
+            missing,
         )
         try:
             return attempt()
@@ -194,7 +195,7 @@ class Trainer:
         """
         for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=True):
             parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
-        scores, losses, totals, shortage = list[TokenScores](), list[TokenLoss](), list[float](), None
+        scores, losses, totals, missing = list[TokenScores](), list[TokenLoss](), list[float](), None
         with self._ranks.agreement() as agreement:
             batch = self._prepare(request.datums)
             try:
@@ -209,16 +210,16 @@ class Trainer:
                         losses.append(loss.detach())
                         totals.append(total.item())
                     self._make_idle_passes(batch)
-            except torch.OutOfMemoryError as error:
-                shortage = str(error)
-            for part, total in zip(batch.micro_batches, totals, strict=shortage is None):
+            except RuntimeError as error:
+                missing = shortage(error)
+            for part, total in zip(batch.micro_batches, totals, strict=missing is None):
                 if not math.isfinite(total):
                     rollouts = sorted({batch.datums[index].rollout_id for index in part.datum_indices})
                     raise TrainingError(
                         f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all "
                         "gradients since the last step were dropped, the weights are unchanged"
                     )
-            return self._share(agreement, batch, scores, losses, shortage)
+            return self._share(agreement, batch, scores, losses, missing)
 
     def _in_step(self) -> AbstractContextManager[None]:
         is_waited_for = self.model.is_sharded or self._context.size > 1
@@ -293,6 +294,7 @@ class Trainer:
         with nullcontext() if probe is None else self.model.probe_weights(probe):
             if self._ranks.rank == 0:
                 write_folder(path, self.model.save_weights)
+        release_memory()  # rollouts are next
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
@@ -326,12 +328,12 @@ class Trainer:
         batch: _Batch,
         scores: list[TokenScores],
         losses: list[TokenLoss],
-        shortage: str | None,
+        missing: str | None,
     ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
         """The micro-batches and results of all ranks, on every rank; a shortage of memory on one is one on all."""
         if self._ranks.size == 1:
-            if shortage is not None:
-                raise _OutOfMemory(shortage)
+            if missing is not None:
+                raise _OutOfMemory(missing)
             return batch, scores, losses
         # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
@@ -339,7 +341,7 @@ class Trainer:
         ours = (bare, scored, [_on_cpu(part) for part in losses])
         if self._context.rank:  # the first of those that share rows speaks for all of them
             ours = ([], [], [])
-        told = agreement.share((*ours, shortage))
+        told = agreement.share((*ours, missing))
         micro_batches, all_scores, all_losses, shortages = zip(*told, strict=True)
         for rank, message in enumerate(shortages):
             if message is not None:

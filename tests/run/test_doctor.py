@@ -160,12 +160,13 @@ async def test_a_peak_above_the_plan_is_a_warning(
     machine = find_machine("2x22.5", {}, is_dry_run=True)
     planned = {"weights": 8 * GIB, "activations": 2 * GIB, "CUDA": 1 * GIB}
     exam.plan = replace(exam.plan, memory=replace(exam.plan.memory, machine=machine, trainer=planned))
-    exam.trained = {"trainer/peak_cuda_gib": peak_gib}
+    exam.trained = {"trainer/peak_cuda_gib": peak_gib, "trainer/peak_reserved_gib": peak_gib + 0.4}
     exam.ask_driver = lambda: IDLE.replace("23034, 3\n1", f"23034, {used}\n1")
 
     finding = await check_memory(exam)
 
     assert (finding.verdict, finding.figures["planned_gib"]) == (verdict, 10.0)
+    assert f"{peak_gib + 0.4:.1f} reserved in steps of unequal lengths" in finding.got
     assert finding.do.startswith(do)
 
 

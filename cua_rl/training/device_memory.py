@@ -1,0 +1,32 @@
+# pyright: reportUnknownMemberType=false
+"""The memory of the trainer's GPU, which a model server may share."""
+
+import torch
+
+_SHORTAGES = (
+    "out of memory",  # the allocator, CUDA ("CUDA error: out of memory") and NCCL ("Cuda failure 2 'out of memory'")
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What PyTorch's errors say when a library, not its own allocator, finds no memory."""
+
+
+def limit_memory(fraction: float) -> None:
+    """Let this process allocate at most `fraction` of its GPU: before it takes more, PyTorch gives up cached blocks."""
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def release_memory() -> None:
+    """Return cached blocks to the GPU, where a model server that starts again needs them."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def shortage(error: RuntimeError) -> str:
+    """What was said of missing memory; raises any other error again."""
+    if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SHORTAGES):
+        return str(error)
+    raise error
