@@ -1,6 +1,6 @@
 # Images for CPU and GPU: docker build --target cpu -t cua_rl:cpu . ; docker build --target gpu -t cua_rl:gpu .
 # Torch and vLLM bring CUDA's libraries with them; the driver comes from the host (NVIDIA Container Toolkit).
-ARG DEBIAN=docker.io/library/debian:12.12-slim
+ARG DEBIAN=docker.io/library/debian:12.12-slim@sha256:d5d3f9c23164ea16f31852f95bd5959aad1c5e854332fe00f7b3a20fcc9f635c
 
 # what both need of the system: Python 3.11 with headers and a C compiler, with which Triton compiles when vLLM starts
 FROM ${DEBIAN} AS system
@@ -21,17 +21,20 @@ FROM system AS cpu-packages
 # builds of torch without CUDA, which PyPI does not have
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY --chown=1000:1000 pyproject.toml README.md LICENSE ./
-COPY --chown=1000:1000 constraints/cpu.txt constraints/
+COPY --chown=1000:1000 constraints/cpu-torch.txt constraints/cpu-image.txt constraints/
 COPY --chown=1000:1000 scripts/repair_imports.py scripts/
 RUN mkdir cua_rl && touch cua_rl/__init__.py \
-    && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox]' \
+    && pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --index-url "${TORCH_INDEX}" -r constraints/cpu-torch.txt \
+    && pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: -r constraints/cpu-image.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation --no-index --editable . \
     && python scripts/repair_imports.py
 
 FROM system AS gpu-packages
 COPY --chown=1000:1000 pyproject.toml README.md LICENSE ./
-COPY --chown=1000:1000 constraints/gpu.txt constraints/
+COPY --chown=1000:1000 constraints/gpu-image.txt constraints/
 RUN mkdir cua_rl && touch cua_rl/__init__.py \
-    && pip install --no-cache-dir -c constraints/gpu.txt --editable '.[gpu,wandb,gbox]'
+    && pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: -r constraints/gpu-image.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation --no-index --editable .
 
 FROM cpu-packages AS cpu
 COPY --chown=1000:1000 cua_rl cua_rl

@@ -54,7 +54,7 @@ check-security: setup ## attack a small run in the ways of docs/security.md, and
 	@$(PYTHON) -m scripts.red_team $(ARGS)
 
 pythons: setup ## resolve what is installed for every Python that is supported; needs a package index
-	@scripts/check_pythons.sh
+	@scripts/lock.sh --check
 
 test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
 	$(PYTHON) -m pytest -q tests/real/android
@@ -62,7 +62,7 @@ test-android: setup ## tests on an attached Android phone or emulator, whose set
 # the validators pin versions that others of .venv do not go with, so they have an environment of their own
 .venv-ship/.done: constraints/ship.txt
 	.venv/bin/python -m venv .venv-ship
-	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/ship.txt
+	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r constraints/ship.txt
 	touch $@
 
 test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files; try nginx.conf

@@ -14,11 +14,8 @@ shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["pur
 .venv/bin/python -m venv "$folder"
 own=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 echo "$shared" >"$own/shared.pth"
-# the versions of what is shared, so that pip takes it as it is
-constraints=$(mktemp)
-trap 'rm -f "$constraints"' EXIT
-.venv/bin/python -m pip freeze --all --exclude-editable | grep == >"$constraints"
-if ! "$folder/bin/pip" install --disable-pip-version-check -c "$constraints" trl==1.16.0 datasets==5.2.0 \
+# what is shared has the versions of this lock, so pip takes it as it is
+if ! "$folder/bin/pip" install --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r benchmarks/trl.txt \
     >"$folder/setup.log" 2>&1; then
     tail -n 20 "$folder/setup.log" >&2
     echo "benchmarks/setup_trl.sh: expected pip to install TRL, it ended as above; all of it is in $folder/setup.log" >&2

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:-cpu}
 shift $(($# ? 1 : 0))
-base=$(sed -n 's/^ARG DEBIAN=//p' Dockerfile)
+base=$(sed -n 's/^ARG DEBIAN=\(.*\)@sha256.*/\1/p' Dockerfile) # made here, so the registry's digest is not its own
 
 if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     files=$(mktemp -d)
@@ -18,4 +18,4 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     buildah commit --quiet --rm "$container" "$base"
 fi
 # Docker's format, because OCI's has no health checks; one layer for each stage, because storage may copy them whole
-buildah build --isolation chroot --pull-never --format docker --target "$target" --tag "cua_rl:$target" "$@" .
+buildah build --isolation chroot --pull-never --format docker --build-arg DEBIAN="$base" --target "$target" --tag "cua_rl:$target" "$@" .

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / ".venv-ship" / "bin"
@@ -88,6 +89,38 @@ def test_a_file_broken_on_purpose_is_not(
 
     assert done.returncode != 0
     assert says in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["monitor", "postgres", "trainer", "vllm"])
+def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime(name: str) -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    (pod,) = [one["spec"]["template"]["spec"] for one in documents if "template" in one["spec"]]
+
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert not security["allowPrivilegeEscalation"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in mounts.values()
+        claims = {"data"} if name == "postgres" else set()
+        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]} | claims
+
+
+def test_every_pod_may_reach_only_what_the_network_policies_name() -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "network.yaml").read_text(encoding="utf-8"))
+    policies = {one["metadata"]["name"]: one["spec"] for one in documents}
+    everyone = {"matchLabels": {"app.kubernetes.io/name": "cua-rl"}}
+    inside, names = policies["cua-rl-leaves"]["egress"]
+    (outside,) = policies["cua-rl-fetches"]["egress"]
+
+    assert policies["cua-rl-leaves"]["podSelector"] == everyone
+    assert policies["cua-rl-leaves"]["policyTypes"] == ["Egress"]
+    assert inside == {"to": [{"podSelector": everyone}]}
+    assert {port["port"] for port in names["ports"]} == {53}
+    assert outside["ports"] == [{"protocol": "TCP", "port": 443}]
+    assert "169.254.0.0/16" in outside["to"][0]["ipBlock"]["except"]  # where clouds hand out a machine's credentials
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose: apt-get install docker-compose")

@@ -15,7 +15,7 @@ if [ "${1:-}" = "--sources" ]; then
     exit 0
 fi
 target=$(realpath -m "${1:-../cua_rl/monitor/static}")
-[ -d node_modules ] || npm ci --no-audit --no-fund
+[ -d node_modules ] || npm ci --ignore-scripts --no-audit --no-fund
 npx tsc --noEmit
 npx vite build --outDir "$target" --emptyOutDir --logLevel warn
 hash_sources >"$target/sources.sha256"

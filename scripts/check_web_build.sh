@@ -19,7 +19,7 @@ if ! command -v npm >/dev/null; then
     echo "web app: the build fits its sources (no Node here to build it again)"
     exit 0
 fi
-if ! { [ -d training-monitor/node_modules ] || npm ci --no-audit --no-fund --prefix training-monitor >/dev/null 2>&1; }; then
+if ! { [ -d training-monitor/node_modules ] || npm ci --ignore-scripts --no-audit --no-fund --prefix training-monitor >/dev/null 2>&1; }; then
     echo "web app: the build fits its sources (npm cannot fetch what building it again needs)"
     exit 0
 fi

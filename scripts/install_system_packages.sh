@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install the Debian programs that browser and desktop devices (and their tests) operate. Asks nothing; safe to run again.
 # Exit status 0 even if it may not or cannot: training needs none of them. It says in a sentence what is missing then.
+# CUA_RL_NO_SYSTEM_PACKAGES=1 declines: nothing runs as root.
 set -euo pipefail
 
 # program on PATH -> Debian package
@@ -69,12 +70,12 @@ main() {
     local missing available=()
     mapfile -t missing < <(list_missing)
     if [ ${#missing[@]} -eq 0 ]; then return; fi
-    if ! may_install; then
+    if [ -n "${CUA_RL_NO_SYSTEM_PACKAGES:-}" ] || ! may_install; then
         say "browser and desktop devices need ${missing[*]}; where apt is, install them with" >&2
         echo "    sudo apt-get update && sudo apt-get install --no-install-recommends ${missing[*]}" >&2
         return
     fi
-    say "installing ${missing[*]}"
+    say "installing ${missing[*]} as root with apt-get (CUA_RL_NO_SYSTEM_PACKAGES=1 declines)"
     if ! apt 60 update; then
         say "apt's servers do not answer, so ${missing[*]} are not installed; run scripts/install_system_packages.sh later" >&2
         return

@@ -4,10 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-TORCH_VERSION=2.13.0
-CPU_INDEX=https://download.pytorch.org/whl/cpu
-# builds for the drivers of CUDA 12, which cannot run those of the package index
-CUDA_12_INDEXES=(https://wheels.vllm.ai/0.32.0/cu129 https://download.pytorch.org/whl/cu129)
+CPU_INDEX=${CUA_RL_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 PATH=$PATH:/usr/lib/wsl/lib # where WSL2 has nvidia-smi
 VENV=.venv
 PYTHON=$VENV/bin/python
@@ -51,11 +48,13 @@ kind_of_machine() {
 }
 
 digest() {
-    { echo "$1"; cat pyproject.toml constraints/{cpu,gpu}.txt scripts/{setup,check_gpus,install_system_packages}.sh scripts/repair_imports.py; } | cksum
+    { echo "$1"; cat pyproject.toml constraints/{cpu,cpu-torch,gpu,mac,node}.txt scripts/{setup,check_gpus,install_system_packages}.sh scripts/repair_imports.py; } | cksum
 }
 
+# Nothing but the files of a lock: no dependency that it does not name, no file of another hash, no build.
 pip_install() {
-    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-compile "$@" >>"$VENV/setup.log" 2>&1; then
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-compile --no-deps --require-hashes --only-binary :all: "$@" \
+        >>"$VENV/setup.log" 2>&1; then
         tail -n 20 "$VENV/setup.log" >&2
         echo "setup: expected pip to install $*, it ended as above; the whole story is in $VENV/setup.log" >&2
         exit 1
@@ -65,37 +64,42 @@ pip_install() {
 install_for_cpu() {
     local index=()
     if curl --silent --fail --output /dev/null --max-time 2 "$CPU_INDEX/torch/" 2>/dev/null; then
-        say "torch $TORCH_VERSION for CPU from $CPU_INDEX"
-        index=(--extra-index-url "$CPU_INDEX")
+        say "torch for CPU from $CPU_INDEX"
+        index=(--index-url "$CPU_INDEX")
     else
-        say "torch $TORCH_VERSION from where pip is configured to look ($CPU_INDEX does not answer)"
+        say "torch for CPU from where pip is configured to look ($CPU_INDEX does not answer; CUA_RL_TORCH_INDEX names a mirror)"
     fi
-    pip_install "${index[@]}" -c constraints/cpu.txt "torch==$TORCH_VERSION"
-    say "cua_rl with vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
-    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,trajectories,dev]'
+    pip_install "${index[@]}" -r constraints/cpu-torch.txt
+    say "vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
+    pip_install -r constraints/cpu.txt
 }
 
 install_for_mac() {
     say "macOS, for which there is no vLLM: all but the model server (docs/platforms.md)"
-    pip_install -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,trajectories,dev]'
+    pip_install -r constraints/mac.txt
 }
 
 install_for_gpu() {
-    local cuda constraints=constraints/gpu.txt indexes=()
+    local cuda index lock
     cuda=$(scripts/check_gpus.sh "$PYTHON") || exit 2
-    if [ "$cuda" = 12 ]; then
-        say "the driver runs CUDA 12 only: builds for CUDA 12.9 from ${CUDA_12_INDEXES[*]} (driver 580 or newer runs the tested ones)"
-        indexes=("${CUDA_12_INDEXES[@]/#/--extra-index-url=}")
-        # CUDA's own libraries have other versions there
-        constraints=$VENV/constraints-cuda12.txt
-        grep -vE '^(cuda|nvidia)-' constraints/gpu.txt >"$constraints"
+    if [ "$cuda" = 13 ]; then
+        say "a CUDA GPU is here: vLLM for CUDA, peft and the checks (this takes a while the first time)"
+        pip_install -r constraints/gpu.txt
+        return
     fi
-    say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
-    pip_install "${indexes[@]}" -c "$constraints" --editable '.[gpu,wandb,gbox,browser,desktop,trajectories,dev]'
-    if [ "$cuda" = 12 ] && ! "$PYTHON" -c 'import sys; from importlib.metadata import version; sys.exit("+cu12" not in version("vllm"))'; then
-        echo "setup: expected vLLM for CUDA 12 from ${CUDA_12_INDEXES[0]}, got the build for CUDA 13, which this driver cannot run; let pip reach that index, or update the driver to 580 or newer" >&2
-        exit 1
+    if [ ! -e constraints/cuda12.txt ]; then
+        echo "setup: expected driver 580 or newer, got one for CUDA 12, whose packages come from other indexes; update it, or let scripts/lock.sh cuda12 write their versions and hashes into constraints/cuda12.txt (docs/gpus.md)" >&2
+        exit 2
     fi
+    # every package from the one index that the lock names
+    grep -o '# from .*' constraints/cuda12.txt | sort -u | while read -r _ _ index; do
+        lock=$(mktemp)
+        awk -v index_url="$index" '{ block = block $0 "\n" } /# from / { if ($NF == index_url) printf "%s", block; block = "" }' \
+            constraints/cuda12.txt >"$lock"
+        say "builds for CUDA 12 from $index"
+        if [ "$index" = https://pypi.org/simple ]; then pip_install -r "$lock"; else pip_install --index-url "$index" -r "$lock"; fi
+        rm "$lock"
+    done
 }
 
 # Where no package has it (Ubuntu), Playwright's own. A network that lets nothing through costs two minutes, once.
@@ -126,11 +130,13 @@ main() {
         trap wait EXIT
     fi
     "install_for_$kind"
+    # the project itself, from this folder; what builds it is in the lock
+    "$PYTHON" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --no-index --editable .
     wait
     download_chromium
     if ! command -v node >/dev/null; then
         say "Node for pyright from the package index, because this machine has none"
-        pip_install 'pyright[nodejs]' -c constraints/cpu.txt
+        pip_install -r constraints/node.txt
     fi
     [ "$kind" = mac ] || "$PYTHON" scripts/repair_imports.py
     echo "$wanted" >"$STAMP"

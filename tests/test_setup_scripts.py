@@ -1,10 +1,13 @@
 """The scripts of set-up between doubles of the programs that they ask."""
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,11 +35,11 @@ def add(folder: Path, name: str, body: str = "exit 0") -> None:
     (folder / name).chmod(0o755)
 
 
-def run(path: Path) -> tuple[str, list[str]]:
+def run(path: Path, **more: str) -> tuple[str, list[str]]:
     """What the script says, and the apt commands that it runs; it must always end well."""
     asked = path.parent / "asked"
     add(path, "id", f"echo {0 if (path / 'is-root').exists() else 1000}")
-    environment = {"PATH": str(path), "ASKED": str(asked)}
+    environment = {"PATH": str(path), "ASKED": str(asked)} | more
     done = subprocess.run(["bash", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr, asked.read_text().splitlines() if asked.exists() else []
@@ -80,6 +83,26 @@ def test_other_users_are_told_the_one_line_to_run(path: Path) -> None:
 
     assert commands == []
     assert "sudo apt-get update && sudo apt-get install --no-install-recommends xvfb openbox" in said
+
+
+def test_root_who_declines_is_told_what_is_missing_and_nothing_is_installed(path: Path) -> None:
+    add_apt(path)
+    (path / "is-root").touch()
+
+    said, commands = run(path, CUA_RL_NO_SYSTEM_PACKAGES="1")
+
+    assert commands == []
+    assert "browser and desktop devices need xvfb openbox" in said
+
+
+def test_what_root_installs_is_said_before_it_is_installed(path: Path) -> None:
+    add_apt(path, fails_at="update")
+    (path / "is-root").touch()
+
+    said, _ = run(path)
+
+    announced, _, _ = said.partition("apt's servers do not answer")
+    assert "as root with apt-get (CUA_RL_NO_SYSTEM_PACKAGES=1 declines)" in announced
 
 
 def test_servers_that_do_not_answer_are_said_and_end_nothing(path: Path) -> None:
@@ -198,15 +221,14 @@ def test_everything_that_gpus_lack_is_said_at_once(path: Path) -> None:
 
 def pins(kind: str) -> dict[str, str]:
     """Versions by normalised name."""
-    lines = (ROOT / f"constraints/{kind}.txt").read_text().splitlines()
-    return {
-        re.sub(r"[-_.]+", "-", name.lower()): version
-        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
-    }
+    locks = (ROOT / f"constraints/{kind}.txt").read_text()
+    if kind == "cpu":
+        locks += (ROOT / "constraints/cpu-torch.txt").read_text().replace("+cpu", "")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", locks, re.MULTILINE))
 
 
-# torch for CUDA wants its own Triton, and the kernels of vLLM for CUDA their own tvm-ffi
-DIFFERENT_ON_GPUS = {"triton", "apache-tvm-ffi"}
+# torch for CUDA wants its own Triton, the kernels of vLLM for CUDA their own tvm-ffi, vLLM for CPU one setuptools
+DIFFERENT_ON_GPUS = {"triton", "apache-tvm-ffi", "setuptools"}
 
 
 def test_gpus_get_the_versions_that_the_tests_run_with() -> None:
@@ -228,8 +250,71 @@ def test_lower_bounds_are_versions_that_were_tried(kind: str) -> None:
         assert pinned.startswith(bound.version), requirement
 
 
-def test_set_up_knows_the_version_of_torch_and_of_vllm() -> None:
-    script = (ROOT / "scripts/setup.sh").read_text()
+LOCKS = sorted(path for folder in ("constraints", "examples/harnesses") for path in (ROOT / folder).rglob("*.txt"))
 
-    assert f"TORCH_VERSION={pins('cpu')['torch']}\n" in script
-    assert f"https://wheels.vllm.ai/{pins('gpu')['vllm']}/cu129" in script
+
+@pytest.mark.parametrize("lock", LOCKS, ids=str)
+def test_every_package_of_a_lock_has_one_version_and_hashes(lock: Path) -> None:
+    text = re.sub(r"^ *#.*\n", "", lock.read_text(), flags=re.MULTILINE)
+
+    requirements = re.split(r"\n(?=\S)", text.strip())
+
+    pattern = r"[a-z0-9-]+(\[[a-z0-9,-]+\])?==\S+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+"
+    assert requirements
+    assert [one for one in requirements if not re.fullmatch(pattern, one)] == []
+
+
+INSTALLERS = ("scripts/*.sh", "benchmarks/*.sh", "examples/**/*.sh", "deploy/*.sh", "Makefile", "Dockerfile", ".ci/run")
+
+
+def test_every_installation_takes_hashed_files_of_a_lock_from_one_index() -> None:
+    files = [path for pattern in INSTALLERS for path in ROOT.glob(pattern)]
+    text = "\n".join(path.read_text().replace("\\\n", "") for path in files)
+
+    assert "extra-index" not in text
+    commands = [line for line in text.splitlines() if re.search(r"pip\"? install", line) and "apt" not in line]
+    assert len(commands) >= 8
+    assert [one for one in commands if "--require-hashes" not in one and "--no-index" not in one] == []
+
+
+def test_images_and_actions_are_named_by_their_digests() -> None:
+    text = "".join((ROOT / name).read_text() for name in ("Dockerfile", "compose.yaml", ".github/workflows/check.yml"))
+    text += "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+
+    outside = re.findall(r"(?:ARG DEBIAN=|image: |uses: )(\S+)", text)
+
+    assert len(outside) >= 9
+    for name in outside:
+        assert name in ("cua_rl:cpu", "cua_rl:gpu") or re.search(r"@sha256:[0-9a-f]{64}$|@[0-9a-f]{40}$", name), name
+
+
+def test_a_file_of_another_hash_ends_set_up(tmp_path: Path) -> None:
+    """The real pip and a wheel made here: taken with its own hash, refused with another."""
+    wheel = tmp_path / "small-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("small-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1\n")
+        archive.writestr("small-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("small-1.dist-info/RECORD", "")
+    own = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    script = (ROOT / "scripts/setup.sh").read_text()
+    install = script[script.index("pip_install() {") : script.index("install_for_cpu() {")]
+    lock = tmp_path / "lock.txt"
+
+    def ended(sha256: str) -> tuple[int, str]:
+        lock.write_text(f"small==1 --hash=sha256:{sha256}\n")
+        program = f"{install}\npip_install --no-index --find-links {tmp_path} --target {tmp_path}/to -r {lock}"
+        done = subprocess.run(
+            ["bash", "-c", program],
+            env=os.environ | {"PYTHON": sys.executable, "VENV": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    status, said = ended(own[:-1] + ("0" if own[-1] != "0" else "1"))
+    assert status == 1
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in said
+    assert "setup: expected pip to install" in said
+    assert not (tmp_path / "to").exists()
+    assert ended(own) == (0, "")

@@ -115,6 +115,7 @@ def vllm_environment(
         API_KEY_VARIABLE: api_key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_RUST_FRONTEND": "0",  # the key check and adapter uploads are middleware in Python
         "VLLM_RPC_BASE_PATH": str(folder),
         "TMPDIR": str(folder),  # every start leaves a temporary file
         "VLLM_HOST_IP": "127.0.0.1",

@@ -24,10 +24,10 @@ if [ "$(cat "$folder/made" 2>/dev/null)" = "$wanted" ]; then exit; fi
 rm -rf "$folder"
 if uv=$(PATH=$PATH:$PWD/.venv/bin command -v uv); then
     "$uv" venv --quiet --seed --python "$(find_python)" "$folder"
-    "$uv" pip install --quiet --python "$folder/bin/python" --compile-bytecode -r "$example/requirements.txt"
+    "$uv" pip install --quiet --python "$folder/bin/python" --compile-bytecode --require-hashes -r "$example/requirements.txt"
 else
     "$(find_python)" -m venv "$folder"
-    "$folder/bin/pip" install --quiet -r "$example/requirements.txt"
+    "$folder/bin/pip" install --quiet --no-deps --require-hashes -r "$example/requirements.txt"
 fi
 if [ -e "$example/after_install.sh" ]; then bash "$example/after_install.sh" "$folder"; fi
 echo "$wanted" >"$folder/made"

@@ -141,7 +141,8 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert options["--uds"] == "/run/cua_rl/vllm.sock"
     on_port = dict(pairwise(vllm_command(config, "http://127.0.0.1:1234")))
     assert (on_port["--host"], on_port["--port"]) == ("127.0.0.1", "1234")
-    environment = vllm_environment(config, "key", folder)
+    environment = vllm_environment(config, "key", folder, {"VLLM_USE_RUST_FRONTEND": "1"})
+    assert environment["VLLM_USE_RUST_FRONTEND"] == "0"
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["TORCH_COMPILE_DISABLE"] == "1"
