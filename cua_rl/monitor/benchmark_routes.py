@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from cua_rl.masking import mask_secrets
 from cua_rl.monitor.answers import REFUSALS
-from cua_rl.monitor.schemas import Benchmark
+from cua_rl.monitor.schemas import Benchmark, Benchmarks
 from cua_rl.monitor.security import CanRead
 
 router = APIRouter(prefix="/api/benchmarks", tags=["benchmarks"], dependencies=[CanRead], responses=REFUSALS)
@@ -18,14 +18,16 @@ _MAX_RESULTS, _MAX_BYTES = 100, 4 * 2**20
 
 
 @router.get("")
-async def list_benchmarks(request: Request) -> list[Benchmark]:
+async def list_benchmarks(request: Request) -> Benchmarks:
     """Evaluations of models on task sets, newest first."""
     folder: Path | None = request.app.state.results_folder
-    return [] if folder is None else await asyncio.to_thread(load_benchmarks, folder)
+    if folder is None:
+        return Benchmarks(benchmarks=[], num_others=0)
+    return await asyncio.to_thread(load_benchmarks, folder)
 
 
-def load_benchmarks(folder: Path) -> list[Benchmark]:
-    """Every readable results.json in the folder and in the folders directly below it."""
+def load_benchmarks(folder: Path) -> Benchmarks:
+    """The newest readable results.json in the folder and in the folders directly below it."""
     paths = [
         path
         for pattern in ("results.json", "*/results.json", "*/*/results.json")
@@ -34,7 +36,8 @@ def load_benchmarks(folder: Path) -> list[Benchmark]:
     ]
     paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     found = [_load(path, folder) for path in paths[:_MAX_RESULTS]]
-    return [benchmark for benchmark in found if benchmark is not None]
+    shown = [benchmark for benchmark in found if benchmark is not None]
+    return Benchmarks(benchmarks=shown, num_others=len(paths) - len(shown))
 
 
 def _load(path: Path, folder: Path) -> Benchmark | None:

@@ -183,6 +183,7 @@ async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, m
     return schemas.MetricSeries(
         run_id=run.run_id,
         steps=[step for step, _, _ in rows],
+        num_steps=total,
         ended_at=[ended_at for _, ended_at, _ in rows],
         series={name: [finite(metrics.get(name)) for _, _, metrics in rows] for name in wanted},
         success=[_success_point("step", step, sums) for step, sums, _ in success if step >= from_step],

@@ -176,6 +176,7 @@ class MetricSeries(Shown):
 
     run_id: str
     steps: list[int]
+    num_steps: int = Field(description="steps that were measured, of which `steps` is an even choice")
     ended_at: list[datetime | None]
     series: dict[str, list[float | None]]
     success: list[SuccessPoint] = Field(description="of finished training steps, with intervals")
@@ -250,6 +251,13 @@ class Benchmark(Shown):
     path: str
     written_at: datetime
     results: JsonDict
+
+
+class Benchmarks(Shown):
+    """The newest evaluations that can be read."""
+
+    benchmarks: list[Benchmark]
+    num_others: int = Field(description="further files of results that are older, too large or not readable")
 
 
 LiveKind = Literal["hello", "reset", "run", "step", "eval", "group", "rollout", "turn", "override"]

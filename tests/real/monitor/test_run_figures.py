@@ -108,6 +108,18 @@ async def test_a_step_under_way_is_shown_apart_from_the_finished_ones(monitor: M
     assert [point["step"] for point in (await monitor.json(f"{RUN}/metrics"))["success"]] == [1]
 
 
+async def test_a_thinned_series_says_how_many_steps_there_are(monitor: Monitor) -> None:
+    steps = [
+        event for step in range(1, 8) for event in (*source_of("step", step, (EASY, (True, False))), trained(step))
+    ]
+    await record(monitor, *steps)
+
+    series = await monitor.json(f"{RUN}/metrics", max_points=3)
+
+    assert (series["steps"], series["num_steps"]) == ([1, 4, 7], 7)  # every third, the newest among them
+    assert series["series"]["reward/mean"] == [0.5] * 3
+
+
 async def test_a_run_that_was_resumed_with_other_tasks_is_compared_with_its_new_baseline(monitor: Monitor) -> None:
     before = [*source_of("baseline", 0, (EASY, (True, True))), *source_of("eval", 2, (EASY, (True, False)))]
     again = source_of("baseline", 2, (EASY, (False, False)))

@@ -152,9 +152,10 @@ async def test_tasks_lost_to_faults_stand_beside_the_rate_and_pass_at_k_says_why
     }
     model |= {"num_short_tasks": {"1": 2, "4": 3}, "num_faults": 6, "worst": 0.25, "best": 0.75}
     page_of = {"name": "b", "title": None, "path": "b", "written_at": "2026-01-01T00:00:00Z"}
-    answer: Any = [page_of | {"results": {"models": [model]}}]
+    answer: Any = {"benchmarks": [page_of | {"results": {"models": [model]}}], "num_others": 3}
     await page.route(re.compile("/api/benchmarks"), partial(_answer, answer))
     await window.open("/benchmarks")
+    await page.get_by_text("3 further files of results are older").wait_for()
     await page.get_by_text("fewer than 4 attempts at 3 tasks, for faults").wait_for()
     assert await page.locator("th").filter(has_text="pass@1").count() == 0
     await page.get_by_text("2 tasks lost to faults").wait_for()

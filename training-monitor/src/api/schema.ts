@@ -487,6 +487,19 @@ export interface components {
              */
             written_at: string;
         };
+        /**
+         * Benchmarks
+         * @description The newest evaluations that can be read.
+         */
+        Benchmarks: {
+            /** Benchmarks */
+            benchmarks: components["schemas"]["Benchmark"][];
+            /**
+             * Num Others
+             * @description further files of results that are older, too large or not readable
+             */
+            num_others: number;
+        };
         /** CheckpointInfo */
         CheckpointInfo: {
             /**
@@ -1061,6 +1074,11 @@ export interface components {
             ended_at: (string | null)[];
             /** Evaluations */
             evaluations: components["schemas"]["SuccessPoint"][];
+            /**
+             * Num Steps
+             * @description steps that were measured, of which `steps` is an even choice
+             */
+            num_steps: number;
             /** Run Id */
             run_id: string;
             /** Series */
@@ -2290,7 +2308,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Benchmark"][];
+                    "application/json": components["schemas"]["Benchmarks"];
                 };
             };
             /** @description Bad Request */

@@ -26,19 +26,22 @@ type Pair = { first: string; second: string; num_tasks: number; difference: numb
 
 /** Evaluations of models on a task set, as the evaluation recipe wrote them. */
 export function BenchmarksPage() {
-  const query = useQuery<Benchmark[]>(benchmarksPath);
+  const query = useQuery<{ benchmarks: Benchmark[]; num_others: number }>(benchmarksPath);
   return (
     <>
       <PageHead title="Benchmarks" note="Models on the same held-out tasks, with 95 % intervals" />
       <Loaded query={query}>
-        {(benchmarks) =>
-          benchmarks.length === 0 ? (
+        {({ benchmarks, num_others }) =>
+          benchmarks.length === 0 && num_others === 0 ? (
             <Empty title="No benchmark yet">
               <p>Evaluate a trained adapter beside the model that it started from; the monitor finds results.json below its runs folder.</p>
               <pre>python -m cua_rl.recipes.evaluate log_path=runs/benchmark</pre>
             </Empty>
           ) : (
-            <div className="stack">{benchmarks.map((one) => <BenchmarkPanel key={one.path} benchmark={one} />)}</div>
+            <div className="stack">
+              {benchmarks.map((one) => <BenchmarkPanel key={one.path} benchmark={one} />)}
+              {num_others > 0 && <p className="dim">{plural(num_others, "further file")} of results {num_others === 1 ? "is" : "are"} older, too large or not readable.</p>}
+            </div>
           )
         }
       </Loaded>

@@ -30,7 +30,10 @@ export function RunCharts({ run }: { run: Run }) {
               </p>
             </Empty>
           ) : (
-            <Sections run={run} metrics={metrics} view={view} />
+            <>
+              {metrics.num_steps > metrics.steps.length && <p className="faint chart-note">{metrics.steps.length.toLocaleString("en-US")} of {metrics.num_steps.toLocaleString("en-US")} steps are drawn, evenly chosen.</p>}
+              <Sections run={run} metrics={metrics} view={view} />
+            </>
           )
         }
       </Loaded>
