@@ -125,8 +125,8 @@ def plan_memory(request: Request) -> MemoryPlan:
     if there is not None and max(weights + loading, pinned) > there * GIB:
         raise ConfigError(
             f"memory: expected {_shown((weights + loading) / GIB)} GiB of main memory for the weights that its "
-            f"processes load, and {_shown(sum(plan.host.values()) / GIB)} in all, got {_shown(there)}; choose a smaller model, "
-            "or fewer trainer.num_processes"
+            f"processes load, and {_shown(sum(plan.host.values()) / GIB)} in all, got {_shown(there)}; choose a "
+            "smaller model, or fewer trainer.num_processes"
         )
     return plan
 
