@@ -169,13 +169,22 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
         # weights that stay in main memory are held once more
         parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
         if sharding == "offload":
-            parts["weights"] = weight_bytes(request.demand) * model.decoder_parameters
+            parts["weights"] = _pinned_bytes(request)
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
         parts["image cache"] = image_cache_bytes(request, gpus, beside=sum(parts.values()))
     return parts
+
+
+def _pinned_bytes(request: Request) -> float:
+    """Decoder weights in pinned memory, of which PyTorch takes a power of two for every matrix."""
+    model, one = request.model, weight_bytes(request.demand)
+    widths = (*(model.query, model.key) * 2, *(model.intermediate,) * 3)
+    exact = [one * model.hidden * width for width in widths]
+    rounded = [1 << (size - 1).bit_length() for size in exact]
+    return one * model.decoder_parameters * sum(rounded) / sum(exact)
 
 
 def image_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float) -> float:

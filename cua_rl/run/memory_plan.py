@@ -118,13 +118,15 @@ def plan_memory(request: Request) -> MemoryPlan:
     if request.gpu_wishes.has_trainer:
         _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
     _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
-    weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
+    weights, loading = plan.host.get("weights", 0.0), plan.host.get("loading", 0.0)
     there = request.machine.host_gib
-    if there is not None and weights > there * GIB:
+    # pages of the checkpoint's files give way to what is pinned, but not to each other while a process reads them
+    pinned = sum(plan.host.values()) - loading if plan.sharding == "offload" else 0.0
+    if there is not None and max(weights + loading, pinned) > there * GIB:
         raise ConfigError(
-            f"memory: expected {_shown(weights / GIB)} GiB of main memory for the weights that its processes load, and "
-            f"{_shown(sum(plan.host.values()) / GIB)} in all, got {_shown(there)}; choose a smaller model, "
-            "or fewer trainer.num_processes"
+            f"memory: expected {_shown((weights + loading) / GIB)} GiB of main memory for the weights that its "
+            f"processes load, and {_shown(sum(plan.host.values()) / GIB)} in all, got {_shown(there)}; choose a "
+            "smaller model, or fewer trainer.num_processes"
         )
     return plan
 

@@ -74,6 +74,8 @@ class ModelSizes:
     """Vectors per image token: the merger's and those of every deepstack level."""
     pixel_bytes_per_token: int
     """Size of an image in the server: a byte per channel of every pixel, once per frame of a patch."""
+    has_head_norms: bool = True
+    """Whether queries and keys are normalised."""
     linear: LinearSizes | None = None
     """The layers with linear attention, of a model that has some."""
 
@@ -149,15 +151,26 @@ class ModelSizes:
         # inputs of norms in float32; queries, keys and values share one input in bfloat16, gate and up another
         inputs = 1 if self.num_experts else 2
         hidden = (2 * BYTES_32 + inputs * BYTES_16) * self.hidden
-        # inputs of the query and key norms in float32; rotated queries, attended values and the output's adapter copy
-        attention = (BYTES_32 + 3 * BYTES_16) * self.query + 2 * BYTES_32 * self.key
-        norms = 2 * BYTES_32 * self.num_heads + BYTES_32 * self.num_kv_heads
+        # rotated queries and attended values; keys and values
+        attention = 2 * BYTES_16 * (self.query + self.key)
+        if self.has_head_norms:  # inputs of the norms in float32, their variances, and what the rotation keeps
+            attention += (BYTES_32 + BYTES_16) * self.query + BYTES_32 * self.key
+            attention += 2 * BYTES_32 * self.num_heads + BYTES_32 * self.num_kv_heads
+        if self.linear:  # a gate and its sigmoid
+            attention += 2 * BYTES_16 * self.query
         if self.num_experts:
             chosen = self.experts_per_token * (BYTES_16 * self.hidden + 3 * BYTES_16 * self.intermediate)
             feed_forward, num_adapters = chosen + BYTES_32 * self.num_experts + 32 * self.experts_per_token, 4
         else:
             feed_forward, num_adapters = 4 * BYTES_16 * self.intermediate, 7
-        return hidden + attention + norms + feed_forward + num_adapters * BYTES_16 * rank
+        return hidden + attention + feed_forward + num_adapters * BYTES_16 * rank
+
+    def linear_layer_activations(self, rank: int) -> int:
+        """The same of a layer with linear attention; what its chunks keep follows from peaks of four widths."""
+        assert self.linear is not None, "expected a model with linear attention"
+        inputs = (2 * BYTES_32 + 2 * BYTES_16) * self.hidden + 4 * BYTES_16 * self.intermediate
+        # Transformers' own computation, in float32
+        return inputs + 93 * self.linear.value + 8 * self.linear.key + 8 * BYTES_16 * rank
 
     def layer_backward(self) -> int:
         """Bytes per token that the backward pass of one layer's feed-forward part needs for a moment."""
@@ -168,14 +181,17 @@ class ModelSizes:
     def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
         """Activations of one row of `num_tokens` at the peak of a step; embeddings, features and head included."""
         layer, backward = self.layer_activations(rank), self.layer_backward()
+        linear = self.linear_layer_activations(rank) if self.linear else 0
         inner = self.num_layers - 1  # the last layer computes the few tokens that predict a trained one
         # what is alive beside them at the peak follows from measured ones
-        if recomputes:  # the input of every layer, and one layer in full
-            beside = (16 if self.num_experts else 4) * self.hidden
-            per_token = inner * BYTES_16 * self.hidden + layer + backward + beside
-        else:
-            beside = 19 * self.hidden if self.num_experts else 3 * self.intermediate + 7 * self.hidden
-            per_token = inner * layer + backward + beside
+        if recomputes:  # the input of every layer, and one layer in full, when the head's logits are gone
+            one = layer + backward + (16 if self.num_experts else 4) * self.hidden
+            if self.linear:
+                one = max(one, linear + 8 * (self.hidden + self.linear.value))
+            return num_tokens * inner * BYTES_16 * self.hidden + max(num_tokens * one, _LOGITS)
+        beside = 19 * self.hidden if self.num_experts else 3 * self.intermediate + 7 * self.hidden
+        num_linear = self.linear.num_layers if self.linear else 0
+        per_token = (inner - num_linear) * layer + num_linear * linear + backward + beside
         return num_tokens * per_token + _LOGITS
 
 
@@ -214,6 +230,7 @@ def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
         vision_intermediate=int(vision.get("intermediate_size", 0)),
         feature_levels=levels,
         pixel_bytes_per_token=_patch_values(vision) * int(vision.get("spatial_merge_size", 2)) ** 2 if vision else 0,
+        has_head_norms=settings.get("model_type") != "qwen2_5_vl",
         linear=_linear_sizes(text),
     )
 

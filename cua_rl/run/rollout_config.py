@@ -168,8 +168,10 @@ class ServerSettings:
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision of the server; auto is the checkpoint's on a GPU and float32 on a CPU"
     )
-    start_timeout_s: float = setting(
-        600.0, "limit for the start, which loads the weights and compiles", within=_TIME_LIMIT
+    start_timeout_s: float | None = setting(
+        None,
+        "limit for the start, which loads the weights and compiles; None is 600 s and a second per 50 MB of weights",
+        within=_TIME_LIMIT,
     )
     vllm_args: str = setting(
         "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"

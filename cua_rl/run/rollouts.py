@@ -41,6 +41,8 @@ from cua_rl.settings import with_values
 
 logger = logging.getLogger(__name__)
 
+_COMPILING_S, _SLOW_DISK_BYTES_PER_S = 600.0, 50e6
+
 _ONLY_WITH = {
     "command": "external",
     "url": "external",
@@ -181,7 +183,7 @@ def make_servers(
         tensor_parallel=gpus.tensor_parallel,
         dtype=config.server.dtype,
         vllm_args=tuple(shlex.split(config.server.vllm_args)),
-        start_timeout_s=config.server.start_timeout_s,
+        start_timeout_s=config.server.start_timeout_s or start_limit_s(model_path),
     )
     port = config.server.port
     return [
@@ -191,6 +193,12 @@ def make_servers(
         )
         for index, own_gpus in enumerate(gpus.server_copies)
     ]
+
+
+def start_limit_s(model_path: Path) -> float:
+    """Seconds in which a server has compiled, and read its weights from the disk of a slow network."""
+    num_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
+    return _COMPILING_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 
 
 async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContextManager[object]) -> None:

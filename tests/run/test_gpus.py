@@ -15,6 +15,7 @@ from cua_rl.run.gpus import (
     require_platform,
     visible_gpus,
 )
+from cua_rl.run.rollouts import start_limit_s
 
 
 def plan(num_gpus: int, wishes: GpuWishes | None = None) -> GpuPlan:
@@ -116,3 +117,12 @@ def test_a_server_that_would_leave_its_gpus_idle_is_refused() -> None:
         require_platform(plan(1), "cpu")
     with pytest.raises(ConfigError, match=r"expected a GPU for the installed vLLM, which computes with CUDA, got none"):
         require_platform(plan(0), "cuda")
+
+
+def test_a_server_has_longer_to_start_where_its_weights_take_longer_to_read(tmp_path: Path) -> None:
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10**9)  # takes no room on the disk
+
+    # 600 s, and 2 GB at 50 MB/s
+    assert start_limit_s(tmp_path) == 640.0
