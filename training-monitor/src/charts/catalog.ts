@@ -104,7 +104,7 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Tokens in passes", metrics: ["trainer/tokens", "trainer/trained_tokens", "trainer/padding_tokens"] },
       { title: "Screenshots in passes", metrics: ["trainer/encoded_images", "trainer/reused_images", "optim/encoded_images"] },
       { title: "Busy time", metrics: ["trainer/busy_s"], seconds: true },
-      { title: "Memory, GiB", metrics: ["trainer/parameters_gib", "trainer/rss_gib", "trainer/peak_rss_gib", "trainer/peak_cuda_gib"] },
+      { title: "Memory, GiB", metrics: ["trainer/parameters_gib", "trainer/rss_gib", "trainer/peak_rss_gib", "trainer/peak_cuda_gib", "trainer/peak_reserved_gib"] },
       { title: "Retries and restarts", metrics: ["trainer/memory_retries", "trainer/restarts"] },
     ],
   },
