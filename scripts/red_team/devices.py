@@ -62,6 +62,9 @@ def attack_other_desktop(targets: Targets) -> Findings:
         yield skipped(9, "a desktop overwrites another one's file", "not root: all desktops share a user")
     else:
         yield check(9, "a desktop overwrites another one's file", "right", text, text.strip() == "right")
+    spied = devices.tell(number=0, shell="cat /proc/[0-9]*/environ | grep -ao 'canary-[a-z0-9-]*'")
+    found = {word for word in spied["text"].split() if word.startswith("canary-")}
+    yield check(9, "canaries in the processes that a desktop sees", "none", found or "none", not found)
     answer = _open_display(other["display"])
     yield check(9, "an X display without its cookie", "refused", answer, answer != "opened")
 

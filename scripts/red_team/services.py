@@ -17,6 +17,8 @@ from psycopg.sql import SQL, Identifier
 from scripts.red_team.findings import Findings, Targets, canaries_of, check, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, STRANGER_UID, as_user, command_line, listeners, status_of
 
+_SYS_ADMIN = 1 << 21  # linux/capability.h
+
 
 def attack_database(targets: Targets) -> Findings:
     """Row 1: a program of a desktop, or a stranger, asks the embedded Postgres to run a command."""
@@ -82,6 +84,11 @@ def attack_model_server(targets: Targets) -> Findings:
                 yield check(4, f"{method} {path} of vLLM without a key", "401", status, status in (401, 403))
     if not ports:
         yield check(4, "TCP ports of vLLM", "none, or a key", "none", True)
+    if os.geteuid() == 0:
+        ranks = targets.run.find("cua_rl.training.worker")
+        states = {each.pid: Path(f"/proc/{each.pid}/status").read_text() for each in [*servers, *ranks]}
+        strong = [pid for pid, state in states.items() if int(state.split("CapEff:")[1].split()[0], 16) & _SYS_ADMIN]
+        yield check(4, "vLLM and ranks with the capabilities of root", "none", strong or "none", not strong)
     found = sorted({canary for process in servers for canary in canaries_of(process)})
     yield check(4, "canaries in the environment of vLLM", "none", found or "none", not found)
 
@@ -95,10 +102,9 @@ def attack_agent(targets: Targets) -> Findings:
     own = spied.get("pid", "")
     seen = json.dumps({pid: variables for pid, variables in spied["seen"].items() if pid != own})
     found = [canary for canary in ALL_CANARIES if canary in seen]
-    if os.geteuid() != 0 and found:
-        yield skipped(7, "canaries in the environment of its parents", "not root: an agent of the same user reads it")
-        return
-    yield check(7, "canaries in the environment of its parents", "none", found or "none", not found)
+    yield check(7, "canaries in the environment of other processes", "none", found or "none", not found)
+    found = spied["beside"]
+    yield check(7, "an agent reads .env, .git and the run beside it", "none", found or "none", not found)
 
 
 def attack_secrets(targets: Targets) -> Findings:

@@ -47,23 +47,16 @@ ALL_CANARIES = (
 
 # what a hostile agent does first: write down its environment, and that of whoever started it
 SPY = r"""
-import json, os, sys, time, urllib.request
-told, pid = {}, os.getpid()
-while pid > 1:
+import json, os, sys, time
+told = {}
+for pid in filter(str.isdecimal, os.listdir("/proc")):
     try:
-        text = open(f"/proc/{pid}/environ", "rb").read().decode(errors="replace")
+        told[pid] = open(f"/proc/{pid}/environ", "rb").read().decode(errors="replace")
     except OSError as error:
-        text = type(error).__name__
-    told[str(pid)] = text
-    try:
-        pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
-    except OSError:
-        break
-variables = dict(os.environ)
-name = os.path.join(sys.argv[1], f"{os.getpid()}.json")
-with open(name + ".new", "w") as file:
-    json.dump({"uid": os.getuid(), "environment": variables, "seen": told, "pid": str(os.getpid())}, file)
-os.rename(name + ".new", name)
+        told[pid] = type(error).__name__
+beside = (".env", ".git/config", "run/config.json")
+found = [path for path in beside if os.access(os.path.join(sys.path[0], path), os.R_OK)]
+print(json.dumps({"environment": dict(os.environ), "seen": told, "pid": str(os.getpid()), "beside": found}), flush=True)
 time.sleep(900)
 """
 
@@ -92,10 +85,11 @@ class LiveRun:
 
     def start(self) -> None:
         """Start it, and wait for its first agent."""
-        notes = self.folder / "notes"
-        for path in (notes, self.temporary):
-            path.mkdir()
-            path.chmod(0o1777)
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        (self.folder / ".git").mkdir()
+        for name in (".env", ".git/config"):
+            (self.folder / name).write_text("of the project")
         self.folder.chmod(0o755)
         spy = self.folder / "spy.py"
         spy.write_text(SPY)
@@ -104,7 +98,7 @@ class LiveRun:
             json.dumps(
                 {
                     "agent.name": "external",
-                    "agent.command": f"{python} {spy} {notes} --token canary-14-flag "
+                    "agent.command": f"{python} {spy} --token canary-14-flag "
                     "--header 'Authorization: Bearer canary-15-header' "
                     "http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query",
                 }
@@ -127,11 +121,12 @@ class LiveRun:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not (found := list(notes.glob("*.json"))):
+        logs = self.run_folder / "logs" / "agents"
+        while not (found := [line for log in logs.glob("*.log") for line in log.read_text().splitlines() if line]):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"expected the run to start an agent, got:\n{self.output()}")
             time.sleep(0.3)
-        self.spied = json.loads(found[0].read_text())
+        self.spied = json.loads(found[0])
 
     def output(self) -> str:
         return (self.folder / "run.out").read_text(errors="replace")
@@ -308,9 +303,11 @@ async def _serve_devices() -> None:
     """Open the devices and obey, until standard input ends."""
     from cua_rl.devices.browser.backend import BrowserPages
     from cua_rl.devices.browser.settings import PageSettings
+    from cua_rl.system import refuse_inspection
     from cua_rl.tasks.desktop.desktops import LinuxDesktops
     from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
 
+    refuse_inspection()
     request = DESKTOP_TASKS[0].make_task(0).device_request()
     async with LinuxDesktops() as backend, BrowserPages(PageSettings(allowed_urls=("http://127.0.0.1:0/",))) as pages:
         desktops: list[Any] = [await backend.make(request) for _ in range(2)]
