@@ -1,8 +1,8 @@
 """What a program of a model or an agent sees of the machine: a sandbox of bubblewrap (`bwrap`).
 
-It has processes, IPC objects, devices and temporary folders of its own. It reads the system and the files that it is
-given, and writes to its home alone; with a user of its own, also to what every user may write. Root and ordinary users
-get the same. Where the kernel permits no namespaces, there are no sandboxes, and the log says so once.
+It has processes, IPC objects, devices and temporary folders of its own, and sees the system and the files that it is
+given; of these it writes to what its user may write. Root, which gives it a user of its own, and ordinary users start
+the same sandbox. Where the kernel permits no namespaces, there are no sandboxes, and the log says so once.
 """
 
 import logging
@@ -15,10 +15,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# root gives programs a user of their own, who may write what all may write
-_BIND = "--ro-bind" if os.geteuid() else "--bind"
 _BARE = (
-    "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", _BIND, "/", "/", "--proc", "/proc",
+    "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--bind", "/", "/", "--proc", "/proc",
 )  # fmt: skip
 _OWN_MEMORY = ("--perms", "1777", "--tmpfs", "/dev/shm")
 _DEVICES = ("kvm", "dri", "kfd", "nvidia*")
@@ -54,7 +52,7 @@ def can_sandbox() -> bool:
 
 
 def sandbox(files: Iterable[str], home: Path) -> list[str]:
-    """The beginning of a command that runs the rest in a sandbox, which writes to `home` and `home/.tmp` (as `/tmp`).
+    """The beginning of a command that runs the rest in a sandbox with `home`, and `home/.tmp` as `/tmp`.
 
     Of folders that are closed to other users, of ours and of `/tmp`, it shows the entries on the way to these files,
     without names that begin with a dot and folders of runs, unless they lie on the way themselves.
@@ -119,7 +117,7 @@ def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
         kept = _kept(here, ways, _MAX_DEPTH)
         words += [] if kept is None else ["--perms", "0755", "--size", _SMALL, "--tmpfs", str(here), *kept]
     for entry in sorted(entries):
-        shown = [f"{_BIND}-try", str(entry), str(entry)]
+        shown = ["--bind-try", str(entry), str(entry)]
         is_tree = entry.name.startswith(".") or not entry.is_dir()
         words += shown if is_tree else (_kept(entry, ways, _MAX_DEPTH) or shown)
     return [*words, *(word for place in places for word in ("--bind", str(place), str(place)))]
@@ -150,5 +148,5 @@ def _kept(folder: Path, ways: set[Path], depth: int) -> list[str] | None:
             continue
         kept = _kept(path, ways, depth - 1) if is_folder and depth and not name.startswith(".") else None
         is_whole = is_whole and kept is None
-        words += [f"{_BIND}-try", str(path), str(path)] if kept is None else kept
+        words += ["--bind-try", str(path), str(path)] if kept is None else kept
     return None if is_whole else words

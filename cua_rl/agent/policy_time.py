@@ -161,7 +161,8 @@ class RolloutClock:
         """Set the time limit of the device anew, or suspend it while the policy is charged."""
         is_stopped = self._num_pauses or self._charges_policy
         when = None if is_stopped else asyncio.get_running_loop().time() + self._turn_left_s
-        with suppress(RuntimeError):  # the block has not begun, has ended, or is being cancelled
+        # the block has not begun (an AssertionError before Python 3.11.4), has ended, or is being cancelled
+        with suppress(RuntimeError, AssertionError):
             self._turn_limit.reschedule(when)
         self._changed.set()
 
