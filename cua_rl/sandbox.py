@@ -16,8 +16,9 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _BARE = (
-    "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--bind", "/", "/", "--proc", "/proc",
-)  # fmt: skip
+    *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"),
+    *("--bind", "/", "/", "--proc", "/proc"),
+)
 _OWN_MEMORY = ("--perms", "1777", "--tmpfs", "/dev/shm")
 _DEVICES = ("kvm", "dri", "kfd", "nvidia*")
 _PACKAGES = {"pyvenv.cfg", "conda-meta", "site-packages", "node_modules"}
