@@ -69,16 +69,8 @@ def desktop_sandbox(temporary: Path, *places: Path) -> list[str]:
 
     It has the machine's devices: to join one with terminals of its own, ordinary users lack the rights.
     """
-    return [
-        *_BARE,
-        "--unshare-net",
-        "--dev-bind",
-        "/dev",
-        "/dev",
-        *_OWN_MEMORY,
-        *_view(set(), temporary, *places),
-        "--",
-    ]
+    view = _view(set(), temporary, *places)
+    return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 
 def join_sandbox(pid: int) -> list[str]:

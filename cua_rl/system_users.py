@@ -39,6 +39,8 @@ MAX_GUEST_THREADS = 4096
 """Limit for all processes of one guest together, which stops a fork bomb. Chromium has about 300 threads."""
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+_SHARED_IPC = {"shm": "--shmem-id", "msg": "--queue-id", "sem": "--semaphore-id"}
+"""Kinds of System V IPC objects, as in /proc/sysvipc, and the `ipcrm` option that removes each."""
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _COMPUTING_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "ipc_lock", "sys_nice", "sys_resource")
 """What root's model server and trainer keep: files of other users, as in a mounted cache, pinned memory, priorities."""
@@ -111,10 +113,12 @@ class SystemUser:
             time.sleep(_POLL_S)
 
     def clean_up(self) -> None:
-        """Kill remaining processes and, of a guest, remove files before its number is used again."""
+        """Kill remaining processes and, of a guest, remove files and IPC objects before its number is used again."""
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
             remove_tree(*_left_files(self.uid))
+            if left := _left_ipc(self.uid):
+                subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
 
     def release(self, *owned: Path) -> None:
         """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
@@ -306,6 +310,17 @@ def _left_files(uid: int) -> list[Path]:
                 with suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_uid == uid:
                         found.append(Path(entry.path))
+    return found
+
+
+def _left_ipc(uid: int) -> list[str]:
+    """Options of `ipcrm` for the IPC objects that a user without a sandbox created, which outlive its processes."""
+    found: list[str] = []
+    for kind, option in _SHARED_IPC.items():
+        with suppress(FileNotFoundError):  # a kernel without them
+            names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+            maker = names.index("cuid")  # the creator: the owner can be changed
+            found += [f"{option}={row[1]}" for row in rows if row[maker] == str(uid)]
     return found
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,10 +28,12 @@ from cua_rl.system_users import (
 )
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
+RARE_UIDS = GUEST_UIDS[-60:-30]
+"""Which other tests do not get, since the lowest free number is taken."""
 CLAIMER = """
 import sys, time
 from cua_rl.system_users import GUEST_UIDS, claim_user
-user = claim_user(GUEST_UIDS)
+user = claim_user(GUEST_UIDS[-60:-30])
 print(user.uid, flush=True)
 time.sleep(60)
 """
@@ -89,10 +92,21 @@ def test_a_guest_that_forks_without_end_is_stopped_and_a_service_is_not_limited(
 
 
 @needs_root
+@pytest.mark.skipif(shutil.which("ipcmk") is None, reason="no ipcmk (util-linux)")
+def test_a_guest_leaves_no_shared_memory_to_the_next_of_its_number() -> None:
+    with claim_user(GUEST_UIDS) as guest:
+        output_of(guest.command(["sh", "-c", "ipcmk --shmem 4096; ipcmk --queue; ipcmk --semaphore 1"]))
+        held = [str(guest.uid) in Path(f"/proc/sysvipc/{kind}").read_text().split() for kind in ("shm", "msg", "sem")]
+
+    left = [str(guest.uid) in Path(f"/proc/sysvipc/{kind}").read_text().split() for kind in ("shm", "msg", "sem")]
+    assert (held, left) == ([True] * 3, [False] * 3)
+
+
+@needs_root
 def test_a_user_is_free_again_after_its_release_and_not_before() -> None:
-    with claim_user(GUEST_UIDS) as first, claim_user(GUEST_UIDS, wanted=first.uid) as second:
+    with claim_user(RARE_UIDS) as first, claim_user(RARE_UIDS, wanted=first.uid) as second:
         assert second.uid != first.uid
-    with claim_user(GUEST_UIDS, wanted=first.uid) as third:
+    with claim_user(RARE_UIDS, wanted=first.uid) as third:
         assert third.uid == first.uid
 
 
@@ -101,7 +115,7 @@ def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tm
     with subprocess.Popen([sys.executable, "-c", CLAIMER], stdout=subprocess.PIPE, text=True) as claimer:
         assert claimer.stdout is not None
         uid = int(claimer.stdout.readline())
-        with claim_user(GUEST_UIDS, wanted=uid) as other:
+        with claim_user(RARE_UIDS, wanted=uid) as other:
             assert other.uid != uid
         # started by nobody who would end it: it lost its parent
         left = f"setpriv --reuid={uid} --regid={uid} --clear-groups setsid sh -c 'touch /tmp/left-{uid}; sleep 60' &"
@@ -112,7 +126,7 @@ def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tm
         claimer.kill()
     assert processes_of(uid)
 
-    with claim_user(GUEST_UIDS, wanted=uid) as user:
+    with claim_user(RARE_UIDS, wanted=uid) as user:
         assert user.uid == uid
         assert processes_of(uid) == []
         assert not Path(f"/tmp/left-{uid}").exists()
@@ -139,7 +153,7 @@ async def test_the_home_of_a_guest_is_gone_before_the_next_one_can_have_its_numb
 
 @needs_root
 async def test_a_guard_keeps_the_claim_until_its_command_has_ended(tmp_path: Path) -> None:
-    user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+    user = await asyncio.to_thread(claim_user, RARE_UIDS)
     assert user.uid is not None
     assert user.lock is not None
     script = "id -u; ls -l /proc/self/fd; sleep 60"
@@ -147,11 +161,11 @@ async def test_a_guard_keeps_the_claim_until_its_command_has_ended(tmp_path: Pat
         while "total" not in process.log_tail():
             await asyncio.sleep(0.02)
         user.lock.close()  # as if the controller had died
-        with claim_user(GUEST_UIDS, wanted=user.uid) as other:
+        with claim_user(RARE_UIDS, wanted=user.uid) as other:
             assert other.uid != user.uid
     assert process.log_tail().startswith(f"{user.uid}\n")
     assert "cua_rl/users" not in process.log_tail()  # a guest could free it
-    with claim_user(GUEST_UIDS, wanted=user.uid) as other:
+    with claim_user(RARE_UIDS, wanted=user.uid) as other:
         assert other.uid == user.uid
 
 
