@@ -88,10 +88,11 @@ time.sleep(0.1)
 
 
 async def test_a_file_that_is_replaced_once_the_program_has_ended_does_not_count(bench: Bench) -> None:
-    """Descendants live on for seconds after the program, which they are given to end by themselves."""
+    """Without a sandbox, descendants live on for seconds after the program, given to end by themselves."""
     cheat = CHEAT + (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); parent = os.getppid(); daemon()\n"
         "while os.path.exists(f'/proc/{parent}'): time.sleep(0.001)\n"
+        "time.sleep(0.1)\n"
         "while True: put(path + '.x'); os.replace(path + '.x', path)"
     )
     script = f"""
