@@ -44,7 +44,7 @@ def test_what_is_no_ordinary_file_has_no_text_at_once(home: Home, tmp_path: Path
     for name in ("pipe", "zero", "link", "out/secret", "loop", "sparse", "out", "absent", "a" * 5000):
         assert home.read_text(name) == "", name
 
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5.0  # a read of ten gigabytes takes longer, one of a pipe never ends
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 20_000
     assert home.listing() == "link\nloop\nout\npipe\nsparse\nzero"
 
