@@ -31,9 +31,10 @@ class MonitorProcess:
     def find(self) -> psutil.Process:
         """The server's own process, not the one that guards it."""
         for child in psutil.Process().children(recursive=True):
-            line = child.cmdline()
-            if line[1:3] == ["-m", serve_monitor.__name__] and f"port={self.base_url.rpartition(':')[2]}" in line:
-                return child
+            with suppress(psutil.NoSuchProcess):
+                line = child.cmdline()
+                if line[1:3] == ["-m", serve_monitor.__name__] and f"port={self.base_url.rpartition(':')[2]}" in line:
+                    return child
         raise SystemExit("expected a running monitor, found none")
 
 

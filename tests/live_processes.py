@@ -23,6 +23,13 @@ def wait_until_dead(*pids: int, timeout_s: float = 60.0) -> bool:
     return not any(map(is_alive, pids))
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The words that started a process; none once it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def site_servers(folder: Path) -> list[psutil.Process]:
     """Processes of `server.py` with this working directory."""
     return [

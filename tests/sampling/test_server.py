@@ -19,6 +19,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
 from cua_rl.settings import with_values
+from tests.live_processes import command_line
 from tests.sampling.fake_vllm import fake_command
 
 
@@ -30,7 +31,8 @@ def make_server(folder: Path, tmp_path: Path, **options: Any) -> VllmServer:
 
 def server_pids(port: str) -> list[int]:
     processes = psutil.Process().children(recursive=True)
-    return [process.pid for process in processes if port in process.cmdline() and "guard" not in process.cmdline()[1]]
+    lines = {process.pid: command_line(process) for process in processes}
+    return [pid for pid, words in lines.items() if port in words and "guard" not in words[1]]
 
 
 async def test_a_server_dying_under_a_request_costs_no_turn_and_counts_none_twice(

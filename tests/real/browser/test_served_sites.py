@@ -146,7 +146,8 @@ async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site
         assert isinstance(page.site, ServedSite)
         port = page.site.port
         for process in site_servers(site):
-            if str(port) in process.cmdline() and "process_guard.py" not in " ".join(process.cmdline()):
+            words = process.info["cmdline"]
+            if str(port) in words and "process_guard.py" not in " ".join(words):
                 process.kill()
         await page.site.process.wait()
         with pytest.raises(DeviceError, match="expected the site to run"):

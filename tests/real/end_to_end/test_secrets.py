@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from cua_rl.database.postgres import EmbeddedPostgres
+from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors
 
 pytestmark = pytest.mark.timeout(900)
@@ -54,7 +55,7 @@ async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, mon
     options = ("--config", str(tmp_path / "settings.yaml"), "gbox_api_key=canary-01", "skip_baseline=true")
     run = Run(tmp_path / "run", "max_steps=2", *options, "eval_tasks=none")
     run.wait_for(lambda: len(run.steps()) == 1)
-    lines = [" ".join(process.cmdline()) for process in (psutil.Process(run.process.pid), *run.owned())]
+    lines = [" ".join(command_line(process)) for process in (psutil.Process(run.process.pid), *run.owned())]
     shown = " ".join(line for line in lines if "agent.mjs" not in line)  # what an agent is told is its command's own
     address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
     async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:

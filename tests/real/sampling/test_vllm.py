@@ -26,6 +26,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
+from tests.live_processes import command_line
 from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 
@@ -314,8 +315,8 @@ def engine_process(server: VllmServer) -> psutil.Process:
     """The engine of this server: other tests of this process may have one of their own."""
     port = server.base_url.rpartition(":")[2]
     for process in psutil.Process().children(recursive=True):
-        if process.cmdline()[1:2] == ["-m"] and port in process.cmdline():
-            return next(child for child in process.children() if "EngineCore" in " ".join(child.cmdline()))
+        if command_line(process)[1:2] == ["-m"] and port in command_line(process):
+            return next(child for child in process.children() if "EngineCore" in " ".join(command_line(child)))
     raise AssertionError(f"expected a model server on port {port} among our processes, found none")
 
 

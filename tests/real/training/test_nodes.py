@@ -25,6 +25,7 @@ from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
 from cua_rl.training.ranks import Meeting, Place
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.worker import find_meeting
+from tests.live_processes import command_line
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
@@ -97,7 +98,7 @@ def rank_process(rank: int) -> psutil.Process:
     return next(
         process
         for process in psutil.Process().children(recursive=True)
-        if "cua_rl.training.worker" in process.cmdline() and process.environ()["RANK"] == str(rank)
+        if "cua_rl.training.worker" in command_line(process) and process.environ()["RANK"] == str(rank)
     )
 
 

@@ -24,6 +24,7 @@ from cua_rl.training.model import find_device
 from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
+from tests.live_processes import command_line
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, build_random_qwen3_vl, draw_screenshot, make_datum
 from tests.real.training.trainer_calls import run_out_of_memory, train
 from tests.rounding import assert_equal_but_for_rounding
@@ -200,7 +201,7 @@ def _worker(rank: int) -> psutil.Process:
 
 
 def _workers() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "cua_rl.training.worker" in one.cmdline()]
+    return [one for one in psutil.Process().children(recursive=True) if "cua_rl.training.worker" in command_line(one)]
 
 
 RANK = """
