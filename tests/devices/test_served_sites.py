@@ -16,7 +16,7 @@ import pytest
 from cua_rl.devices.browser.served_site import SiteServers, run_guest
 from cua_rl.devices.browser.settings import SiteProgram
 from cua_rl.errors import DeviceError
-from tests.live_processes import site_servers
+from tests.live_processes import kill, site_servers
 
 SERVER = """
 import http.server, json, os, sys
@@ -140,8 +140,7 @@ async def test_a_reset_may_be_a_command_that_is_told_the_address(folder: Path) -
 async def test_a_server_that_died_is_not_lent_again(folder: Path) -> None:
     servers = SiteServers()
     first = await servers.take(site(folder))
-    for process in site_servers(folder):
-        process.kill()
+    kill(site_servers(folder))
     await first.process.wait()
     with pytest.raises(DeviceError, match="expected the site to run until the rollout ends"):
         first.require_running()
@@ -154,8 +153,7 @@ async def test_a_server_that_died_while_nobody_used_it_is_replaced(folder: Path)
     servers = SiteServers()
     first = await servers.take(site(folder))
     await first.release()
-    for process in site_servers(folder):
-        process.kill()
+    kill(site_servers(folder))
     await first.process.wait()
     second = await servers.take(site(folder))
     assert second.process.is_running

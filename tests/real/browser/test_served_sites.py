@@ -21,7 +21,7 @@ from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
-from tests.live_processes import site_servers
+from tests.live_processes import kill, site_servers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
 CALLS = "\n    with open(__file__ + '.calls', 'a') as calls:\n        print(url, file=calls)\n"
@@ -145,10 +145,8 @@ async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site
 
         assert isinstance(page.site, ServedSite)
         port = page.site.port
-        for process in site_servers(site):
-            words = process.info["cmdline"]
-            if str(port) in words and "process_guard.py" not in " ".join(words):
-                process.kill()
+        servers = [one for one in site_servers(site) if str(port) in one.info["cmdline"]]
+        kill([one for one in servers if "process_guard.py" not in " ".join(one.info["cmdline"])])
         await page.site.process.wait()
         with pytest.raises(DeviceError, match="expected the site to run"):
             await validate(task, page, None)

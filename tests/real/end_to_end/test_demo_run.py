@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import RolloutGroup
+from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors
 
 pytestmark = pytest.mark.timeout(900)
@@ -118,8 +118,7 @@ def test_stopping_a_run_ends_everything_it_owns(number: signal.Signals, status: 
 def model_server(processes: list[psutil.Process]) -> psutil.Process | None:
     """The server itself, not the guard that runs it."""
     for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            words = process.cmdline()
-            if "cua_rl.vllm_cpu_server" in words and not any("process_guard" in word for word in words):
-                return process
+        words = command_line(process)
+        if "cua_rl.vllm_cpu_server" in words and not any("process_guard" in word for word in words):
+            return process
     return None

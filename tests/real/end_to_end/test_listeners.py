@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,5 @@ def test_a_stranger_gets_nothing_from_any_listener_of_a_run(tmp_path: Path) -> N
 
 
 def is_agent(process: psutil.Process) -> bool:
-    try:
-        return process.name() == "node" and any("agent.mjs" in word for word in process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
+    words = command_line(process)
+    return bool(words) and words[0].endswith("node") and any("agent.mjs" in word for word in words)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from cua_rl.processes import free_port
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.recorded_run import open_run_database
 from cua_rl.sampling.server import VllmServer
+from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors
 
 _ATTEMPTS = """
@@ -32,13 +32,8 @@ _ATTEMPTS = """
 
 def workers(run: Run) -> list[psutil.Process]:
     """The workers themselves, without their guards."""
-    found: list[psutil.Process] = []
-    for process in run.owned():
-        with suppress(psutil.NoSuchProcess):  # or a zombie
-            line = " ".join(process.cmdline())
-            if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line:
-                found.append(process)
-    return found
+    lines = [(process, " ".join(command_line(process))) for process in run.owned()]
+    return [one for one, line in lines if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line]
 
 
 def is_acting(folder: Path) -> bool:
