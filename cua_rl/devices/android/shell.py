@@ -140,7 +140,7 @@ async def _run_adb(command: Sequence[str], timeout_s: float) -> _Result:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # wait() would never return while a pipe is full
     return _Result(status=process.returncode or 0, stdout=stdout, stderr=stderr.decode("utf-8", errors="replace"))
 
 

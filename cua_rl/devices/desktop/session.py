@@ -84,7 +84,7 @@ class DesktopSession:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 self.display = await self._start_server()
                 command = ["openbox", "--sm-disable", "--config-file", str(self._settings / "openbox.xml")]
-                await self._stack.enter_async_context(self._owned(command, "openbox"))
+                await self._stack.enter_async_context(self._owned(self._inside(command), "openbox"))
         except TimeoutError:
             await self.stop()
             raise DeviceError(
@@ -93,7 +93,7 @@ class DesktopSession:
 
     async def run_program(self, command: Sequence[str]) -> None:
         """Start a program of the desktop, such as ["mousepad", "note.txt"], in the home folder; do not wait for it."""
-        await self._programs.enter_async_context(self._owned(command, Path(command[0]).name))
+        await self._programs.enter_async_context(self._owned(self._inside(command), Path(command[0]).name))
 
     async def shell(self, command: str) -> str:
         """Run a shell command as the desktop's user; what it printed, cut after a MiB; raises `DeviceError`."""
@@ -117,9 +117,10 @@ class DesktopSession:
             if len(output) < _MAX_OUTPUT_BYTES:
                 await process.wait()
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, 9)
-                await process.wait()
+            with suppress(ProcessLookupError):
+                while process.returncode is None:  # wait() also waits for the end of the pipe, which others may hold
+                    os.killpg(process.pid, 9)
+                    await asyncio.sleep(_POLL_S)
         return output.decode(errors="replace")
 
     async def end_programs(self) -> None:
@@ -147,14 +148,7 @@ class DesktopSession:
         command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
         command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
         box = desktop_sandbox(self._temporary, self.home, self._settings, _SOCKETS) if can_sandbox() else []
-        server = OwnedProcess(
-            [*box, *self._user.command(["env", "-C", str(self.home), *command])],
-            name=f"{self.home.name}-xvfb",
-            log_path=self._logs / "xvfb.log",
-            environment=self._environment(),
-            stop_timeout_s=1.0,
-            claim=self._user,
-        )
+        server = self._owned([*box, *self._user.command(["env", "-C", str(self.home), *command])], "xvfb")
         await self._stack.enter_async_context(server)
         while True:
             words = (await asyncio.to_thread(server.log_path.read_text)).split() if server.log_path.exists() else []
@@ -176,9 +170,9 @@ class DesktopSession:
             raise DeviceError(f"expected a desktop whose X server runs, got none: {error}") from None
         return [*join, *self._user.command(["env", "-C", str(self.home), *command])]
 
-    def _owned(self, command: Sequence[str], name: str) -> OwnedProcess:
+    def _owned(self, argv: Sequence[str], name: str) -> OwnedProcess:
         return OwnedProcess(
-            self._inside(command),
+            argv,
             name=f"{self.home.name}-{name}",
             log_path=self._logs / f"{name}.log",
             environment=self._environment(),

@@ -221,6 +221,28 @@ async def test_files_that_never_end_delay_nobody_and_take_no_memory(backend: Lin
         await asyncio.gather(hostile.close(), other.close())
 
 
+async def test_a_command_that_prints_forever_ends_although_its_output_is_read_late(
+    desktop: LinuxDesktop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = asyncio.StreamReader.read
+
+    async def read_late(reader: asyncio.StreamReader, max_bytes: int = -1) -> bytes:
+        await asyncio.sleep(0.002)
+        return await read(reader, max_bytes)
+
+    monkeypatch.setattr(asyncio.StreamReader, "read", read_late)
+    async with asyncio.timeout(60):
+        assert len(await desktop.shell("cat /dev/zero")) == 1 << 20
+
+
+async def test_a_command_can_be_given_up_although_another_program_holds_its_output(desktop: LinuxDesktop) -> None:
+    async with asyncio.timeout(60):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await desktop.shell("setsid sleep 1000 & sleep 1000")
+        assert await desktop.shell("echo alive") == "alive\n"
+
+
 @pytest.mark.skipif(not can_change_user(), reason="not root: it would halt the X servers of others")
 async def test_titles_and_lists_of_windows_that_programs_invent_take_no_memory(desktop: LinuxDesktop) -> None:
     program = """
