@@ -27,10 +27,13 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file stay in one process, as do all that share the model server; the long ones start first."""
+    """Tests of one file stay in one process, as do all that share a model server; the long ones start first.
+
+    A model server takes 2 GiB until its process ends, so no two processes have the same one.
+    """
     for item in items:
-        shares_server = "server" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("model server" if shares_server else item.nodeid.partition("::")[0]))
+        shared = [name for name in ("server", "vllm") if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
     items.sort(
         key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2
     )

@@ -1,4 +1,4 @@
-"""One vLLM in each test process for all tests that do not test its start or its end."""
+"""One vLLM for all tests that do not test its start or its end."""
 
 from collections.abc import AsyncGenerator, Generator
 
@@ -21,6 +21,8 @@ def server_key() -> Generator[None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmServer]:
-    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048, max_num_seqs=36)
+    config = ServerConfig(
+        model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048, max_num_seqs=36, kv_cache_gib=0.25
+    )
     async with VllmServer(config, tmp_path_factory.mktemp("logs") / "vllm.log") as server:
         yield server

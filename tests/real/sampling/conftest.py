@@ -24,6 +24,8 @@ def tiny_renderer(tiny_model: Path) -> Qwen3VLRenderer:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmServer]:
-    config = ServerConfig(model_path=tiny_model, max_lora_rank=8, max_model_len=2048, max_num_seqs=32, max_images=4)
+    config = ServerConfig(
+        model_path=tiny_model, max_lora_rank=8, max_model_len=2048, max_num_seqs=32, max_images=4, kv_cache_gib=0.25
+    )
     async with VllmServer(config, tmp_path_factory.mktemp("logs") / "vllm.log") as server:
         yield server
