@@ -37,7 +37,7 @@ def workers(run: Run) -> list[psutil.Process]:
 
 
 def is_acting(folder: Path) -> bool:
-    """Whether most of the 16 rollouts of the second step are on devices, so that each worker has some."""
+    """Whether most of the 16 rollouts of the second step are on devices: more than two of three workers hold."""
     url = running_postgres_url(folder / "postgres")
     if url is None:
         return False
@@ -50,7 +50,7 @@ def is_acting(folder: Path) -> bool:
 def start_by_hand(port: int, log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cua_rl.recipes.rollout_worker", f"controller=http://127.0.0.1:{port}"]
     with log.open("wb") as output:
-        return subprocess.Popen([*command, "device_slots=8", "patience_s=120"], stdout=output, stderr=output)
+        return subprocess.Popen([*command, "device_slots=2", "patience_s=120"], stdout=output, stderr=output)
 
 
 async def load_attempts(folder: Path) -> Sequence[Any]:
@@ -69,9 +69,9 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     run = Run(folder, *options, f"base_url={server.base_url}", f"workers.port={port}")
     run.wait_for(lambda: run.steps())
     owned = run.owned()
-    assert len(workers(run)) == 2
+    killed, _ = workers(run)
     run.wait_for(lambda: is_acting(folder))
-    os.kill(workers(run)[0].pid, signal.SIGKILL)
+    os.kill(killed.pid, signal.SIGKILL)
 
     assert run.finish() == 0, run.output()
     assert survivors(owned) == []
