@@ -103,10 +103,7 @@ class Agent(Protocol):
 
         The agent charges the policy's time to `clock`, and ends with `MAX_TIME` once it is used up.
 
-        Raises:
-            SamplingError: the model did not answer.
-            DeviceError: the device failed.
-            AgentError: an agent outside this process failed before the model answered.
-            ConfigError: this configuration can never work.
+        Raises `SamplingError` if the model did not answer, `DeviceError` if the device failed, `AgentError` if an agent
+        outside this process failed before the model answered, `ConfigError` if this configuration can never work.
         """
         ...

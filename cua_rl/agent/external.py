@@ -158,10 +158,8 @@ class ExternalAgent:
     ) -> AgentOutcome:
         """Run the program until it ends, finishes the task on the device, or is out of turns or time.
 
-        Raises:
-            AgentError: the program failed or ended before the model's first answer.
-            SamplingError: the model did not answer.
-            DeviceError: the device failed.
+        Raises `AgentError` if the program failed or ended before the model's first answer, `SamplingError` if the model
+        did not answer, `DeviceError` if the device failed.
         """
         clock.charge_between_calls()
         timed = TimedDevice(device, clock)

@@ -168,12 +168,9 @@ class HarnessAgent:
     ) -> AgentOutcome:
         """Run the program until it ends or its time is up; its result is stored in `device` for validation.
 
-        Raises:
-            AgentError: the program failed.
-            SamplingError: the model did not answer.
-            DeviceError: the program's environment failed.
-            TimeoutError: the program did not ask the model in time.
-            ConfigError: the program reports that it cannot run with this configuration, or `device` is of another kind.
+        Raises `AgentError` if the program failed, `SamplingError` if the model did not answer, `DeviceError` if the
+        program's environment failed, `TimeoutError` if the program did not ask the model in time, `ConfigError` if the
+        program reports that it cannot run with this configuration, or `device` is of another kind.
         """
         if not isinstance(device, HarnessWorld):
             raise ConfigError(f"expected tasks of a harness with agent=harness, got the device {device.device_id!r}")

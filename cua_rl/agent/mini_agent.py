@@ -66,10 +66,8 @@ class MiniAgent:
 
         The server has no call that ends a run: it fails by itself once the rollout's address is closed.
 
-        Raises:
-            AgentError: no run could be started or followed, or it failed through no fault of the policy.
-            SamplingError: the model did not answer.
-            TimeoutError: the run hangs.
+        Raises `AgentError` if no run could be started or followed, or it failed through no fault of the policy,
+        `SamplingError` if the model did not answer, `TimeoutError` if the run hangs.
         """
         if not isinstance(device, GymDevice):
             raise AgentError(

@@ -68,10 +68,8 @@ async def run_missing_attempts(
 ) -> None:
     """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
 
-    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try.
-
-    Raises:
-        SamplingError: the first attempts all ended with faults, so the others would, too.
+    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try. Raises
+    `SamplingError` if the first attempts all ended with faults, so the others would, too.
     """
     faults_at_start: list[Attempt] = []
     has_worked = False

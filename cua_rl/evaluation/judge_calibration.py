@@ -123,11 +123,7 @@ def calibration_json(judge: JudgeConfig, judged: Sequence[Judged], more: Mapping
 
 
 def load_calibration(path: Path) -> CalibrationRecord:
-    """Read a record.
-
-    Raises:
-        ConfigError: there is no such file, or it is not a calibration record.
-    """
+    """Read a record; raises `ConfigError` if there is no such file, or it is not a calibration record."""
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
         counts = record["all"]

@@ -118,10 +118,8 @@ class EndpointAccess:
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.
 
-        Raises:
-            ContextOverflow: the conversation exceeds the model's context.
-            RequestRejected: the endpoint rejects the request.
-            SamplingError: it does not answer, or does not follow the API.
+        Raises `ContextOverflow` if the conversation exceeds the model's context, `RequestRejected` if the endpoint
+        rejects the request, `SamplingError` if it does not answer, or does not follow the API.
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat

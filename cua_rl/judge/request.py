@@ -27,10 +27,8 @@ class Case:
 
 
 def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Part]:
-    """The system prompt, and the record with screenshots as a user message.
-
-    Raises:
-        JudgeError: there is no screenshot.
+    """The system prompt, and the record with screenshots as a user message; raises `JudgeError` if there is no
+    screenshot.
     """
     if not case.turns:
         raise JudgeError("expected at least one turn, and a screenshot with it, for the judge to decide from, got none")

@@ -75,10 +75,8 @@ def conversation_from_responses(
     """The conversation of a Responses request; `instructions` become the first system message.
 
     Item n of a list `input` is item n of the conversation, counted after the instructions and what `stored` has for
-    `previous_response_id`. `images` and `stored` hold those of earlier requests of the same rollout.
-
-    Raises:
-        RequestError: the request contains something that cannot be rendered for the model.
+    `previous_response_id`. `images` and `stored` hold those of earlier requests of the same rollout. Raises
+    `RequestError` if the request contains something that cannot be rendered for the model.
     """
     stored = stored or StoredItems()
     _refuse_fields(request)
@@ -129,10 +127,8 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     """The conversation of a Chat Completions request.
 
     An assistant message becomes up to three kinds of items, in this order: reasoning, text, tool calls. `images` are
-    those of earlier requests of the same rollout.
-
-    Raises:
-        RequestError: the request contains something that cannot be rendered for the model.
+    those of earlier requests of the same rollout. Raises `RequestError` if the request contains something that cannot
+    be rendered for the model.
     """
     _refuse_fields(request)
     items: list[Item] = []

@@ -196,10 +196,8 @@ class PolicyAges:
         self.newest_steps[policy_version] = num_steps
 
     def lags(self, groups: Iterable[RolloutGroup], step: int) -> list[int]:
-        """Policy lag in steps of every turn of the groups' own rollouts, if `step` trains them.
-
-        Raises:
-            TrainingError: a turn has a version that this run never announced.
+        """Policy lag in steps of every turn of the groups' own rollouts, if `step` trains them; raises `TrainingError`
+        if a turn has a version that this run never announced.
         """
         versions = [
             turn.model.policy_version for group in groups for rollout in group.rollouts for turn in rollout.turns

@@ -44,9 +44,7 @@ class FreshCheck:
     async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
         """Validate a task within the time limit.
 
-        Raises:
-            CheckError: the check fails itself, or takes too long.
-            DeviceError: the device fails.
+        Raises `CheckError` if the check fails itself, or takes too long, `DeviceError` if the device fails.
         """
         try:
             async with time_limit("validation", self.limits.validate_s):

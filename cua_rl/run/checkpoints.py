@@ -115,10 +115,8 @@ class AdapterFolder:
 
 
 def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
-    """Inspect an adapter and check that it fits the model in `model_path`.
-
-    Raises:
-        ConfigError: there is none, it is damaged, or it is for another model.
+    """Inspect an adapter and check that it fits the model in `model_path`; raises `ConfigError` if there is none, it is
+    damaged, or it is for another model.
     """
     folder = path.expanduser().absolute()
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]

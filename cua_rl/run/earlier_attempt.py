@@ -82,10 +82,8 @@ class EarlierAttempt:
         return copied if self.checkpoint is not None and copied.is_dir() else None
 
     def complete(self, config: Config) -> Config:
-        """The configuration with the attempt's value of every setting that it was not given.
-
-        Raises:
-            ConfigError: a setting holds a secret, which config.json does not.
+        """The configuration with the attempt's value of every setting that it was not given; raises `ConfigError` if a
+        setting holds a secret, which config.json does not.
         """
         values, given = dict[str, object](), given_settings(config)
         for setting in kept_settings(type(config)):
@@ -137,10 +135,8 @@ class EarlierAttempt:
         return found
 
     def record(self, config: object, now: Mapping[str, Any], *, allows_changes: bool) -> list[Mapping[str, Any]]:
-        """The `changed` entries of the new config.json.
-
-        Raises:
-            ConfigError: the weights would be another policy, or the curve another one and `allows_changes` is not set.
+        """The `changed` entries of the new config.json; raises `ConfigError` if the weights would be another policy, or
+        the curve another one and `allows_changes` is not set.
         """
         differences = self.differences(config, now)
         if not self.num_done:  # nothing has been trained yet

@@ -258,10 +258,8 @@ _NO_KEY = "not-needed"  # what the openai package sends where nothing is asked f
 
 
 def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: str | None) -> tuple[Model, ...]:
-    """Resolve the entries of `models`.
-
-    Raises:
-        ConfigError: an entry is malformed, or names a model that does not exist.
+    """Resolve the entries of `models`; raises `ConfigError` if an entry is malformed, or names a model that does not
+    exist.
     """
     if not entries:
         raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')
@@ -274,11 +272,7 @@ def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: st
 
 
 def read_api_key(model: RemoteModel) -> str:
-    """The endpoint's key from the environment.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
+    """The endpoint's key from the environment; raises `ConfigError` if the variable is not set."""
     if model.api_key_env is None:
         return _NO_KEY
     key = os.environ.get(model.api_key_env)

@@ -182,10 +182,8 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     Only the owner may look into the folder, and into the files that this process and its children make meanwhile.
 
     `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. A run that
-    failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours.
-
-    Raises:
-        ConfigError: the folder holds something else, another run is using it, or nobody can be asked.
+    failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours. Raises
+    `ConfigError` if the folder holds something else, another run is using it, or nobody can be asked.
     """
     path = path.expanduser().absolute()
     is_used = is_run_folder(path)

@@ -249,10 +249,7 @@ async def prove_adapters(
     """Verify that the server applies adapters as the trainer does, before the first step.
 
     Each part of the model with an adapter gets a probe, verified on a prompt with an image. Returns for each part the
-    change of the log-probabilities and its difference from the trainer's, nats.
-
-    Raises:
-        AdapterError: it does not.
+    change of the log-probabilities and its difference from the trainer's, nats. Raises `AdapterError` if it does not.
     """
     settings = plan.config.trainer
     parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []

@@ -151,10 +151,8 @@ async def open_workplace(
 async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
     """The model servers of the run, as soon as one of them answers; the others may be down.
 
-    The order differs between workers, to spread their rollouts: a worker does not know the load from others.
-
-    Raises:
-        ConfigError: none answers within `patience_s`.
+    The order differs between workers, to spread their rollouts: a worker does not know the load from others. Raises
+    `ConfigError` if none answers within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]

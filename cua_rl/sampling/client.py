@@ -96,9 +96,7 @@ class SamplingClient:
     async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
         """Load an adapter on every replica, verify it with the canary, announce it, and unload unused adapters.
 
-        Raises:
-            AdapterError: a server cannot load it, or the canary fails.
-            SamplingError: no server answers.
+        Raises `AdapterError` if a server cannot load it, or the canary fails, `SamplingError` if no server answers.
         """
 
         async def prove(replica: Replica) -> None:
@@ -125,9 +123,7 @@ class SamplingClient:
         Returns the values of `check_canary` for the replica that differs most from the trainer; the difference is 0 if
         the canary has none of the trainer's numbers.
 
-        Raises:
-            AdapterError: a server cannot load it, or the canary fails.
-            SamplingError: no server answers.
+        Raises `AdapterError` if a server cannot load it, or the canary fails, `SamplingError` if no server answers.
         """
         proofs: list[tuple[float, float]] = []
 

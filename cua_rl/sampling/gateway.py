@@ -196,12 +196,9 @@ class Gateway:
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Answer a request of an agent. The answer is recorded as a turn if `is_trained`.
 
-        Raises:
-            UnknownRollout: no such rollout is open.
-            RolloutOver: the rollout gets no more answers.
-            RequestError: the request cannot be rendered for the model.
-            ContextOverflow: prompt and answer would exceed the model's context.
-            SamplingError: the model server failed.
+        Raises `UnknownRollout` if no such rollout is open, `RolloutOver` if the rollout gets no more answers,
+        `RequestError` if the request cannot be rendered for the model, `ContextOverflow` if prompt and answer would
+        exceed the model's context, `SamplingError` if the model server failed.
         """
         rollout = self._open(rollout_id)
         watch = rollout.watch

@@ -31,10 +31,8 @@ Platform = Literal["cpu", "cuda"]
 
 
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
-    """The command that serves `config.model_path` at `unix:PATH`, or at `http://HOST:PORT` of this machine.
-
-    Raises:
-        ConfigError: vLLM is not installed.
+    """The command that serves `config.model_path` at `unix:PATH`, or at `http://HOST:PORT` of this machine; raises
+    `ConfigError` if vLLM is not installed.
     """
     platform = require_vllm()
     server = ["vllm.entrypoints.cli.main", "serve"] if platform == "cuda" else ["cua_rl.vllm_cpu_server"]
@@ -152,11 +150,7 @@ def installed_platform() -> Platform | None:
 
 
 def require_vllm() -> Platform:
-    """The platform of the installed vLLM.
-
-    Raises:
-        ConfigError: vLLM is not installed.
-    """
+    """The platform of the installed vLLM; raises `ConfigError` if vLLM is not installed."""
     platform = installed_platform()
     if platform is None:
         raise ConfigError(

@@ -64,10 +64,8 @@ def sampling_request(
 
 
 def parse_sampled(body: Mapping[str, Any]) -> Sampled:
-    """Read token ids and log-probabilities from the server's answer.
-
-    Raises:
-        SamplingError: they are missing or inconsistent.
+    """Read token ids and log-probabilities from the server's answer; raises `SamplingError` if they are missing or
+    inconsistent.
     """
     try:
         tokens = tuple(_token_ids(body["output_messages"]))
@@ -113,10 +111,8 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | No
 
 
 def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_id: int) -> ModelInput:
-    """The server's prompt, from its token ids and the images that were sent, in order.
-
-    Raises:
-        SamplingError: the server's prompt does not have one run of image tokens per image.
+    """The server's prompt, from its token ids and the images that were sent, in order; raises `SamplingError` if the
+    server's prompt does not have one run of image tokens per image.
     """
     sent = rendered.image_chunks
     images = iter(sent)

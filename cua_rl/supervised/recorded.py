@@ -55,10 +55,8 @@ class _Candidate:
 
 @asynccontextmanager
 async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, Training]]:
-    """The database of a run: its own if `from_run` is a folder with one (in use or not), else the one at `url`.
-
-    Raises:
-        ConfigError: there is no such run.
+    """The database of a run: its own if `from_run` is a folder with one (in use or not), else the one at `url`; raises
+    `ConfigError` if there is no such run.
     """
     folder, has_database = _locate(from_run)
     if not has_database:
@@ -110,10 +108,8 @@ async def _open_training(url: str, run_name: str, *, is_own: bool) -> AsyncGener
 
 
 async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
-    """The selected successes of a run, rebuilt from the database, without repeats.
-
-    Raises:
-        ConfigError: there are none.
+    """The selected successes of a run, rebuilt from the database, without repeats; raises `ConfigError` if there are
+    none.
     """
     image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
     if image_token_id is None:
