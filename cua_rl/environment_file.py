@@ -49,7 +49,6 @@ def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def load_environment_file() -> None:
-    """Add the variables of the file to this process's environment."""
     os.environ.update(with_environment_file(os.environ))
 
 

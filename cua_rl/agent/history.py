@@ -65,7 +65,6 @@ class DropOldScreenshots:
 
 
 def system_item(prompt: str) -> Json:
-    """The system prompt."""
     return {"type": "message", "role": "system", "content": _content(prompt, None)}
 
 

@@ -123,7 +123,6 @@ class OfferedDevice:
         """The action with which the agent ended the rollout, if it did."""
 
     def accepts(self, token: str) -> bool:
-        """True if the token is this device's."""
         return secrets.compare_digest(token.encode(), self.token.encode())
 
     def describe(self) -> dict[str, object]:

@@ -69,7 +69,6 @@ class SourceRow:
 def note_status(
     connection: Connection, table: Table, row_id: int, old_status: str | None, new_status: str, at: datetime
 ) -> None:
-    """Add a line to the status history."""
     subject = {_SUBJECT_COLUMNS[table]: row_id}
     connection.execute(
         insert(StatusChange).values(old_status=old_status, new_status=new_status, changed_at=at, **subject)

@@ -231,7 +231,6 @@ def _void(connection: Connection, scope: Scope, training_id: int, event: Trainin
 
 
 def count_completed_steps(connection: Connection, training_id: int) -> None:
-    """Set the number of completed steps of a training."""
     done = (Step.training_id == training_id) & (Step.status == "completed")
     count = select(func.count()).select_from(Step).where(done).scalar_subquery()
     connection.execute(update(Training).where(Training.id == training_id).values(num_completed_steps=count))

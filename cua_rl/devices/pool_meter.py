@@ -48,11 +48,9 @@ class PoolMeter:
         self._make_s.append(make_s)
 
     def count_closed(self) -> None:
-        """A device is gone."""
         self.num_alive -= 1
 
     def count_fault(self, error: DeviceError | TimeoutError) -> None:
-        """A fault of a device or of the service behind it."""
         self._faults[error.kind if isinstance(error, DeviceError) else "time_limit"] += 1
 
     def take(self) -> dict[str, float]:

@@ -122,7 +122,6 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
 
 
 def attempt_record(attempt: Attempt) -> dict[str, object]:
-    """An attempt as a line of attempts.jsonl."""
     return {**asdict(attempt)}
 
 

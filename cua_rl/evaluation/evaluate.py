@@ -119,7 +119,6 @@ class Evaluator:
 
 
 def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
-    """Outcomes of a group's rollouts."""
     struck, judged = ({rollout.member_index for rollout in some} for some in (group.faulty, group.rollouts))
     return TaskOutcomes(
         category=task.category,

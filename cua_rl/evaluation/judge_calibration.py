@@ -85,7 +85,6 @@ class CalibrationRecord:
 
 
 def confusion(judged: Iterable[Judged]) -> Confusion:
-    """Count verdicts by truth."""
     items = list(judged)
 
     def count(truth: bool, verdict: bool) -> int:

@@ -87,7 +87,6 @@ class EndpointAccess:
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """Close a rollout's address and return its turns."""
         turns = self.turns(rollout_id)
         del self._rollouts[rollout_id]
         return turns

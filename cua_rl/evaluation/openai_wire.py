@@ -51,7 +51,6 @@ def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, par
 
 
 def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> JsonDict:
-    """A Chat request."""
     return {
         "model": model,
         "messages": chat_messages(items),

@@ -11,7 +11,6 @@ from cua_rl.monitor import schemas
 
 
 def make_rate(sums: TaskSums) -> schemas.Rate:
-    """A success rate with its interval."""
     low, high = sums.interval
     return schemas.Rate(
         num_successes=int(sums.num_successes),

@@ -159,7 +159,6 @@ async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
 
 
 async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
-    """A rollout with everything but its tokens."""
     session = run.session
     found = await find_rollout(run, rollout_id)
     row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()

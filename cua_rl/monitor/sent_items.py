@@ -36,7 +36,6 @@ class SentItem:
     """Rollouts that were queued before it must be stored first, because it refers to their groups."""
 
     def to_line(self) -> bytes:
-        """The item as a line of the on-disk queue."""
         fields = {"kind": self.kind, "client_id": self.client_id, "payload": self.payload}
         fields |= {"references": self.references, "waits_for_rollouts": self.waits_for_rollouts}
         return json.dumps(fields, default=str).encode()
@@ -66,7 +65,6 @@ class ItemMaker:
         self._sent_images: dict[str, set[str]] = {}
 
     def make(self, event: events.Event, at: datetime) -> Iterator[SentItem]:
-        """The items for an event."""
         match event:
             case events.TrainingStarted():
                 yield self._training_started(event, at)

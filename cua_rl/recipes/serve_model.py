@@ -56,7 +56,6 @@ class ServeModelConfig:
 
 
 async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Serve until interrupted."""
     require_key(environ.get(API_KEY_VARIABLE))
     log_path = await asyncio.to_thread(Path(config.log_path).absolute)
     with boundary(

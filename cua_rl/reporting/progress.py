@@ -88,7 +88,6 @@ class ProgressDisplay:
         self._began_at = self._clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is complete."""
         left = self._left(step, metrics)
         self.note(format_step_line(step, self._total_steps, metrics, left))
         if self._progress is not None and self._bar is not None:
@@ -108,7 +107,6 @@ class ProgressDisplay:
             self.evaluation_ended(duration_s)
 
     def evaluation_ended(self, duration_s: float) -> None:
-        """An evaluation of this duration has just ended."""
         self._evaluations.append((self._clock() - duration_s, self._clock()))
 
     def _left(self, step: int, metrics: Mapping[str, float]) -> TimeLeft | None:

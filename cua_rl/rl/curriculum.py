@@ -51,7 +51,6 @@ class GroupOutcome:
 
 
 def build_outcome(group: RolloutGroup) -> GroupOutcome:
-    """The outcome of a group that has ended."""
     success = first_success(group)
     return GroupOutcome(
         task_id=group.task_id,

@@ -125,7 +125,6 @@ class GroupBuffer:
         return self.next_step > self.max_steps
 
     def start(self) -> Place:
-        """Start the next group."""
         if not self.may_start:
             raise ValueError("expected a start that admission allows, got one too many")
         if self._ordinals:

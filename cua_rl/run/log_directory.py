@@ -148,7 +148,6 @@ class LogDirectory:
                 logger.info("dropped records=%s after step=%s file=%s", len(records) - len(kept), step, path.name)
 
     def close(self) -> None:
-        """Release the folder."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.umask(self._umask)
 

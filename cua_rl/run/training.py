@@ -215,7 +215,6 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
 
 
 def trainer_config(plan: RunPlan) -> TrainerConfig:
-    """The configuration of the plan's trainer."""
     config = plan.config
     return TrainerConfig(
         model_path=plan.model_path,

@@ -171,7 +171,6 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
-    """The run's configuration on this machine."""
     given = GivenSettings(CLIConfig)
     for name, text in setup.settings.items():
         given.set_text(name, text)

@@ -56,7 +56,6 @@ def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
 
 
 def text_canary(renderer: Renderer) -> ModelInput:
-    """The canary's text as a prompt."""
     return ModelInput(chunks=(EncodedTextChunk(tokens=canary_tokens(renderer)),))
 
 

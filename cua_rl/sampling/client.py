@@ -293,7 +293,6 @@ class SamplingClient:
         return home
 
     async def _wait_for_service(self) -> None:
-        """Wait until a replica is in service."""
         try:
             async with asyncio.timeout(self._outage_timeout_s):
                 await self._in_service.wait()

@@ -142,7 +142,6 @@ class Gateway:
         return tuple(rollout.turns)
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """The turns of an open rollout so far."""
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:

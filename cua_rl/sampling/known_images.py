@@ -52,7 +52,6 @@ class KnownImages:
         return [{**part, "image_url": None} if part.get("uuid") in self._names else part for part in parts]
 
     def add(self, request: Mapping[str, object]) -> None:
-        """Note that the server has answered this request."""
         for part in _image_parts(request.get("input")):
             if (name := part.get("uuid")) is not None:
                 self._names.pop(name, None)

@@ -95,7 +95,6 @@ def items_by_id(answer: Answer) -> dict[str, Item]:
 
 
 def chat_completion(answer: Answer) -> JsonDict:
-    """The answer as a Chat completion."""
     return {
         "id": answer.turn.response_id,
         "object": "chat.completion",
@@ -120,7 +119,6 @@ def chat_message(answer: Answer) -> JsonDict:
 
 
 def chat_tool_calls(calls: Sequence[ToolCall]) -> list[JsonDict]:
-    """Tool calls in Chat's nested format."""
     return [
         {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls

@@ -76,7 +76,6 @@ class Replica:
         server.on_restart(self._restore_all)
 
     def name_of(self, adapter: AdapterRef) -> str:
-        """The adapter's name on the server."""
         return f"{adapter.name}-{self._namespace}"
 
     async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
@@ -170,7 +169,6 @@ class Replica:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
     async def unload_all_but(self, needed: Collection[AdapterRef]) -> None:
-        """Unload the other adapters."""
         for unused in [adapter for adapter in self.loaded if adapter not in needed]:
             await self.unload(unused)
 
@@ -201,7 +199,6 @@ class Replica:
             return False
 
     async def fetch_load(self) -> ServerLoad:
-        """The server's load."""
         with boundary(SamplingError, f"read the load of {self.server.base_url}"):
             reply = await self._http.get("/metrics")
             if not reply.is_success:
@@ -344,7 +341,6 @@ class Replica:
 
 
 def _delays_s(num: int) -> list[float]:
-    """Pauses between attempts."""
     return [min(_FIRST_DELAY_S * 2**index, _MAX_DELAY_S) for index in range(num)]
 
 

@@ -51,7 +51,6 @@ class DescribedTask(Template):
     """None on devices whose initial state cannot be set."""
 
     def make_task(self, seed: int) -> Task:
-        """The task on the device of this seed."""
         goal, prepare = self.goal, None
         if goal is not None and self.start is None:
             prepare = partial(make_undone, goal)
@@ -197,7 +196,6 @@ def _possible_starts(goal: Goal, row: str | None) -> Iterator[Start]:
 
 
 def _make_phones(start: Start, what: str) -> list[PhoneState]:
-    """The phones that a description is tried on."""
     seeds = Random("custom-task").sample(range(2_000_000), _NUM_PHONES_TRIED)
     with boundary(ConfigError, f"expected a start that a phone can have in {what}, change it"):
         return [make_phone_state(seed, start) for seed in seeds]

@@ -82,7 +82,6 @@ async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
 
 
 async def validate_folder_task(parts: FolderParts, device: Device, answer: str | None) -> Validation:
-    """Ask the folder's validator."""
     started = time.monotonic()
     success = await _is_valid(parts, _require_shell(parts, device), answer)
     return Validation(

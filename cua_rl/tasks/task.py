@@ -50,7 +50,6 @@ class Task:
     """The server of the user's site that its pages need."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
-        """The request with which a device is leased for this task."""
         return DeviceRequest(
             task_id=self.task_id,
             seed=self.seed,

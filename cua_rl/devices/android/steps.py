@@ -218,7 +218,6 @@ async def require_permission(wish: Wish) -> str:
 
 
 async def switch_permission(wish: Wish) -> str:
-    """Grant or revoke."""
     package, permission = _permission(wish)
     verb = "grant" if wish.opposite == "true" else "revoke"
     return await wish.shell.run(f"pm {verb} --user 0 {quote(package)} {quote(permission)}")
@@ -248,7 +247,6 @@ async def refuse_app(wish: Wish) -> str:
 
 
 async def switch_app(wish: Wish) -> str:
-    """Start or stop."""
     package = quote(wish.argument)
     if wish.opposite == "true":
         return await wish.shell.run(f"monkey -p {package} -c android.intent.category.LAUNCHER 1")
@@ -326,7 +324,6 @@ async def require_next_picture(wish: Wish) -> str:
 
 
 async def post_notification(wish: Wish) -> str:
-    """Post a notification that can be cleared."""
     return await wish.shell.run(_NOTIFY)
 
 

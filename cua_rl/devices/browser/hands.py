@@ -67,7 +67,6 @@ def require_possible(action: actions.Action) -> None:
 
 
 async def perform(page: "Page", action: actions.Action, settings: PageSettings) -> None:
-    """Do one possible action."""
     from playwright.async_api import TimeoutError as LateError
 
     match action:

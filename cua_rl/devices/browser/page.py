@@ -97,7 +97,6 @@ class BrowserPage:
 
     @property
     def url(self) -> str:
-        """The address it shows."""
         return self._page.url
 
     def lend(self) -> None:

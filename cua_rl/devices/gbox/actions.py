@@ -100,7 +100,6 @@ async def _perform_special(
     action: actions.RightClick | actions.MoveMouse | actions.PressButton | actions.OpenApp | actions.Wait,
     with_shot: Mapping[str, Any],
 ) -> ActionResult:
-    """Actions that only one kind of box supports."""
     match action:
         case actions.RightClick(x=x, y=y) if kind == "linux":
             return await api.click(box_id, x=x, y=y, button="right", **with_shot)

@@ -76,7 +76,6 @@ class SimulatedPhone:
 
 @lru_cache(maxsize=256)  # the members of a group all begin on the same screen
 def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
-    """The screen as an observation."""
     return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
 
 

@@ -74,7 +74,6 @@ def type_text(state: PhoneState, text: str) -> PhoneState:
 
 
 def press(state: PhoneState, button: Button) -> PhoneState:
-    """Press a system button."""
     state = replace(state, is_volume_shown=False)
     match button:
         case Button.POWER:
@@ -117,7 +116,6 @@ def enter_key(state: PhoneState) -> PhoneState:
 
 
 def erase_key(state: PhoneState) -> PhoneState:
-    """The Backspace key of a keyboard."""
     return state if state.focus is None else replace(state, draft=state.draft[:-1])
 
 

@@ -61,7 +61,6 @@ class DesktopTemplate(Template):
         return self.draw(random, random.sample(words, len(words)))
 
     def make_task(self, seed: int) -> Task:
-        """The task of a seed."""
         instance = self.instance(seed)
 
         async def prepare(device: Device) -> None:

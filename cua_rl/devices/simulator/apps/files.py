@@ -44,7 +44,6 @@ def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
 
 
 def exists(state: PhoneState, path: str) -> bool:
-    """Whether a file or folder exists."""
     return path in list_folder(state, parent_of(path))
 
 
@@ -58,7 +57,6 @@ def exists_on_device(state: PhoneState, path: str) -> bool:
 
 
 def add_file(state: PhoneState, path: str) -> PhoneState:
-    """Add a file or folder and its parent folders."""
     folder = parent_of(path)
     state = add_file(state, folder) if folder and not exists(state, folder) else state
     if exists(state, path):
@@ -89,7 +87,6 @@ def name_of(path: str) -> str:
 
 
 def build_files(state: PhoneState, column: controls.Column) -> None:
-    """The folders of the storage."""
     _add_entries(state, column, "")
     column.pin(controls.plus_button("new"))
 
@@ -154,5 +151,4 @@ def create_folder(state: PhoneState) -> PhoneState:
 
 
 def delete_file(state: PhoneState) -> PhoneState:
-    """Delete the file or folder that shows."""
     return go_up(remove_file(state, state.subscreens[-1].removeprefix("file:")))

@@ -33,7 +33,6 @@ def build_settings(state: PhoneState) -> tuple[str, controls.Column]:
 
 
 def build_rows(state: PhoneState, column: controls.Column) -> None:
-    """The list of rows."""
     for name in state.setting_rows:
         column.stack(_setting_row(state, name))
 
@@ -61,7 +60,6 @@ def _setting_row(state: PhoneState, name: str) -> Element:
 
 
 def build_display(state: PhoneState, column: controls.Column) -> None:
-    """Brightness and screen timeout."""
     column.add_heading("Brightness")
     column.stack(
         controls.slider(
@@ -126,14 +124,12 @@ def build_security(state: PhoneState, column: controls.Column) -> None:
 
 
 def build_screen_lock(state: PhoneState, column: controls.Column) -> None:
-    """The kinds of screen lock."""
     for lock in catalog.SCREEN_LOCKS:
         effect = Operate(command="choose_screen_lock", target=lock)
         column.stack(_choice(lock, effect, is_on=lock == state.system.screen_lock))
 
 
 def build_wallpapers(state: PhoneState, column: controls.Column) -> None:
-    """The wallpapers to choose from."""
     width, height, gap = 52, 84, 8
     top = column.y + 6
     for i in range(len(catalog.WALLPAPERS)):
@@ -168,7 +164,6 @@ def build_language(state: PhoneState, column: controls.Column) -> None:
 
 
 def build_languages(state: PhoneState, column: controls.Column) -> None:
-    """The languages to choose from."""
     for language in catalog.LANGUAGES:
         is_current = language == state.system.language
         effect = None if is_current else Push(subscreen=f"ask:language:{language}")
@@ -189,7 +184,6 @@ def build_developer(state: PhoneState, column: controls.Column) -> None:
 
 
 def build_time_zones(state: PhoneState, column: controls.Column) -> None:
-    """The time zones to choose from."""
     for zone in catalog.TIME_ZONES:
         effect = Operate(command="choose_time_zone", target=zone)
         column.stack(_choice(zone, effect, is_on=zone == state.system.time_zone))

@@ -23,12 +23,10 @@ def settings_row(name: str, *moves: template.Move) -> tuple[template.Move, ...]:
 
 
 def on_page(page: str, operation: template.Operation, query: str | None = None) -> template.Move:
-    """What to do on a page of Settings."""
     return template.Move(screen=f"settings/{page}", operation=operation, query=query)
 
 
 def tap_on(page: str, label: str) -> template.Move:
-    """Tap an element on a page of Settings."""
     return template.tap(f"settings/{page}", label)
 
 
@@ -66,7 +64,6 @@ def open_system_page(
 
 @template.family(max_turns=8 + SCROLL_TURNS, category="settings", tags=("system_task", "wifi"))
 def connect_known_wifi(random: Random, networks: Sequence[str]) -> template.Instance:
-    """Connect to a network that the phone knows."""
     name = random.choice(networks)
     return template.Instance(
         instruction=f"Connect to the Wi-Fi network {name}.",
@@ -132,7 +129,6 @@ def change_language(random: Random, languages: Sequence[str]) -> template.Instan
 
 @template.family(max_turns=7 + SCROLL_TURNS, category="settings", tags=("system_task", "wallpaper"))
 def change_wallpaper(random: Random, wallpapers: Sequence[str]) -> template.Instance:
-    """Choose a wallpaper by its name."""
     name = random.choice(wallpapers)
     index = catalog.WALLPAPER_NAMES.index(name)
     return template.Instance(
@@ -164,7 +160,6 @@ def switch_usb_debugging(task_id: str, *, turn_on: bool) -> template.TaskTemplat
 
 @template.family(max_turns=6 + SCROLL_TURNS, category="settings", tags=("system_task", "sound"))
 def switch_call_vibration(random: Random, *, turn_on: bool) -> template.Instance:
-    """Flip the vibration for calls on the Sound page."""
     return template.Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} vibration for calls.",
         start=_start_switched("call_vibration", is_on=not turn_on),
@@ -179,7 +174,6 @@ def _start_switched(name: str, *, is_on: bool) -> Start:
 
 @template.family(max_turns=6, category="settings", tags=("system_task", "level"))
 def set_brightness(random: Random, percents: Sequence[int]) -> template.Instance:
-    """Set the brightness to about a level."""
     percent = random.choice(percents)
     level = (percent + 50) % 100 * catalog.MAX_BRIGHTNESS // 100
     return template.Instance(
@@ -196,7 +190,6 @@ def set_brightness(random: Random, percents: Sequence[int]) -> template.Instance
 
 @template.family(max_turns=6, category="settings", tags=("system_task", "level"))
 def set_media_volume(random: Random, percents: Sequence[int]) -> template.Instance:
-    """Set the media volume to about a level."""
     percent = random.choice(percents)
     volume = round((percent + 50) % 100 * catalog.MAX_VOLUME / 100)
     return template.Instance(
