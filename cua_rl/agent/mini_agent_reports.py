@@ -206,29 +206,19 @@ def _seconds(args: Json, default: float) -> float:
 
 _Maker = Callable[[Json, EncodedImage], actions.Action | None]
 _MAKERS: Mapping[str, _Maker] = {
-    "click": _at(lambda at, args: actions.Click(x=at[0], y=at[1])),
-    "tap": _at(lambda at, args: actions.Click(x=at[0], y=at[1])),
-    "left_click": _at(lambda at, args: actions.Click(x=at[0], y=at[1])),
-    "double_click": _at(lambda at, args: actions.DoubleClick(x=at[0], y=at[1])),
-    "double_tap": _at(lambda at, args: actions.DoubleClick(x=at[0], y=at[1])),
-    "left_double": _at(lambda at, args: actions.DoubleClick(x=at[0], y=at[1])),
-    "right_click": _at(lambda at, args: actions.RightClick(x=at[0], y=at[1])),
-    "right_single": _at(lambda at, args: actions.RightClick(x=at[0], y=at[1])),
+    **dict.fromkeys(("click", "tap", "left_click"), _at(lambda at, args: actions.Click(x=at[0], y=at[1]))),
+    **dict.fromkeys(
+        ("double_click", "double_tap", "left_double"), _at(lambda at, args: actions.DoubleClick(x=at[0], y=at[1]))
+    ),
+    **dict.fromkeys(("right_click", "right_single"), _at(lambda at, args: actions.RightClick(x=at[0], y=at[1]))),
     "move": _at(lambda at, args: actions.MoveMouse(x=at[0], y=at[1])),
     "long_press": _at(lambda at, args: actions.LongPress(x=at[0], y=at[1], duration_s=_seconds(args, 1.0))),
-    "swipe": _drag,
-    "drag": _drag,
+    **dict.fromkeys(("swipe", "drag"), _drag),
     "scroll": _scroll,
-    "type": _type,
-    "input": _type,
-    "press": _press,
-    "key": _press,
-    "hotkey": _press,
-    "press_key": _press,
-    "system_button": _press,
+    **dict.fromkeys(("type", "input"), _type),
+    **dict.fromkeys(("press", "key", "hotkey", "press_key", "system_button"), _press),
     "press_home": _button(actions.Button.HOME),
     "press_back": _button(actions.Button.BACK),
-    "open": _open,
-    "open_app": _open,
+    **dict.fromkeys(("open", "open_app"), _open),
     "wait": lambda args, screen: actions.Wait(duration_s=_seconds(args, 1.0)),
 }

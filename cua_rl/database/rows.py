@@ -162,16 +162,7 @@ def _select_source(
 ) -> SourceRow | None:
     columns = select(table.id, table.training_id, table.attempt_id, table.group_size, table.task_pks)
     row = connection.execute(columns.where(*conditions)).one_or_none()
-    if row is None:
-        return None
-    return SourceRow(
-        table=table,
-        id=row.id,
-        training_id=row.training_id,
-        attempt_id=row.attempt_id,
-        group_size=row.group_size,
-        task_pks=row.task_pks,
-    )
+    return None if row is None else SourceRow(table=table, **row._asdict())
 
 
 def require_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow:

@@ -96,7 +96,6 @@ class EndpointAccess:
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def expose(
@@ -106,7 +105,6 @@ class EndpointAccess:
         raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process, like that of the gateway."""
         return in_process_client(self._app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:

@@ -202,13 +202,7 @@ def _num_members(datums: Sequence[Datum]) -> int:
 
 
 _COUNTS = frozenset(
-    {
-        "optim/num_datums",
-        "optim/num_micro_batches",
-        "optim/trained_tokens",
-        "optim/total_tokens",
-        "optim/encoded_images",
-    }
+    f"optim/{name}" for name in ("num_datums", "num_micro_batches", "trained_tokens", "total_tokens", "encoded_images")
 )
 _OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 

@@ -145,11 +145,9 @@ class Gateway:
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process."""
         return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:
@@ -172,10 +170,7 @@ class Gateway:
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> Generator[ModelAddress]:
-        """Give an agent in another process access to an open rollout, and to `device`, while the block runs.
-
-        `watch` admits requests and is notified of their answers. Raises `ConfigError` unless the gateway is served.
-        """
+        """As in `ModelAccess`; raises `ConfigError` unless the gateway is served."""
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
         rollout = self._open(rollout_id)
