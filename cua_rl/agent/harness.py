@@ -185,11 +185,7 @@ class HarnessAgent:
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=answered, clock=clock)
         with access.expose(task.rollout_id, watch) as address, boundary(AgentError, "run the harness"):
             assignment = HarnessAssignment(
-                task=task,
-                world=device,
-                address=address,
-                deadline_s=clock.policy_left_s,
-                judge=self.judge,
+                task=task, world=device, address=address, deadline_s=clock.policy_left_s, judge=self.judge
             )
             end = await self._work(assignment, watch)
         watch.check_time()

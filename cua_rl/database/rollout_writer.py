@@ -33,8 +33,7 @@ _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=[
 _NEW_VALIDATION = insert(ValidationRow)
 _OF_VALIDATION = ("query", "expected", "actual", "success", "duration_s")
 _PUT_VALIDATION = _NEW_VALIDATION.on_conflict_do_update(
-    index_elements=["rollout_pk"],
-    set_={name: _NEW_VALIDATION.excluded[name] for name in _OF_VALIDATION},
+    index_elements=["rollout_pk"], set_={name: _NEW_VALIDATION.excluded[name] for name in _OF_VALIDATION}
 )
 
 
@@ -57,10 +56,7 @@ class EndedRollout:
 
 
 def start_rollouts(
-    connection: Connection,
-    scope: Scope,
-    starts: Sequence[tuple[RolloutStarted, datetime]],
-    parents: Sequence[Parent],
+    connection: Connection, scope: Scope, starts: Sequence[tuple[RolloutStarted, datetime]], parents: Sequence[Parent]
 ) -> None:
     """Insert running rollouts with their devices; existing rows stay unchanged."""
     rows = [
@@ -69,12 +65,7 @@ def start_rollouts(
     ]
     keys = ensure_rollouts(connection, scope.require_training(), rows)
     devices = [
-        {
-            "rollout_pk": keys[event.rollout_id],
-            "device_id": event.device_id,
-            "status": "running",
-            "started_at": at,
-        }
+        {"rollout_pk": keys[event.rollout_id], "device_id": event.device_id, "status": "running", "started_at": at}
         for event, at in starts
     ]
     connection.execute(_INSERT_DEVICE, devices)

@@ -24,12 +24,7 @@ from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.request_error import ContextOverflow
-from cua_rl.sampling.gateway_app import (
-    RolloutAccess,
-    UnknownRollout,
-    in_process_client,
-    make_gateway_app,
-)
+from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types import ModelTurn

@@ -57,11 +57,7 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
         "tools": [
             {
                 "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": dict(tool.parameters),
-                },
+                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
             }
             for tool in tools
         ],

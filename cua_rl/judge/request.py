@@ -37,12 +37,7 @@ def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Pa
         actions = [{"type": type(action).__name__, **asdict(action)} for action in turn.agent.actions]
         told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
         turns.append({"turn": turn.index + 1, "actions": actions, **told})
-    record = {
-        "task": case.instruction,
-        "turns": turns,
-        "ended_by": str(case.stop_reason),
-        "answer": case.answer,
-    }
+    record = {"task": case.instruction, "turns": turns, "ended_by": str(case.stop_reason), "answer": case.answer}
     text = json.dumps(record, ensure_ascii=False, indent=1).encode("utf-8", "replace").decode()
     parts = [{"type": "text", "text": text}, *_screens(case.turns, screenshots)]
     return [{"role": "system", "content": prompt}, {"role": "user", "content": parts}]

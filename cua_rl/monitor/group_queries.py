@@ -149,9 +149,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     turns = await _clock_turns(run, ids, began)
     rollouts = [
         schemas.ClockRollout(
-            **cell.model_dump(),
-            started_s=cell.started_at.timestamp() - began,
-            turns=turns.get(cell.rollout_id, []),
+            **cell.model_dump(), started_s=cell.started_at.timestamp() - began, turns=turns.get(cell.rollout_id, [])
         )
         for cell in group.rollouts
     ]

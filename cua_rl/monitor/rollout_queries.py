@@ -118,9 +118,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
     instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
         schemas.RolloutItem(
-            **_item(run, overrides, *row),
-            **screens.get(row[0].id, {}),
-            instruction=instructions.get(row[0].task_pk),
+            **_item(run, overrides, *row), **screens.get(row[0].id, {}), instruction=instructions.get(row[0].task_pk)
         )
         for row in rows
     ]
@@ -252,11 +250,7 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
 
 
 def turn_detail(
-    row: TurnRow,
-    num_prompt_tokens: int,
-    shots: Mapping[str, schemas.ScreenshotRef],
-    began: float,
-    step: int | None,
+    row: TurnRow, num_prompt_tokens: int, shots: Mapping[str, schemas.ScreenshotRef], began: float, step: int | None
 ) -> schemas.TurnDetail:
     """A turn as the API returns it; `began` is the rollout's start in Unix time."""
     parsed = parse_answer(row.text)

@@ -32,11 +32,7 @@ async def list_runs(
             func.jsonb_extract_path_text(Training.config, literal_column("'model_name'")), literal_column("''")
         )
         query = query.where(
-            or_(
-                Training.run_name.ilike(pattern),
-                Training.log_path.ilike(pattern),
-                model.ilike(pattern),
-            )
+            or_(Training.run_name.ilike(pattern), Training.log_path.ilike(pattern), model.ilike(pattern))
         )
     if status is not None:
         query = query.where(Training.status == status)

@@ -24,14 +24,7 @@ from cua_rl.conversation import (
 )
 from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_fields import (
-    FieldPath,
-    list_at,
-    mapping_at,
-    optional_list_at,
-    optional_text_at,
-    text_at,
-)
+from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at, optional_list_at, optional_text_at, text_at
 from cua_rl.renderers.request_error import RequestError as RequestError
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
@@ -167,12 +160,7 @@ def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> l
 def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
     """Tools in the flat format of a Responses request, without `strict`, which servers write into the prompt."""
     return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters),
-        }
+        {"type": "function", "name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
         for tool in tools
     ]
 
@@ -311,12 +299,7 @@ def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, obje
             thought = {"type": "reasoning_text", "text": item.text}
             return {"type": "reasoning", "id": f"rs_{index}", "summary": [], "content": [thought]}
         case ToolCall():
-            return {
-                "type": "function_call",
-                "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.arguments,
-            }
+            return {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case ToolResult():
             output = _responses_parts(item.content, images)
             return {"type": "function_call_output", "call_id": item.call_id, "output": output or ""}

@@ -22,11 +22,7 @@ from cua_rl.reporting.step_line import (
 
 @asynccontextmanager
 async def starting(
-    what: str,
-    say: Callable[[str], None],
-    *,
-    every_s: float = 10.0,
-    clock: Callable[[], float] = time.monotonic,
+    what: str, say: Callable[[str], None], *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[None]:
     """Say what is being started, every few seconds for how long, and when it is ready."""
     began = clock()

@@ -13,13 +13,7 @@ from cua_rl.events import Phase
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
-from cua_rl.rl.curriculum import (
-    Memory,
-    ReplayBuffer,
-    SuccessRates,
-    load_outcomes,
-    newest_success_ids,
-)
+from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates, load_outcomes, newest_success_ids
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
@@ -158,9 +152,7 @@ def _owed_evaluations(
     newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for _, step in missing}
     return tuple(
         WantedEvaluation(
-            phase=phase,
-            step=step,
-            adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step]),
+            phase=phase, step=step, adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step])
         )
         for phase, step in missing
     )

@@ -241,10 +241,7 @@ def check_judge_settings(judge: JudgeSettings) -> None:
         raise ValueError(f"judge.votes: expected an odd number, for majorities, got {judge.votes}; add one")
     pairs = (
         {"base_url": judge.base_url, "model": judge.model},
-        {
-            "input_price": judge.input_price,
-            "output_price": judge.output_price,
-        },
+        {"input_price": judge.input_price, "output_price": judge.output_price},
     )
     for pair in pairs:
         missing = [name for name, value in pair.items() if value is None]

@@ -160,14 +160,10 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
             is_context_fixed=True,
         ),
         gpu_wishes=GpuWishes(
-            trainer_num_processes=config.num_processes,
-            has_server=False,
-            has_trainer=config.trainer_address is None,
+            trainer_num_processes=config.num_processes, has_server=False, has_trainer=config.trainer_address is None
         ),
         wishes=MemoryWishes(
-            gradient_checkpointing=recomputes,
-            micro_batch_tokens=config.micro_batch_tokens,
-            sharding=config.sharding,
+            gradient_checkpointing=recomputes, micro_batch_tokens=config.micro_batch_tokens, sharding=config.sharding
         ),
     )
     try:

@@ -36,14 +36,7 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluati
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
-from cua_rl.run.earlier_attempt import (
-    CHANGED,
-    Curve,
-    EarlierAttempt,
-    curve_at,
-    find_earlier_attempt,
-    say_how_to_go_on,
-)
+from cua_rl.run.earlier_attempt import CHANGED, Curve, EarlierAttempt, curve_at, find_earlier_attempt, say_how_to_go_on
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
@@ -111,9 +104,7 @@ async def _run(
             await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
         own = await stack.enter_async_context(
             DatabaseRecorder(
-                url,
-                image_token_id=plan.renderer.image_token_id,
-                linger_s=LINGER_S if plan.config.has_workers else 0.0,
+                url, image_token_id=plan.renderer.image_token_id, linger_s=LINGER_S if plan.config.has_workers else 0.0
             )
         )
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)

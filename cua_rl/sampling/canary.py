@@ -22,8 +22,7 @@ _PART_OF_CHANGE = 0.1
 """Share of the adapter's effect that may be missing beyond rounding; one module without its update exceeds it."""
 CANARY = (
     Message(
-        role="user",
-        content=(TextPart(text="Open the settings, find the network page and switch the radio off."),),
+        role="user", content=(TextPart(text="Open the settings, find the network page and switch the radio off."),)
     ),
     ToolCall(call_id="canary", name="click", arguments='{"x": 500, "y": 125}'),
 )

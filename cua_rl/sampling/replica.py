@@ -48,13 +48,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        server: ModelServer,
-        *,
-        namespace: str,
-        max_attempts: int,
-        stall_timeout_s: float,
-        has_siblings: bool,
+        self, server: ModelServer, *, namespace: str, max_attempts: int, stall_timeout_s: float, has_siblings: bool
     ) -> None:
         from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
 
@@ -214,8 +208,7 @@ class Replica:
         """Verify the adapter with `check_canary`; returns its values and raises its `AdapterError`."""
         path, request = canary_request(canary)
         base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, path, request),
-            self.post_to(self.name_of(adapter), path, request),
+            self.post_to(self.server.model.name, path, request), self.post_to(self.name_of(adapter), path, request)
         )
         change, difference = check_canary(
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)

@@ -87,12 +87,7 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
 
 
 def describe(
-    given: Fields,
-    task_id: str,
-    instruction: str,
-    *,
-    goal: Goal | None,
-    start: Start | None = None,
+    given: Fields, task_id: str, instruction: str, *, goal: Goal | None, start: Start | None = None
 ) -> DescribedTask:
     """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
     return DescribedTask(

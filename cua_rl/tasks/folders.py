@@ -264,10 +264,7 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         max_turns=max_turns,
         tags=tuple(_optional(definition, "tags", ())),
         parts=FolderParts(
-            task_id=task_id,
-            validate=cast(Hook, validator.validate),
-            pre_hook=cast(Hook | None, pre_hook),
-            apk=apk,
+            task_id=task_id, validate=cast(Hook, validator.validate), pre_hook=cast(Hook | None, pre_hook), apk=apk
         ),
     )
 

@@ -51,12 +51,7 @@ class Task:
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
         return DeviceRequest(
-            task_id=self.task_id,
-            seed=self.seed,
-            start=self.start,
-            gym=self.gym,
-            site=self.site,
-            rollout_id=rollout_id,
+            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, site=self.site, rollout_id=rollout_id
         )
 
 

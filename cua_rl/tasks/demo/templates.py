@@ -325,15 +325,7 @@ BASIC: tuple[TaskTemplate, ...] = (
 
 TEMPLATES: dict[str, TaskTemplate] = {
     template.task_id: template
-    for template in (
-        *BASIC,
-        *APP_TRAINING,
-        *APP_EVAL,
-        *SYSTEM_TRAINING,
-        *SYSTEM_EVAL,
-        *GRADED_TRAINING,
-        *GRADED_EVAL,
-    )
+    for template in (*BASIC, *APP_TRAINING, *APP_EVAL, *SYSTEM_TRAINING, *SYSTEM_EVAL, *GRADED_TRAINING, *GRADED_EVAL)
 }
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("train_"))
 DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("eval_"))
