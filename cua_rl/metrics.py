@@ -227,9 +227,7 @@ def check_names(metrics: Mapping[str, float]) -> None:
 
 
 def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of all parts: two that write the same name would be two quantities, of which one is lost; raises
-    `ValueError` if more than one part has a name.
-    """
+    """The metrics of all parts; raises `ValueError` if two have a name, because one of the quantities would be lost."""
     merged: dict[str, float] = {}
     for part in parts:
         twice = sorted(merged.keys() & part.keys())

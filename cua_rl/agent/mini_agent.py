@@ -157,10 +157,7 @@ class _Turns:
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Pass on every complete turn, or all turns once the run is over.
-
-        A turn is complete when the next screen and the report have arrived, or the report is long overdue.
-        """
+        """Pass on turns whose next screen and report have arrived, or are long overdue; all of them once it is over."""
         while (index := self._num_handed_on) < len(self._answers):
             num_later = len(self._answers) - index - 1
             step = self.journal.step_of(self._answers[index].response_id, index)

@@ -167,10 +167,7 @@ class RolloutClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedDevice:
-    """A device that charges waits to the policy's budget and all other work to its own time limit.
-
-    A wait that exceeds the rest of the budget is cut short.
-    """
+    """A device that charges waits, cut short at the budget's end, to the policy, and all other work to itself."""
 
     device: Device
     clock: RolloutClock

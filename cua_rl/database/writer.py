@@ -94,10 +94,8 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
 
 
 def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:
-    """Leave out events of rollouts that have ended: a worker that was given up may still write for a moment.
-
-    The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
-    """
+    """Leave out events of rollouts that have ended: a worker that was given up may still write for a moment."""
+    # The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
     training_id = scope.require_training()
     groups = {timed.event.group_id for timed in events if isinstance(timed.event, RolloutStarted)}
     rollouts = {timed.event.rollout_id for timed in events if isinstance(timed.event, TurnTaken)}

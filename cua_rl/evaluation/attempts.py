@@ -103,11 +103,7 @@ def missing_attempts(plan: AttemptPlan, known: Iterable[Attempt]) -> list[tuple[
 
 
 def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
-    """Attempts from the lines of attempts.jsonl; a later line for the same attempt replaces an earlier one.
-
-    Raises:
-        ConfigError: a line is not an attempt.
-    """
+    """Attempts from lines of attempts.jsonl, the last of each; raises `ConfigError` if a line is not an attempt."""
     names = {field.name for field in fields(Attempt)}
     attempts: dict[tuple[str, int, int], Attempt] = {}
     for record in records:

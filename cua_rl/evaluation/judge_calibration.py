@@ -1,7 +1,4 @@
-"""Accuracy of a judge on tasks with validators: the confusion matrix and its rates, with intervals.
-
-Training reads the record in `calibration.json`, which `recipes.calibrate_judge` writes.
-"""
+"""Accuracy of a judge on tasks with validators: confusion matrix and rates with intervals, in `calibration.json`."""
 
 import json
 from collections import defaultdict

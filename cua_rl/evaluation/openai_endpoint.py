@@ -1,7 +1,4 @@
-"""Evaluation of models behind external OpenAI-compatible endpoints, without tokens and log-probabilities.
-
-It replaces the gateway of our own models, so that the same agent runs on both.
-"""
+"""Evaluation of models behind OpenAI-compatible endpoints: takes the place of our gateway, without tokens."""
 
 import logging
 import time
@@ -59,10 +56,7 @@ class _OpenRollout:
 
 
 class EndpointAccess:
-    """The model access of a `RolloutRunner` over an endpoint; an async context manager.
-
-    Only it and the request header hold the API key.
-    """
+    """The model access of a `RolloutRunner` over an endpoint; an async context manager, which alone holds the key."""
 
     def __init__(self, endpoint: Endpoint, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
         self._endpoint = endpoint

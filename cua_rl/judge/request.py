@@ -27,9 +27,7 @@ class Case:
 
 
 def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Part]:
-    """The system prompt, and the record with screenshots as a user message; raises `JudgeError` if there is no
-    screenshot.
-    """
+    """The system prompt, and the record with its screenshots; raises `JudgeError` if there is no screenshot."""
     if not case.turns:
         raise JudgeError("expected at least one turn, and a screenshot with it, for the judge to decide from, got none")
     turns: list[dict[str, object]] = []

@@ -149,10 +149,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
 
 
 def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
-    """Conversation items as the `input` of a Responses request; `images` has the URLs of images sent before.
-
-    For a model server, `replay` the items first: see `cua_rl.renderers.replay`.
-    """
+    """Items as `input` of a Responses request, of a model server after `replay`; `images` has URLs sent before."""
     images = images or ImageUrls()
     return [_responses_item(item, images, index) for index, item in enumerate(items)]
 
@@ -210,10 +207,7 @@ def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
 
 
 def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Give ids to calls and results without one: the results after calls belong to these in their order.
-
-    Results with ids are put in this order, because the model sees no ids.
-    """
+    """Give ids to calls and results without one, and results the order of their calls: the model sees no ids."""
     named: list[Item] = []
     places: dict[str, int] = {}
     waiting: dict[str, int] = {}

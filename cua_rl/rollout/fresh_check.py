@@ -42,10 +42,7 @@ class FreshCheck:
     )
 
     async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
-        """Validate a task within the time limit.
-
-        Raises `CheckError` if the check fails itself, or takes too long, `DeviceError` if the device fails.
-        """
+        """Validate in time; raises `CheckError` if the check fails or is too slow, `DeviceError` of the device."""
         try:
             async with time_limit("validation", self.limits.validate_s):
                 validation = await validate(task, device, answer)

@@ -82,9 +82,7 @@ class EarlierAttempt:
         return copied if self.checkpoint is not None and copied.is_dir() else None
 
     def complete(self, config: Config) -> Config:
-        """The configuration with the attempt's value of every setting that it was not given; raises `ConfigError` if a
-        setting holds a secret, which config.json does not.
-        """
+        """The configuration with the attempt's value of every setting not given; raises `ConfigError` for a secret."""
         values, given = dict[str, object](), given_settings(config)
         for setting in kept_settings(type(config)):
             is_stored, value = find_stored(self.settings, setting.name, is_for_group=setting.is_for_group)
@@ -135,9 +133,7 @@ class EarlierAttempt:
         return found
 
     def record(self, config: object, now: Mapping[str, Any], *, allows_changes: bool) -> list[Mapping[str, Any]]:
-        """The `changed` entries of the new config.json; raises `ConfigError` if the weights would be another policy, or
-        the curve another one and `allows_changes` is not set.
-        """
+        """The new `changed` entries; raises `ConfigError` for another policy, and a curve that may not change."""
         differences = self.differences(config, now)
         if not self.num_done:  # nothing has been trained yet
             return []

@@ -258,9 +258,7 @@ _NO_KEY = "not-needed"  # what the openai package sends where nothing is asked f
 
 
 def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: str | None) -> tuple[Model, ...]:
-    """Resolve the entries of `models`; raises `ConfigError` if an entry is malformed, or names a model that does not
-    exist.
-    """
+    """Resolve the entries of `models`; raises `ConfigError` for a malformed entry, or a model that does not exist."""
     if not entries:
         raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')
     models = tuple(_parse_entry(entry, default_model_name) for entry in entries)

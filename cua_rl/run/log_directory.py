@@ -230,9 +230,7 @@ def read_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def newest_checkpoint(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint whose folders are complete, or that of `step`; damaged ones are passed over with a
-    warning each.
-    """
+    """The newest complete checkpoint, or that of `step`; damaged ones are passed over with a warning each."""
     for checkpoint in reversed(read_checkpoints(folder)):
         if step not in (None, checkpoint.step):
             continue

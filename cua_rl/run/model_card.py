@@ -83,9 +83,7 @@ def _method(settings: Mapping[str, Any]) -> str:
 def _results(
     metrics: Sequence[Mapping[str, object]], step: int, settings: Mapping[str, Any], curve: Curve
 ) -> dict[str, str]:
-    """Held-out results before the curve's first step and at the exported one; a later record of a step replaces an
-    earlier one.
-    """
+    """Held-out results before the curve's first step and at the exported one; a later record of a step replaces it."""
     mine = [record for record in metrics if record.get("progress/curve", 1.0) == curve.number]
     at = {name: record for record in mine for name in [record.get("step")] if _held_out(record) is not None}
     start = f"after step {curve.after_step}, when the tasks above began" if curve.after_step else "before training"

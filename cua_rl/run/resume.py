@@ -133,10 +133,8 @@ def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Roll
 def _owed_evaluations(
     config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int, curve: Curve
 ) -> tuple[WantedEvaluation, ...]:
-    """Evaluations of the curve that were due and are not recorded, if their adapters still exist.
-
-    An asynchronous run evaluates its baseline while it trains, so a checkpoint may come first.
-    """
+    """Evaluations of the curve that were due and are not recorded, if their adapters still exist."""
+    # An asynchronous run evaluates its baseline while it trains, so a checkpoint may come first.
     if num_done == curve.after_step:
         return ()  # the curve begins with its baseline
     steps = [

@@ -209,10 +209,8 @@ async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContext
 
 
 def freeze_loaded_objects() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
-
-    A full collection that traverses them blocks the event loop for up to 0.3 s.
-    """
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process."""
+    # A full collection that traverses them blocks the event loop for up to 0.3 s.
     gc.collect()
     gc.freeze()
 

@@ -170,10 +170,8 @@ class Engine:
 async def _start_engine(
     stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
-    """Start model servers and trainer, and load the checkpoint to resume from.
-
-    They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    """
+    """Start model servers and trainer, and load the checkpoint to resume from."""
+    # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_planned_servers(plan, folder.path / "logs")
     trainer = TrainingClient(trainer_config(plan), folder.path / "logs" / "trainer.log")
     if plan.gpus.is_shared:

@@ -100,9 +100,7 @@ def canary_request(canary: Canary) -> tuple[str, dict[str, object]]:
 
 
 def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...]:
-    """Log-probabilities of the canary's tokens except the first, from the server's answer; raises `AdapterError` if the
-    server's prompt ends with other tokens.
-    """
+    """Log-probabilities of all the canary's tokens but the first; raises `AdapterError` for another prompt."""
     is_completion = canary.image is None
     answer = cast("Sequence[Mapping[str, object]]", body["choices"])[0] if is_completion else body
     given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", answer["prompt_logprobs"])

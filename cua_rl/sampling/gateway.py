@@ -324,11 +324,9 @@ class Gateway:
                 self._client.forget(rollout_id)
 
     def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
-
-        Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
-        parses calls itself. A thought that was cut off is none, and must not pass for an answer.
-        """
+        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call."""
+        # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
+        # parses calls itself. A thought that was cut off is none, and must not pass for an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
@@ -362,11 +360,9 @@ class Gateway:
 
 
 def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """What to change after a rejection that depends on the configuration; None if only this request is at fault.
-
-    Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
-    never trigger it.
-    """
+    """What to change after a rejection that depends on the configuration; None if only this request is at fault."""
+    # Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
+    # never trigger it.
     if "may be provided in one prompt" in rejected.message:
         return (
             "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "

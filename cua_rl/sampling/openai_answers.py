@@ -1,7 +1,4 @@
-"""Answers in OpenAI's formats: Response objects, Chat completions, and both as server-sent events.
-
-The gateway has the whole answer before it sends the first event, so that what an agent reads is what was recorded.
-"""
+"""Answers in OpenAI's formats: Responses, Chat completions, and both as events, made from the whole answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

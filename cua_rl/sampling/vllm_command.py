@@ -31,9 +31,7 @@ Platform = Literal["cpu", "cuda"]
 
 
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
-    """The command that serves `config.model_path` at `unix:PATH`, or at `http://HOST:PORT` of this machine; raises
-    `ConfigError` if vLLM is not installed.
-    """
+    """Serves `config.model_path` at `unix:PATH` or `http://HOST:PORT`; raises `ConfigError` without vLLM."""
     platform = require_vllm()
     server = ["vllm.entrypoints.cli.main", "serve"] if platform == "cuda" else ["cua_rl.vllm_cpu_server"]
     return [sys.executable, "-m", *server, *vllm_options(config, address, platform)]
@@ -104,11 +102,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
 def vllm_environment(
     config: ServerConfig, api_key: str, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of the server: its key, adapter updates at run time, and offline mode for a model on disk.
-
-    Its processes communicate through sockets in `folder`, which only the run can access, and over the loopback
-    interface.
-    """
+    """The environment: key, adapter updates at run time, offline for a model on disk, sockets in `folder`."""
     environment = computing_environment(environ) | {
         API_KEY_VARIABLE: api_key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
