@@ -195,7 +195,7 @@ class HarnessAgent:
         )
 
     async def _work(self, assignment: HarnessAssignment, watch: RolloutWatch) -> RunEnd:
-        """Wait for the end; enforce it after a fault or out of time, not of turns: the score may be computed yet."""
+        """Wait for the program to end; end it after a fault or out of time, not out of turns: it may still score."""
         over = asyncio.Event()
         working = asyncio.create_task(self.program.work(assignment, over), name=f"harness-{assignment.task.rollout_id}")
         watching = asyncio.create_task(watch.over.wait())

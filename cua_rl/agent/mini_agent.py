@@ -157,7 +157,7 @@ class _Turns:
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Pass on turns whose next screen and report have arrived, or are long overdue; all of them once it is over."""
+        """Pass on turns whose next screen and report have arrived or are long overdue; all turns at the end."""
         while (index := self._num_handed_on) < len(self._answers):
             num_later = len(self._answers) - index - 1
             step = self.journal.step_of(self._answers[index].response_id, index)

@@ -167,7 +167,7 @@ class RolloutClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedDevice:
-    """A device that charges waits, cut short at the budget's end, to the policy, and all other work to itself."""
+    """A device that charges waits to the policy, cut short when its budget ends, and other work to itself."""
 
     device: Device
     clock: RolloutClock

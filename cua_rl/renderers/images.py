@@ -61,7 +61,7 @@ def load_image_settings(model_path: Path) -> ImageSettings:
 
 
 def require_pixel_statistics(model_path: Path) -> None:
-    """Raise `ConfigError` unless a folder says how pixels are normalised: Transformers would silently do as CLIP."""
+    """Raise `ConfigError` unless a folder says how pixels are normalised: Transformers would silently use CLIP's."""
     source, settings = _read_settings(model_path)
     missing = [name for name in ("image_mean", "image_std") if settings.get(name) is None]
     if missing and settings.get("do_normalize", True):
@@ -69,7 +69,7 @@ def require_pixel_statistics(model_path: Path) -> None:
 
 
 def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tuple[int, int]:
-    """Size in pixels after resizing; raises `RequestError` if one side is over 200 times the other, or zero."""
+    """Width and height after resizing; raises `RequestError` if one side is over 200 times the other, or zero."""
     short_px, long_px = sorted((width_px, height_px))
     if short_px < 1 or long_px / short_px > MAX_ASPECT_RATIO:
         raise RequestError(
@@ -107,7 +107,7 @@ MAX_PIXELS = 40_000_000
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Size in pixels, oriented; raises `RequestError` for bytes that are no image or too large to decode safely."""
+    """Width and height in pixels, oriented; raises `RequestError` for no image, or one too large to decode safely."""
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size

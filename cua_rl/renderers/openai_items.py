@@ -149,7 +149,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
 
 
 def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
-    """Items as `input` of a Responses request, of a model server after `replay`; `images` has URLs sent before."""
+    """Items as `input` of a Responses request (a model server takes replayed ones); `images` has URLs sent before."""
     images = images or ImageUrls()
     return [_responses_item(item, images, index) for index, item in enumerate(items)]
 

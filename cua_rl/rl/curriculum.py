@@ -105,7 +105,7 @@ class SuccessRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRateStream:
-    """A `TaskStream` that draws tasks solved half of the time most; a function of number, `seed` and `rates`."""
+    """A `TaskStream` that prefers tasks solved half of the time; a function of number, `seed` and `rates`."""
 
     templates: Sequence[Template]
     seed: int

@@ -135,7 +135,7 @@ async def score_and_record(
     *,
     first_index: int = 0,
 ) -> ScoredGroup:
-    """Score a group and record it; the first `num_groups_to_log` from `first_index` on, that of the step, are shown."""
+    """Score and record a group; the step's first `num_groups_to_log`, from `first_index` on, are also shown."""
     scored = score_group(group, settings.train.advantages)
     place = group.index - first_index
     if place < settings.num_groups_to_log:

@@ -202,7 +202,10 @@ def _num_members(datums: Sequence[Datum]) -> int:
 
 
 _COUNTS = frozenset(
-    f"optim/{name}" for name in ("num_datums", "num_micro_batches", "trained_tokens", "total_tokens", "encoded_images")
+    (
+        *("optim/num_datums", "optim/num_micro_batches", "optim/encoded_images"),
+        *("optim/trained_tokens", "optim/total_tokens"),
+    )
 )
 _OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 

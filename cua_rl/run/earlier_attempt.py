@@ -133,7 +133,7 @@ class EarlierAttempt:
         return found
 
     def record(self, config: object, now: Mapping[str, Any], *, allows_changes: bool) -> list[Mapping[str, Any]]:
-        """The new `changed` entries; raises `ConfigError` for another policy, and a curve that may not change."""
+        """The new `changed` entries; raises `ConfigError` for another policy, or another curve if it must stay."""
         differences = self.differences(config, now)
         if not self.num_done:  # nothing has been trained yet
             return []

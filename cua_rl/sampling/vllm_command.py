@@ -102,7 +102,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
 def vllm_environment(
     config: ServerConfig, api_key: str, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment: key, adapter updates at run time, offline for a model on disk, sockets in `folder`."""
+    """The server's environment: key, adapter updates, offline mode for a model on disk, sockets in `folder`."""
     environment = computing_environment(environ) | {
         API_KEY_VARIABLE: api_key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
