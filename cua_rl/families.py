@@ -80,15 +80,6 @@ FAMILIES: Mapping[str, Family] = {
 """By the `model_type` of the checkpoint's config.json."""
 
 
-def served_in_vision(model_path: Path) -> tuple[str, ...]:
-    """Layers of Qwen3-VL's vision tower and merger, as `Family.served_modules`.
-
-    `proj` alone would also name the patch embedding, a convolution, for which vLLM has no adapters.
-    """
-    depth = json.loads((model_path / "config.json").read_text(encoding="utf-8"))["vision_config"]["depth"]
-    return ("qkv", "linear_fc1", "linear_fc2", *(f"visual.blocks.{block}.attn.proj" for block in range(depth)))
-
-
 def find_family(model_path: Path) -> Family | None:
     """The family of a model folder; None if it is not in `FAMILIES`."""
     path = model_path / "config.json"

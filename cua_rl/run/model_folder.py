@@ -96,6 +96,11 @@ def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[L
             f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
             f"{str(model_path)!r}; choose one, such as Qwen/Qwen3-VL-4B-Instruct"
         )
+    if FAMILIES[kind].served_modules and set(lora_modules) != {"language"}:
+        raise ConfigError(
+            f"trainer.lora_modules: expected language alone for a model of type {kind!r}, whose vision tower vLLM "
+            f"serves without adapters, got {', '.join(lora_modules)}; leave it out"
+        )
     if not lora_rank and FAMILIES[kind].full_training_problem is not None:
         raise ConfigError(
             f"lora_rank: expected at least 1 for a model of type {kind!r}, got 0, which trains all weights: "

@@ -15,7 +15,7 @@ from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.families import find_family, served_in_vision
+from cua_rl.families import find_family
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.system_users import computing_environment
@@ -76,7 +76,6 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     family = find_family(config.model_path)
     if family is not None and family.served_modules:
         flags += ["--lora-target-modules", *family.served_modules]
-        flags += served_in_vision(config.model_path) if config.adapts_vision else ()
     dtype = config.dtype
     if platform == "cpu" and dtype == "auto":
         dtype = "float32" if family is None else family.cpu_dtype
