@@ -137,10 +137,3 @@ def test_a_random_model_with_linear_attention_is_trained_with_a_server_in_half_p
 
 def test_a_random_mixture_of_experts_is_trained_with_a_server_that_agrees(tmp_path: Path) -> None:
     assert_trains(build_qwen3_vl_moe(tmp_path / "model"), tmp_path / "run", "lora_modules=language", parity=1e-4)
-
-
-def test_the_mixture_of_experts_of_qwen3_5_is_served_as_it_is_trained(tmp_path: Path) -> None:
-    """With softmax attention in every layer, a CPU computes it in single precision."""
-    layers = ["full_attention"] * 3
-    model = build_qwen3_5(tmp_path / "model", build_random_qwen3_5_moe, layer_types=layers)
-    assert_trains(model, tmp_path / "run", "lora_modules=language", "server.dtype=float32", parity=1e-4)
