@@ -12,7 +12,6 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run.checkpoints import find_file_damage
-from cua_rl.sampling.vllm_command import installed_platform
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384
@@ -87,34 +86,26 @@ def fetch_weights(name: str | None, model_path: Path) -> None:
         snapshot_download(name)
 
 
-def require_trainable(model_path: Path, lora_rank: int) -> None:
+def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[LoraModule] = ("language",)) -> None:
     """Raise `ConfigError` for a model of a family that the trainer does not know, or not without an adapter."""
+    if not lora_modules:
+        raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
     kind = _model_type(model_path)
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
             f"{str(model_path)!r}; choose one, such as Qwen/Qwen3-VL-4B-Instruct"
         )
+    if FAMILIES[kind].served_modules and set(lora_modules) != {"language"}:
+        raise ConfigError(
+            f"trainer.lora_modules: expected language alone for a model of type {kind!r}, whose vision tower vLLM "
+            f"serves without adapters, got {', '.join(lora_modules)}; leave it out"
+        )
     if not lora_rank and FAMILIES[kind].full_training_problem is not None:
         raise ConfigError(
             f"lora_rank: expected at least 1 for a model of type {kind!r}, got 0, which trains all weights: "
             f"{FAMILIES[kind].full_training_problem}; train an adapter"
         )
-
-
-def require_servable(
-    model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
-) -> None:
-    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve, or without adapters."""
-    if not lora_modules:
-        raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
-    family = FAMILIES.get(_model_type(model_path))
-    if base_url is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
-        return
-    raise ConfigError(
-        f"model_name: expected a model that vLLM serves with adapters on a CPU, got {_model_type(model_path)!r} in "
-        f"{str(model_path)!r}: {family.cpu_problem}; use a GPU, a server elsewhere (base_url), or a dense model"
-    )
 
 
 def _model_type(model_path: Path) -> str:

@@ -31,7 +31,6 @@ from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
     make_image_renderer,
-    require_servable,
     require_trainable,
 )
 from cua_rl.run.model_sizes import load_model_sizes
@@ -142,8 +141,7 @@ async def plan_run(
     device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
-    require_trainable(model_path, config.lora_rank)
-    require_servable(model_path, config.base_url, config.trainer.lora_modules)
+    require_trainable(model_path, config.lora_rank, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, device_plan)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))

@@ -28,6 +28,7 @@ from cua_rl.http_server import serve_app
 from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
@@ -121,6 +122,13 @@ class Gateway:
         """Answers so far."""
         self.prompt_mismatches = 0
         """Answers for which the server's prompt tokens differed from the renderer's."""
+
+    @property
+    def image_settings(self) -> ImageSettings:
+        """How the model's screenshots are resized."""
+        settings = self._renderer.image_settings
+        assert settings is not None, "expected the renderer of a model that sees screenshots"
+        return settings
 
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None

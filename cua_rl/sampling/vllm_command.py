@@ -15,7 +15,7 @@ from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.families import SERVED_IN_VISION, find_family
+from cua_rl.families import find_family
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.system_users import computing_environment
@@ -72,7 +72,6 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     family = find_family(config.model_path)
     if family is not None and family.served_modules:
         flags += ["--lora-target-modules", *family.served_modules]
-        flags += SERVED_IN_VISION if config.adapts_vision else ()
     dtype = config.dtype
     if platform == "cpu" and dtype == "auto":
         dtype = "float32" if family is None else family.cpu_dtype
