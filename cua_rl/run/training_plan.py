@@ -30,6 +30,8 @@ from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
+    pinned_name,
+    repository_of,
     make_image_renderer,
     require_servable,
     require_trainable,
@@ -112,6 +114,7 @@ class RunPlan:
         return {
             "run_name": self.run_name,
             "log_path": str(self.log_path),
+            "model_name": self.config.model_name,
             "model_path": str(self.model_path),
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
@@ -141,6 +144,7 @@ async def plan_run(
     require_own_model(backend_name, config.model_name)
     device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
+    config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_trainable(model_path, config.lora_rank)
     require_servable(model_path, config.base_url, config.trainer.lora_modules)
@@ -211,7 +215,7 @@ def run_name(config: CLIConfig) -> str:
     """The same settings give the same name, so that the same command can resume."""
     if config.log_path is not None:
         return Path(config.log_path).name
-    model = "embedded-demo" if config.model_name is None else Path(config.model_name).name
+    model = "embedded-demo" if config.model_name is None else repository_of(Path(config.model_name).name)
     return f"{model}-g{config.groups_per_batch}x{config.group_size}-lr{config.learning_rate:g}-seed{config.seed}"
 
 
