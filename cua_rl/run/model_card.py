@@ -24,8 +24,8 @@ def format_model_card(
 ) -> str:
     """README.md for an export of a run with `settings` (its config.json) after `step` steps.
 
-    `metrics` are the records of its metrics.jsonl; `hub_base` is the base model's name and commit on the hub, if it has one;
-    `rounding` is from `merge_adapter`. Addresses, paths and task texts of the run do not appear.
+    `metrics` are the records of its metrics.jsonl; `hub_base` is the base model's name and commit on the hub, if it has
+    one; `rounding` is from `merge_adapter`. Addresses, paths and task texts of the run do not appear.
     """
     curve, settings = curve_at(settings, step), settings_at(settings, step)
     resumed = "; ".join(f"after step {one['after_step']}: {', '.join(one['settings'])}" for one in settings[CHANGED])

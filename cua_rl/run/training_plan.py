@@ -30,15 +30,15 @@ from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
+    make_image_renderer,
     pinned_name,
     repository_of,
-    make_image_renderer,
     require_servable,
     require_trainable,
 )
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor, rollout_shape
 from cua_rl.run.ray_workers import require_ray
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent, configured_history
@@ -115,6 +115,7 @@ class RunPlan:
             "run_name": self.run_name,
             "log_path": str(self.log_path),
             "model_name": self.config.model_name,
+            "max_concurrent_rollouts": self.config.max_concurrent_rollouts,
             "model_path": str(self.model_path),
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
@@ -174,6 +175,8 @@ async def plan_run(
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
         await require_monitor(monitor)
+    memory = plan_training_memory(config, model_path, max_model_len, environ)
+    config = with_values(config, max_concurrent_rollouts=memory.num_rollouts)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -189,7 +192,7 @@ async def plan_run(
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=plan_training_memory(config, model_path, max_model_len, environ),
+        memory=memory,
         checkpoint_path=reference
         or find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
@@ -256,12 +259,13 @@ def plan_training_memory(
         context_parallel=config.trainer.context_parallel,
     )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
-    dtype = config.trainer.dtype
+    dtype, image_tokens = config.trainer.dtype, largest_image_tokens(model_path, config.server.max_pixels)
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
         num_rollouts=config.max_concurrent_rollouts,
-        largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
+        shape=rollout_shape(config, max_model_len, image_tokens),
+        largest_image_tokens=image_tokens,
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
         serves_float32=config.server.dtype == "float32",
         trains_vision=config.trainer.adapts_vision,
