@@ -221,7 +221,7 @@ def _name(model: Mapping[str, Any]) -> str:
 
 def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
-    require_servable(model_path, config.base_url)
+    require_servable(model_path, config.base_url or config.machine)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
     adapters = [one.adapter for one in local if one.adapter]

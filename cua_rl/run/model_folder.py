@@ -121,13 +121,16 @@ def require_trainable(model_path: Path, lora_rank: int) -> None:
 
 
 def require_servable(
-    model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
+    model_path: Path, elsewhere: str | None, lora_modules: Sequence[LoraModule] = ("language",)
 ) -> None:
-    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve, or without adapters."""
+    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve, or without adapters.
+
+    `elsewhere` is a server that has been started already, or the machine that is planned for.
+    """
     if not lora_modules:
         raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
     family = FAMILIES.get(_model_type(model_path))
-    if base_url is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
+    if elsewhere is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
         return
     raise ConfigError(
         f"model_name: expected a model that vLLM serves with adapters on a CPU, got {_model_type(model_path)!r} in "

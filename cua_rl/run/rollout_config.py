@@ -302,7 +302,7 @@ class RolloutConfig:
     )
     max_concurrent_rollouts: int = setting(
         0,
-        "maximum number of devices in use at a time; 8 with GBox and gyms; 0: as many as the KV cache holds, at most 128",
+        "maximum number of devices in use at a time; 8 with GBox and gyms; 0: what the KV cache holds, at most 128",
         at_least=0,
     )
     log_path: str | None = setting(

@@ -384,18 +384,15 @@ async def run_loop(
     plan: RunPlan, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
-    config, prefix = plan.config, plan.memory.prefix
+    config, prefix, expected = plan.config, plan.memory.prefix, None
+    if prefix is not None:
+        expected = ExpectedPrefix(frac=prefix.endless_frac, rollout_tokens=prefix.rollout_tokens)
     limit = RolloutLimit(
         largest=config.max_concurrent_rollouts, smallest=min(config.group_size, config.max_concurrent_rollouts)
     )
     freeze_loaded_objects()
     async with AsyncExitStack() as stack:
         if config.sampling.adaptive_concurrency:
-            expected = (
-                None
-                if prefix is None
-                else ExpectedPrefix(frac=prefix.endless_frac, rollout_tokens=prefix.rollout_tokens)
-            )
             follower = asyncio.create_task(follow_load(sampler.fetch_load, limit, expected), name="follow-load")
             stack.push_async_callback(_end, follower)
         if config.max_steps_off_policy:

@@ -148,7 +148,7 @@ async def plan_run(
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_trainable(model_path, config.lora_rank)
-    require_servable(model_path, config.base_url, config.trainer.lora_modules)
+    require_servable(model_path, config.base_url or config.machine, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, device_plan)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
