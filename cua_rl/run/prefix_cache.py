@@ -35,23 +35,29 @@ class RolloutShape:
     context_tokens: int
     """No prompt with its answer is longer."""
 
+    @property
+    def shared_tokens(self) -> int:
+        """System prompt and tools; of a tiny context, half."""
+        return min(_SHARED, self.context_tokens // 2)
+
     def num_dropped(self, turn: int) -> int:
         """Screenshots left out at this turn, counted from 0."""
         return -(-max(0, turn + 1 - self.max_images) // self.drop) * self.drop
 
     def prompt_tokens(self, turn: int) -> int:
         """Length of the prompt."""
-        grown = _SHARED + (turn + 1) * (self.screen_tokens + _TEXT) + turn * _SAMPLED
-        return min(grown - self.num_dropped(turn) * self.screen_tokens, self.context_tokens - _SAMPLED)
+        grown = self.shared_tokens + (turn + 1) * (self.screen_tokens + _TEXT) + turn * _SAMPLED
+        room = max(self.shared_tokens + 1, self.context_tokens - _SAMPLED)
+        return min(grown - self.num_dropped(turn) * self.screen_tokens, room)
 
     def same_tokens(self, turn: int) -> int:
         """Tokens of it that the turn before has left in an endless cache: all but the last one sampled."""
         if not turn:
-            return _SHARED
+            return self.shared_tokens
         before = self.num_dropped(turn - 1)
         if before == self.num_dropped(turn):
             return min(self.prompt_tokens(turn - 1) + _SAMPLED, self.prompt_tokens(turn)) - 1
-        return _SHARED + before * (_TEXT + _SAMPLED)
+        return self.shared_tokens + before * (_TEXT + _SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class PrefixCache:
 
     num_blocks: int
     block_tokens: int
+    shared_tokens: int = _SHARED
     shared: _Run = field(default_factory=_Run)
     _blank: int = field(init=False)
     _queue: OrderedDict[_Run, None] = field(default_factory=OrderedDict[_Run, None])
@@ -120,12 +127,12 @@ class PrefixCache:
         queued = sum(hit for run, hit in zip(chain.runs, hits, strict=True) if not run.num_users)
         if needed - found > self.num_free - queued:
             return None
-        last, rest = chain.runs[-1], hits[-1]
-        if rest < last.num_blocks:  # the others stay where they are in the queue, but nobody finds them
-            self._num_queued -= rest
-            last.num_blocks -= rest
-            chain.runs[-1] = _Run(rest)
-            chain.runs.append(_Run())
+        for index, (run, hit) in enumerate(zip(chain.runs, hits, strict=True)):
+            if index and hit < run.num_blocks:  # the others stay where they are in the queue, but nobody finds them
+                self._num_queued -= hit
+                run.num_blocks -= hit
+                chain.runs = [*chain.runs[:index], _Run(hit), _Run()]
+                break
         for run in chain.runs:
             run.num_users += 1
             if run in self._queue:
@@ -133,7 +140,7 @@ class PrefixCache:
                 self._num_queued -= run.num_blocks
         self._take(needed - found)
         if chain.runs[0] is self.shared:
-            missing = max(0, min(_SHARED // size, full) - self.shared.num_blocks)
+            missing = max(0, min(self.shared_tokens // size, full) - self.shared.num_blocks)
             self.shared.num_blocks += missing
         chain.runs[-1].num_blocks = full - sum(run.num_blocks for run in chain.runs[:-1])
         chain.num_unfilled = needed - full
@@ -167,7 +174,7 @@ def simulate_prefix_cache(
     shape: RolloutShape, *, num_blocks: int, block_tokens: int, num_rollouts: int
 ) -> CachedPrefix:
     """Rollouts that begin together, each followed by others in its place, on one server with so many blocks."""
-    random, cache = Random(0), PrefixCache(num_blocks, block_tokens)
+    random, cache = Random(0), PrefixCache(num_blocks, block_tokens, shape.shared_tokens)
     chains = [cache.new_chain() for _ in range(num_rollouts)]
     turns = [0] * num_rollouts
     events: list[tuple[float, int, bool]] = [(0.0, slot, False) for slot in range(num_rollouts)]

