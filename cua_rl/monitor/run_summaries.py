@@ -264,8 +264,8 @@ def is_alive(training: Training, now: datetime | None = None) -> bool:
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:
-    """The configured model name, else the name of the model's folder."""
-    name = config.get("model_name") or config.get("model_path")
+    """The configured model name without its commit, else the name of the model's folder."""
+    name = str(config.get("model_name") or "").partition("@")[0] or config.get("model_path")
     return (
         None
         if not name

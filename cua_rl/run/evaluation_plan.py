@@ -31,7 +31,7 @@ from cua_rl.run.log_directory import load_settings, run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
@@ -322,7 +322,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     model_path = find_model(model_name)
     return LocalModel(
         name=name,
-        model_name=model_name,
+        model_name=pinned_name(model_name, model_path),
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )

@@ -11,12 +11,14 @@ from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.gpus import GpuPlan, GpuWishes
 from cua_rl.run.machine import Machine
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
+from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, CachedPrefix, RolloutShape, simulate_prefix_cache
 
 GIB = 2**30
 LARGEST_BATCH = 128
 CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 SPARE = 0.04
 """Of a GPU, left free: what estimates may be wrong by."""
+_BLOCK_TOKENS, _CPU_BLOCK_TOKENS = 16, 128  # of vLLM's KV cache, by default
 _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
@@ -35,8 +37,10 @@ class Demand:
     """0 if all weights are trained."""
     largest_image_tokens: int
     """What the server reserves work space for."""
-    num_rollouts: int = 128
-    """Rollouts at a time."""
+    num_rollouts: int = LARGEST_NUM_ROLLOUTS
+    """Rollouts at a time; 0: as many as of whose prompts the server's prefix cache keeps enough."""
+    shape: RolloutShape | None = None
+    """Their prompts; None if nothing is known of them."""
     num_adapters: int = 4
     """Adapters loaded into the server at a time."""
     is_float32: bool = False
@@ -136,6 +140,18 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     # the states of linear attention in use, and those from which the next turn goes on
     states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
+
+
+def cached_prefix(
+    request: Request, gpus: GpuPlan, *, kv_cache: float, shape: RolloutShape, num_rollouts: int
+) -> CachedPrefix:
+    """What is left of the prompts of so many rollouts at a time, which the copies of the model share evenly."""
+    block_tokens = _BLOCK_TOKENS if gpus.server_gpus else _CPU_BLOCK_TOKENS
+    of_each = math.ceil(num_rollouts / len(gpus.server_copies))
+    states = sequence_bytes(request, 0, gpus.tensor_parallel)
+    block = sequence_bytes(request, block_tokens, gpus.tensor_parallel) - states
+    num_blocks = max(1, int((kv_cache - of_each * states) / block))
+    return simulate_prefix_cache(shape, num_blocks=num_blocks, block_tokens=block_tokens, num_rollouts=of_each)
 
 
 def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:

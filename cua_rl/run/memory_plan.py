@@ -5,9 +5,11 @@ hand, the fastest way that fits first: recomputed activations, sharding, rows of
 server's share of a GPU, and its batch size. A refusal names settings with which the plan fits, each of them tried.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
@@ -19,6 +21,7 @@ from cua_rl.run.memory_parts import (
     LARGEST_BATCH,
     SPARE,
     Request,
+    cached_prefix,
     host_parts,
     image_cache_bytes,
     optimizer_part,
@@ -29,6 +32,9 @@ from cua_rl.run.memory_parts import (
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
+from cua_rl.run.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, CachedPrefix, most_rollouts
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_ROW = 16384
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
@@ -50,6 +56,8 @@ class MemoryPlan:
     trainer: Mapping[str, float]
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
+    num_rollouts: int = LARGEST_NUM_ROLLOUTS
+    prefix: CachedPrefix | None = None  # of their prompts, if there is a server
 
     @property
     def trainer_fraction(self) -> float:
@@ -76,6 +84,8 @@ class MemoryPlan:
             if parts:
                 shown = ", ".join(f"{name} {_shown(size / GIB)}" for name, size in parts.items())
                 lines.append(f"  {title}: {_shown(sum(parts.values()) / GIB)} = {shown}")
+        if self.prefix is not None:
+            lines.append(f"  rollouts at a time: {self.num_rollouts}; {self.prefix.kept_frac:.0%} of prefixes kept")
         chosen = ", ".join(f"{name}={value}" for name, value in self._settings().items())
         return "\n".join([*lines, f"  {chosen}"])
 
@@ -92,7 +102,8 @@ class MemoryPlan:
         """The plan as config.json and the dry run show it."""
         parts = {"trainer": self.trainer, "server": self.server, "main_memory": self.host}
         gib = {title: {name: round(size / GIB, 2) for name, size in part.items()} for title, part in parts.items()}
-        return {"memory_plan": {"settings": self._settings(), "gib": gib}, **self.gpus.effective()}
+        kept = {} if self.prefix is None else {"prefix_kept_frac": round(self.prefix.kept_frac, 3)}
+        return {"memory_plan": {"settings": self._settings(), "gib": gib, **kept}, **self.gpus.effective()}
 
     def _settings(self) -> dict[str, object]:
         trainer: dict[str, object] = {
@@ -112,7 +123,7 @@ class MemoryPlan:
 
 def plan_memory(request: Request) -> MemoryPlan:
     """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
-    plan = _find_plan(request)
+    plan = _plan_rollouts(request)
     if plan is None:
         raise ConfigError(_refusal(request))
     if request.gpu_wishes.has_trainer:
@@ -129,6 +140,28 @@ def plan_memory(request: Request) -> MemoryPlan:
             "smaller model, or fewer trainer.num_processes"
         )
     return plan
+
+
+def _plan_rollouts(request: Request) -> MemoryPlan | None:
+    """A plan with as many rollouts at a time as its KV cache holds, if their number was not set; warns of too many."""
+    demand = request.demand
+    wanted, shape = demand.num_rollouts, demand.shape
+    demand = replace(demand, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
+    plan = _find_plan(replace(request, demand=demand))
+    kv_cache = 0.0 if plan is None else plan.server.get("KV cache", 0.0)
+    if plan is None or shape is None or not kv_cache:
+        return plan if plan is None else replace(plan, num_rollouts=demand.num_rollouts)
+    find = partial(cached_prefix, request, plan.gpus, kv_cache=kv_cache, shape=shape)
+    most = most_rollouts(lambda number: find(num_rollouts=number).kept_frac)
+    prefix = find(num_rollouts=wanted or most)
+    if prefix.kept_frac < ENOUGH_KEPT:
+        logger.warning(
+            "max_concurrent_rollouts=%d: the KV cache keeps %.0f %% of the prompts of so many rollouts until the next "
+            "turn, and the server reads the others again; with %d it keeps %.0f %%",
+            *(wanted or most, 100 * prefix.kept_frac, most, 100 * find(num_rollouts=most).kept_frac),
+        )
+    plan = _find_plan(replace(request, demand=replace(demand, num_rollouts=wanted or most)))
+    return None if plan is None else replace(plan, num_rollouts=wanted or most, prefix=prefix)
 
 
 def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:

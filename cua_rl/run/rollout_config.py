@@ -298,7 +298,9 @@ class RolloutConfig:
         within=(0.0, MAX_REWARD),
     )
     max_concurrent_rollouts: int = setting(
-        128, "maximum number of devices in use at a time; 8 with GBox and gyms", at_least=1
+        0,
+        "maximum number of devices in use at a time; 8 with GBox and gyms; 0: what the KV cache holds, at most 128",
+        at_least=0,
     )
     log_path: str | None = setting(
         None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True

@@ -18,6 +18,8 @@ from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
+from cua_rl.run.prefix_cache import RolloutShape, simulate_prefix_cache
+from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from tests.run.simulated_gpu import least_free_share_of_a_day
 
@@ -438,6 +440,41 @@ def test_a_day_of_unequal_steps_and_restarts_leaves_three_percent_of_the_gpu_fre
     assert least_free_share_of_a_day(wanted, plan_memory(wanted), num_steps=144, seed=1) >= 0.03
 
 
+def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:
+    """The plan of a preset on its machine, with prompts as long as its settings allow."""
+    preset, config = MACHINE_PRESETS[name], CLIConfig(preset=name)
+    size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
+    context, image_tokens = config.server.max_model_len or 0, (config.server.max_pixels or 0) // 1024
+    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens)
+    shape = rollout_shape(config, context, image_tokens)
+    return plan_memory(replace(wanted, demand=replace(wanted.demand, num_rollouts=num_rollouts, shape=shape)))
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("24gb-4b", 6), ("h100-4b", 19), ("h100-8b", 8), ("4xh100-32b", 21), ("8xh100-30b-a3b", 97)]
+)
+def test_a_preset_runs_as_many_rollouts_as_the_prefix_cache_holds(name: PresetName, chosen: int) -> None:
+    plan = preset_plan(name)
+
+    assert plan.prefix is not None
+    assert plan.prefix.kept_frac >= 0.8
+    assert plan.num_rollouts == pytest.approx(chosen, abs=2)
+    assert f"rollouts at a time: {plan.num_rollouts};" in plan.table()
+
+
+def test_more_rollouts_by_hand_than_the_prefix_cache_holds_are_kept_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan = preset_plan("h100-8b", num_rollouts=32)
+
+    assert (plan.num_rollouts, plan.prefix and plan.prefix.kept_frac < 0.2) == (32, True)
+    assert "max_concurrent_rollouts=32: the KV cache keeps 12 % of the prompts" in caplog.text
+    assert "with 8 it keeps 8" in caplog.text
+    caplog.clear()
+    preset_plan("h100-8b", num_rollouts=4)
+    assert not caplog.records
+
+
 def test_settings_beside_a_preset_win() -> None:
     config = CLIConfig(preset="h100-4b", model_name="Qwen/Qwen3-VL-2B-Instruct", max_turns=7)
 
@@ -470,3 +507,13 @@ def test_dimensions_that_a_folder_does_not_state_are_asked_for(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=r"expected a config\.json that states hidden_size"):
         load_model_sizes(tmp_path)
+
+
+@pytest.mark.parametrize("context", [64, 512, 1024, 2048])
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_a_tiny_context_loses_no_blocks(context: int, block_tokens: int) -> None:
+    shape = RolloutShape(num_turns=9, screen_tokens=77, max_images=9, drop=1, context_tokens=context)
+
+    found = simulate_prefix_cache(shape, num_blocks=20_000, block_tokens=block_tokens, num_rollouts=40)
+
+    assert found.kept_frac > 0.75 or context == 64
