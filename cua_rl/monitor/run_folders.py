@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.errors import DatabaseError
+from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
@@ -68,7 +68,9 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
                     await asyncio.sleep(_POLL_S)
                 if not is_theirs and not is_in_use(folder):
                     shown.wanted.clear()
-        except DatabaseError as error:
+        except (ConfigError, DatabaseError) as error:
+            if isinstance(error, ConfigError) and not shown.key:  # nothing else is shown
+                raise
             logger.warning("cannot show %s: %s", folder, str(error).split("\n", 1)[0])
             await asyncio.sleep(10 * _POLL_S)
         else:

@@ -4,10 +4,13 @@ import os
 import socket
 from contextlib import suppress
 
+import httpx
 import psutil
 
-from scripts.red_team.findings import MAX_GROWTH_BYTES, MAX_WAIT_S, Findings, Targets, canaries_of, check, mib, skipped
+from scripts.red_team.findings import Findings, Targets, canaries_of, check, skipped
+from scripts.red_team.floods import SMALL_COST, Cost
 from scripts.red_team.targets import command_line, listeners
+from scripts.red_team.users import STRANGER_UID, as_user
 
 
 def attack_browser(targets: Targets) -> Findings:
@@ -40,12 +43,11 @@ def attack_files(targets: Targets) -> Findings:
     before = devices.tell(number=1, query="files")["peak_bytes"]
     for name, times in (("sparse", 1), ("zero", 1), ("pipe", 40)):  # what takes every thread comes last
         told = devices.tell(number=0, query=f"file:{name}", times=times)
-        growth, before = told["peak_bytes"] - before, told["peak_bytes"]
-        is_held = told["seconds"] < 10 and growth < MAX_GROWTH_BYTES
-        got = f"{told['seconds']:.1f} s, {mib(growth)}, {told['text'][:30]!r}"
-        yield check(8, f"{times} reads of {name}", "< 10 s, < 150 MiB", got, is_held)
         other = devices.tell(number=1, query="files")["seconds"]
-        yield check(8, f"another desktop after {name}", "< 0.5 s", f"{other:.2f} s", other < MAX_WAIT_S)
+        cost, before = Cost(wait_s=other, growth_bytes=told["peak_bytes"] - before), told["peak_bytes"]
+        got = f"{told['seconds']:.1f} s, {told['text'][:30]!r}; {cost}"
+        is_held = told["seconds"] < 10 and cost.is_small
+        yield check(8, f"{times} reads of {name}", f"< 10 s; {SMALL_COST}", got, is_held)
 
 
 def attack_other_desktop(targets: Targets) -> Findings:
@@ -67,6 +69,21 @@ def attack_other_desktop(targets: Targets) -> Findings:
     yield check(9, "canaries in the processes that a desktop sees", "none", found or "none", not found)
     answer = _open_display(other["display"])
     yield check(9, "an X display without its cookie", "refused", answer, answer != "opened")
+
+
+def attack_site(targets: Targets) -> Findings:
+    """Row 19: another user finishes the task of a rollout by asking its site directly."""
+    if targets.devices is None:
+        yield skipped(19, "another user asks the site of a rollout", "no site could be started")
+        return
+    url = targets.devices.facts["site"]
+
+    def ask() -> str:
+        return f"answered {httpx.get(f'{url}api/state', trust_env=False, timeout=10).status_code}"
+
+    uid = STRANGER_UID if os.geteuid() == 0 else os.geteuid()
+    said = as_user(uid, ask)
+    yield check(19, "another user asks the site of a rollout", "refused", said, said.startswith("refused"))
 
 
 def _open_display(display: str) -> str:
