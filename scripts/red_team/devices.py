@@ -3,12 +3,13 @@
 import os
 import socket
 from contextlib import suppress
+from urllib.parse import urlsplit
 
-import httpx
 import psutil
 
-from scripts.red_team.findings import Findings, Targets, canaries_of, check, skipped
-from scripts.red_team.floods import SMALL_COST, Cost
+from cua_rl.processes import is_loopback
+from scripts.red_team.findings import Finding, Findings, Targets, Verdict, canaries_of, check, skipped
+from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import command_line, listeners
 from scripts.red_team.users import STRANGER_UID, as_user
 
@@ -46,8 +47,8 @@ def attack_files(targets: Targets) -> Findings:
         other = devices.tell(number=1, query="files")["seconds"]
         cost, before = Cost(wait_s=other, growth_bytes=told["peak_bytes"] - before), told["peak_bytes"]
         got = f"{told['seconds']:.1f} s, {told['text'][:30]!r}; {cost}"
-        is_held = told["seconds"] < 10 and cost.is_small
-        yield check(8, f"{times} reads of {name}", f"< 10 s; {SMALL_COST}", got, is_held)
+        is_held = told["seconds"] < 10 and cost.is_small()
+        yield check(8, f"{times} reads of {name}", f"< 10 s; {small_cost()}", got, is_held)
 
 
 def attack_other_desktop(targets: Targets) -> Findings:
@@ -76,14 +77,20 @@ def attack_site(targets: Targets) -> Findings:
     if targets.devices is None:
         yield skipped(19, "another user asks the site of a rollout", "no site could be started")
         return
-    url = targets.devices.facts["site"]
+    host, _, port = urlsplit(targets.devices.facts["site"]).netloc.partition(":")
 
     def ask() -> str:
-        return f"answered {httpx.get(f'{url}api/state', trust_env=False, timeout=10).status_code}"
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"GET /api/state HTTP/1.0\r\n\r\n")
+            return connection.recv(100).decode() or "hung up"
 
     uid = STRANGER_UID if os.geteuid() == 0 else os.geteuid()
     said = as_user(uid, ask)
-    yield check(19, "another user asks the site of a rollout", "refused", said, said.startswith("refused"))
+    verdict: Verdict = "held" if said.startswith("refused") else "not promised"
+    yield Finding(row=19, attack="another user asks the site of a rollout", expected="", got=said[:50], verdict=verdict)
+    below = psutil.Process(targets.devices.process.pid).children(recursive=True)
+    beyond = [f"{ip}:{port}" for ip, port, _ in listeners(below) if not is_loopback(ip)]
+    yield check(19, "sites that other machines reach", "none", beyond or "none", not beyond)
 
 
 def _open_display(display: str) -> str:

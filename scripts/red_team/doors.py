@@ -66,7 +66,7 @@ def attack_gateway_texts(targets: Targets) -> Findings:
     gateway, responses = gateway_of(targets)
     for num_mb in (1, 4, 120):
         cost, status = cost_of(gateway, partial(send_text, gateway, responses, num_mb))
-        yield check_cost(17, f"a text of {num_mb} MB with a key", cost)
+        yield check_cost(17, f"a text of {num_mb} MB with a key", cost, num_mb)
         yield check(17, f"a text of {num_mb} MB with a key: answer", "4xx", status, 400 <= status < 500)
 
 
@@ -95,16 +95,16 @@ def connection_costs(server: Server, path: str) -> Iterator[tuple[str, Cost]]:
 
 def attack_gateway_address(targets: Targets) -> Findings:
     """Row 6: the address of a rollout without its key."""
-    base, rollout, key = targets.run.gateway
-    url, body = f"{base}/rollouts/{rollout}/v1/responses", json.dumps({"model": "base", "input": []})
-    bearer = {"Authorization": f"Bearer {key}"}
-    for attack, headers in (
-        ("no bearer", _JSON),
-        ("a wrong bearer", _JSON | {"Authorization": "Bearer wrong"}),
-        ("text/plain", bearer | {"Content-Type": "text/plain"}),
-        ("a foreign Host", _JSON | bearer | {"Host": "evil.example"}),
+    gateway, responses = gateway_of(targets)
+    in_path = responses.replace("/v1/", f"/keys/{gateway.key}/v1/")
+    bearer, body = {"Authorization": f"Bearer {gateway.key}"}, json.dumps({"model": "policy", "input": "a"})
+    for attack, path, headers in (
+        ("no bearer", responses, _JSON),
+        ("a wrong bearer", responses, _JSON | {"Authorization": "Bearer wrong"}),
+        ("text/plain, as a page of another site can", in_path, {"Content-Type": "text/plain"}),
+        ("a foreign Host", responses, _JSON | bearer | {"Host": "evil.example"}),
     ):
-        status = status_of("POST", url, content=body, headers=headers)
+        status = gateway.post(path, content=body, headers=headers)
         yield check(6, f"POST to a rollout with {attack}", "refused", status, status in (401, 403, 415, 421))
 
 

@@ -12,10 +12,10 @@ from typing import Literal
 import psutil
 
 from cua_rl.errors import CuaError
-from scripts.red_team.floods import SMALL_COST, Cost
+from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import ALL_CANARIES, CANARIES, Devices, LiveRun
 
-Verdict = Literal["held", "OPEN", "not tried", "unclear"]
+Verdict = Literal["held", "OPEN", "not promised", "not tried", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ def check(row: int, attack: str, expected: str, got: object, is_held: bool) -> F
     return Finding(row=row, attack=attack, expected=expected, got=text, verdict="held" if is_held else "OPEN")
 
 
-def check_cost(row: int, attack: str, cost: Cost) -> Finding:
+def check_cost(row: int, attack: str, cost: Cost, num_mb: int = 0) -> Finding:
     """Whether an attack costs others little."""
-    return check(row, attack, SMALL_COST, cost, cost.is_small)
+    return check(row, attack, small_cost(num_mb), cost, cost.is_small(num_mb))
 
 
 def skipped(row: int, attack: str, reason: str) -> Finding:

@@ -21,7 +21,7 @@ from scripts.red_team.users import STRANGER_UID, as_user, inspect
 
 _KEPT = (0, 1, 2, 3, 14, 23, 24)
 """chown, dac_override, dac_read_search, fowner, ipc_lock, sys_nice, sys_resource of linux/capability.h."""
-_LOADS_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS")
+LOADS_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS")
 
 
 def attack_database(targets: Targets) -> Findings:
@@ -141,8 +141,8 @@ def attack_secrets(targets: Targets) -> Findings:
         if place == "command lines":
             continue
         found = [text for part, text in run.texts.items() if any(part in text for text in said)]
-        # without stars, what agents printed did not come here
-        is_met = any("an agent failed after" in text or "ended with status 1" in text for text in said)
+        # without their errors, what agents printed did not come here
+        is_met = sum(text.count("agent ended with status 1") for text in said) >= len(run.pieces)
         attack = f"{len(run.texts)} shapes and encodings of secrets in {place}"
         yield check(13, attack, "none", found or ("none" if is_met else "nor their errors"), is_met and not found)
     paths = [run.run_folder, *written]
@@ -211,7 +211,7 @@ def attack_environment_file(targets: Targets) -> Findings:
     yield check(14, ".env that everybody may write", "ignored", said, "127.0.0.1:9" not in said)
     mine = targets.folder / "mine"
     mine.mkdir()
-    for name in _LOADS_CODE:
+    for name in LOADS_CODE:
         (mine / ".env").write_text(f"{url}{name}={mine}/theirs\n")
         said = _read_environment_file(targets, mine)
         is_held = "127.0.0.1:9" not in said and f"got {name}, which loads code" in said

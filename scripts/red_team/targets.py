@@ -64,7 +64,8 @@ if number:
     body = json.dumps({"model": "policy", "input": "a", "max_output_tokens": 1}).encode()
     asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/responses", body, headers)
     urllib.request.urlopen(asked, timeout=300).read()
-    print(json.load(open(os.path.join(sys.path[0], "pieces.json")))[number - 1])
+    pieces = json.load(open(os.path.join(sys.path[0], "pieces.json")))
+    print(pieces[(number - 1) % len(pieces)])
     sys.exit(1)
 told = {}
 for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -114,6 +115,7 @@ class LiveRun:
     spied: dict[str, Any] = field(init=False)
     texts: dict[str, str] = field(init=False)
     """What the other agents print: texts with secrets, by a part that nobody may see."""
+    pieces: list[str] = field(init=False)
 
     @property
     def project(self) -> Path:
@@ -142,8 +144,8 @@ class LiveRun:
         spy.write_text(SPY.replace("NUMBERS", repr(self.numbers.url)))
         shaped = shaped_texts()
         self.texts = shaped | encoded_texts({name: CANARIES[name] for name in ("HF_TOKEN", "SIGNING_KEY")})
-        pieces = in_pieces(self.texts)
-        (self.project / "pieces.json").write_text(json.dumps(pieces))
+        self.pieces = in_pieces(self.texts)
+        (self.project / "pieces.json").write_text(json.dumps(self.pieces))
         # in quotes within quotes, and with the zeros of an environment, no command line can be written
         words = [text for text in shaped.values() if not {"'", "\0"} & set(text)]
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable  # one that every user can run
@@ -158,7 +160,7 @@ class LiveRun:
             )
         )
         options = (
-            *(f"group_size={1 + len(pieces)}", "groups_per_batch=1", "max_steps=1", "skip_baseline=true"),
+            *("group_size=2", f"groups_per_batch={len(self.pieces)}", "max_steps=1", "skip_baseline=true"),
             *("eval_tasks=none", "trainer.num_processes=2", "gateway.allowed_media_domains=127.0.0.1"),
             "gbox_api_key=canary-11-argument",
         )
@@ -178,7 +180,8 @@ class LiveRun:
         said: list[str] = []
         self.wait_for(lambda: said.extend(_lines(logs, '{"environment"')) or said)
         self.spied = json.loads(said[0])
-        self.wait_for(lambda: len(list(self.log().split("an agent failed after"))) > len(pieces))
+        # every piece twice: the group of the one that waits has no end
+        self.wait_for(lambda: self.log().count("agent ended with status 1") >= 2 * len(self.pieces) - 1)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         """Poll until `condition` holds; the run must not end before."""

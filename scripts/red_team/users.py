@@ -3,8 +3,8 @@
 import ctypes
 import os
 import pwd
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +29,15 @@ STRANGER_UID = _unused_uid()
 """Another user of the machine."""
 
 
+@contextmanager
+def _no_refusal(kind: type[Exception]) -> Generator[None]:
+    """What an attack meets of its own, which nobody has refused."""
+    try:
+        yield
+    except kind as error:
+        raise CuaError(f"broke off: {error!r}") from error
+
+
 def as_user(uid: int, attack: Callable[[], str]) -> str:
     """What the attack says in a process of this user, without any privilege; "refused: ..." if it raises."""
     read_end, write_end = os.pipe()
@@ -36,7 +45,7 @@ def as_user(uid: int, attack: Callable[[], str]) -> str:
     if child == 0:
         os.close(read_end)
         try:
-            with boundary(CuaError, "refused"):
+            with boundary(CuaError, "refused"), _no_refusal(ImportError):
                 if os.geteuid() == 0:
                     os.setgroups([])
                     os.setresgid(uid, uid, uid)

@@ -31,17 +31,17 @@ def gateway() -> Iterator[Server]:
 def test_strangers_cost_the_agents_of_a_gateway_nothing(gateway: Server) -> None:
     for rollout_id in ("unknown", "r"):
         cost, status = cost_of(gateway, partial(upload, gateway, f"/rollouts/{rollout_id}/v1/responses", 120))
-        assert (cost.is_small, status in (0, 401)) == (True, True), (cost, status)
+        assert (cost.is_small(), status in (0, 401)) == (True, True), (cost, status)
     for attack, cost in connection_costs(gateway, "/rollouts/r/v1/responses"):
-        assert cost.is_small, (attack, cost)
+        assert cost.is_small(), (attack, cost)
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("num_mb", [1, 4, 60])
+@pytest.mark.parametrize("num_mb", [4, 120])
 def test_a_text_that_no_context_holds_costs_other_agents_nothing(gateway: Server, num_mb: int) -> None:
     cost, status = cost_of(gateway, partial(send_text, gateway, "/rollouts/r/v1/responses", num_mb))
 
-    assert (cost.is_small, status) == (True, 400), cost
+    assert (cost.is_small(num_mb), status) == (True, 400), cost
 
 
 @pytest.mark.timeout(240)
@@ -49,7 +49,7 @@ async def test_strangers_cost_the_readers_of_a_monitor_nothing(url: str, tmp_pat
     async with monitor_process(url, tmp_path) as served:
         server = Server(base_url=served.base_url, pid=served.find().pid, others_ask="/api/runs")
         cost, _ = await asyncio.to_thread(cost_of, server, partial(upload, server, "/api/ingest/batch", 60))
-        assert cost.is_small, cost
+        assert cost.is_small(), cost
         for path in ("/api/session", "/api/ingest/batch"):
             for attack, cost in await asyncio.to_thread(list, connection_costs(server, path)):
-                assert cost.is_small, (attack, cost)
+                assert cost.is_small(), (attack, cost)
