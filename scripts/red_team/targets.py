@@ -31,6 +31,7 @@ START_TIMEOUT_S = 400.0
 _ANSWER_TIMEOUT_S = 90.0
 WRITE_TOKEN = "canary-write-token-of-the-monitor"
 CANARIES = {
+    "SIGNING_KEY": "-----BEGIN A KEY-----\ncanary-16-line-of-several\n-----END A KEY-----",
     "OPENAI_API_KEY": "canary-01-openai",
     "HF_TOKEN": "canary-02-hugging-face",
     "WANDB_API_KEY": "canary-03-wandb",
@@ -42,7 +43,6 @@ CANARIES = {
     "SENTRY_DSN": "https://canary-09-user@127.0.0.1/1",
     "SOME_URL": "http://127.0.0.1/?token=canary-10-query",
     "MONITOR_WRITE_TOKEN": WRITE_TOKEN,
-    "SIGNING_KEY": "-----BEGIN A KEY-----\ncanary-16-line-of-several\n-----END A KEY-----",
 }
 IN_CONFIGURATION = ("canary-11-argument", "canary-12-user", "canary-13-query", "canary-14-flag", "canary-15-header")
 ALL_CANARIES = (
