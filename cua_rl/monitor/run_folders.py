@@ -87,9 +87,7 @@ async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> N
     keys: dict[str, Path] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
-            for folder in await asyncio.to_thread(find_runs, root):
-                if folder in keys.values():
-                    continue
+            for folder in [one for one in await asyncio.to_thread(find_runs, root) if one not in keys.values()]:
                 # the folder's path below the root, as a part of run ids
                 name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(folder.relative_to(root)))[-90:].lstrip(".")
                 key = next(one for one in chain((name,), (f"{name}-{n}" for n in count(2))) if one not in keys)
