@@ -89,7 +89,11 @@ def attack_site(targets: Targets) -> Findings:
     verdict: Verdict = "held" if said.startswith("refused") else "not promised"
     yield Finding(row=19, attack="another user asks the site of a rollout", expected="", got=said[:50], verdict=verdict)
     below = psutil.Process(targets.devices.process.pid).children(recursive=True)
-    beyond = [f"{ip}:{port}" for ip, port, _ in listeners(below) if not is_loopback(ip)]
+    found = {(ip, port) for ip, port, _ in listeners(below)}
+    if (host, int(port)) not in found:
+        yield skipped(19, "sites that other machines reach", "not root: processes of the run refuse inspection")
+        return
+    beyond = [f"{ip}:{number}" for ip, number in found if not is_loopback(ip)]
     yield check(19, "sites that other machines reach", "none", beyond or "none", not beyond)
 
 

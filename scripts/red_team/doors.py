@@ -27,7 +27,7 @@ from scripts.red_team.floods import (
     pipeline_heads,
     upload,
 )
-from scripts.red_team.targets import WRITE_TOKEN, listeners, status_of
+from scripts.red_team.targets import WRITE_TOKEN, status_of
 
 _WRONG: tuple[Any, ...] = (True, -1.5, "no \x00 text", [], [[1, None]], {"a": {"b": [1]}}, 10**30)
 _JSON = {"Content-Type": "application/json"}
@@ -44,10 +44,8 @@ def gateway_of(targets: Targets) -> tuple[Server, str]:
 
 def monitor_of(targets: Targets) -> Server:
     """The run's monitor."""
-    base = targets.run.monitor
-    port = int(base.rpartition(":")[2])
-    (pid, *_) = [process.pid for _, each, process in listeners(targets.run.processes()) if each == port]
-    return Server(base_url=base, pid=pid, others_ask="/api/runs")
+    (monitor, *_) = targets.run.find("cua_rl.recipes.serve_monitor", "cua_rl.monitor")
+    return Server(base_url=targets.run.monitor, pid=monitor.pid, others_ask="/api/runs")
 
 
 def attack_gateway_bodies(targets: Targets) -> Findings:
