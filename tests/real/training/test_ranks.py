@@ -216,7 +216,7 @@ print("proved")
 """
 
 
-def test_a_rank_that_does_not_know_the_secret_is_refused_before_anything_is_unpickled(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_know_the_secret_is_refused_before_it_is_told_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK, str(tmp_path)]
     with (
         subprocess.Popen([*command, "0", "right"], stderr=subprocess.PIPE, text=True) as honest,
@@ -235,10 +235,10 @@ folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 ranks = Ranks.meet(folder, Place(rank=rank, size=2), timeout=timedelta(seconds=2))
 if rank == 0:
     time.sleep(5)  # an evaluation
-print(ranks.next_request("train" if rank == 0 else None))
+print(ranks.next_request(bytearray(b"train" if rank == 0 else b"")).decode())
 if rank == 0:
     time.sleep(5)  # within a request, ranks do not wait for ever
-ranks.gather(rank)
+ranks.gather(rank, int)
 """
 
 
@@ -304,9 +304,9 @@ def test_datums_are_shared_out_by_length() -> None:
 
 
 def test_a_rank_alone_agrees_with_itself() -> None:
-    with Agreement(Ranks()) as agreement:
+    with Agreement(Ranks(), str) as agreement:
         assert agreement.share("done") == ["done"]
-    with pytest.raises(ValueError, match="broken"), Agreement(Ranks()):
+    with pytest.raises(ValueError, match="broken"), Agreement(Ranks(), str):
         raise ValueError("broken")
 
 
@@ -328,7 +328,7 @@ class RankInThread(Ranks):
         super().__init__(Place(rank=rank, size=len(values)))
         self._values, self._barrier = values, barrier
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, kind: object) -> list[T]:
         self._values[self.rank] = value
         self._barrier.wait()
         values = list(self._values)
