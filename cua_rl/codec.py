@@ -167,13 +167,9 @@ def _make_tuple(**values: object) -> tuple[object, ...]:
 
 def _make_numbers(letter: str) -> Codecs:
     size = struct.calcsize(letter)
-
-    def read(part: memoryview) -> tuple[Any, ...]:
-        return struct.unpack(f"<{len(part) // size}{letter}", part)
-
     return (
         lambda value, put: put((id(value), letter), lambda: struct.pack(f"<{len(value)}{letter}", *value)),
-        lambda given, take: take(given, letter, read),
+        lambda given, take: take(given, letter, lambda part: struct.unpack(f"<{len(part) // size}{letter}", part)),
     )
 
 
