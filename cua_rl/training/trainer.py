@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,8 @@ from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_image
 from cua_rl.types import Datum
 
 _T = TypeVar("_T")
+_RESULTS = tuple[tuple[MicroBatch, ...], tuple[TokenScores, ...], tuple[TokenLoss, ...], str | None]
+"""What a rank tells the others of its passes; with a text, memory ran out."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class Trainer:
 
     def _score(self, request: wire.Forward) -> tuple[_Batch, list[TokenScores]]:
         """Forward passes of this rank's datums; returns the micro-batches and results of all ranks."""
-        with self._ranks.agreement() as agreement, torch.no_grad():
+        with self._ranks.agreement(_RESULTS) as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
             match request.weights:
                 case "policy":
@@ -137,7 +139,7 @@ class Trainer:
         sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
         self._num_trained_tokens += len(all_logprobs)
         self._is_weighted = request.token_weights is not None
-        num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before))
+        num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before, int))
         weights = token_weights(request, _join([part.datum_indices for part in batch.micro_batches]), all_logprobs)
         if request.token_weights is None:  # the optimizer step takes the mean
             weights /= len(weights)
@@ -196,7 +198,7 @@ class Trainer:
         for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=True):
             parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
         scores, losses, totals, missing = list[TokenScores](), list[TokenLoss](), list[float](), None
-        with self._ranks.agreement() as agreement:
+        with self._ranks.agreement(_RESULTS) as agreement:
             batch = self._prepare(request.datums)
             try:
                 with self._in_step():
@@ -302,7 +304,7 @@ class Trainer:
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
         if not self.model.is_sharded:
             return self._pack(datums)
-        with self._ranks.agreement() as agreement:
+        with self._ranks.agreement(int) as agreement:
             batch = self._pack(datums)
             most = max(agreement.share(len(batch.micro_batches)))
         return replace(batch, num_idle_passes=most - len(batch.micro_batches))
@@ -337,8 +339,7 @@ class Trainer:
             return batch, scores, losses
         # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
-        scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
-        ours = (bare, scored, [_on_cpu(part) for part in losses])
+        ours = (bare, scores, losses)
         if self._context.rank:  # the first of those that share rows speaks for all of them
             ours = ([], [], [])
         told = agreement.share((*ours, missing))
@@ -381,11 +382,6 @@ class Trainer:
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad()
         self._num_trained_tokens = 0
-
-
-def _on_cpu(loss: TokenLoss) -> TokenLoss:
-    tensors = {field.name: getattr(loss, field.name) for field in fields(loss)}
-    return replace(loss, **{name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
 
 
 def _join(lists: Sequence[Sequence[_T]]) -> list[_T]:

@@ -1,6 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Several trainer processes against one."""
 
+import os
 import random
 import subprocess
 import sys
@@ -216,7 +217,7 @@ print("proved")
 """
 
 
-def test_a_rank_that_does_not_know_the_secret_is_refused_before_anything_is_unpickled(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_know_the_secret_is_refused_before_it_is_told_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK, str(tmp_path)]
     with (
         subprocess.Popen([*command, "0", "right"], stderr=subprocess.PIPE, text=True) as honest,
@@ -235,10 +236,10 @@ folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 ranks = Ranks.meet(folder, Place(rank=rank, size=2), timeout=timedelta(seconds=2))
 if rank == 0:
     time.sleep(5)  # an evaluation
-print(ranks.next_request("train" if rank == 0 else None))
+print(ranks.next_request(bytearray(b"train" if rank == 0 else b"")).decode())
 if rank == 0:
     time.sleep(5)  # within a request, ranks do not wait for ever
-ranks.gather(rank)
+ranks.gather(rank, int)
 """
 
 
@@ -252,6 +253,53 @@ def test_ranks_wait_for_a_request_longer_than_for_each_other(tmp_path: Path) -> 
 
     assert said == "train\n"
     assert "Timed out waiting" in complaint
+
+
+SHARDED_RANK = """
+import os, random, sys
+from pathlib import Path
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.errors import TrainingError
+from cua_rl.training import wire
+from cua_rl.training.ranks import Place, Ranks
+from cua_rl.training.trainer import Trainer
+from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
+
+def refuse(event, arguments):
+    if event == "pickle.find_class":
+        print("unpickled", *arguments, flush=True)
+        os._exit(3)
+
+sys.addaudithook(refuse)
+folder, model, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+ranks = Ranks.meet(folder, Place(rank=rank, size=2, local_rank=rank, local_size=2))
+trainer = Trainer(TrainerConfig(model_path=model, sharding="hybrid", context_parallel=1), ranks)
+rng = random.Random(0)
+datums = tuple(make_datum(rng, [draw_screenshot(rng)]) for _ in range(2))
+output = trainer.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+trainer.optim_step(wire.OptimStep(optim=OptimConfig()))
+try:
+    with ranks.agreement(int) as agreement:
+        if rank == 1:
+            raise ValueError("broken")
+        agreement.share(0)
+except (TrainingError, ValueError) as error:
+    print(error, end=" ")
+print(sum(map(len, output.training_logprobs)) == sum(datum.model_input.length for datum in datums))
+ranks.close()
+"""
+
+
+def test_ranks_unpickle_nothing_while_they_meet_shard_and_train(config: TrainerConfig, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARDED_RANK, str(tmp_path), str(config.model_path)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with (
+        subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True, env=environment) as first,
+        subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, text=True, env=environment) as second,
+    ):
+        said = [rank.communicate(timeout=180)[0] for rank in (first, second)]
+
+    assert said == ["rank 1: broken True\n", "broken True\n"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs can be used here")
@@ -304,9 +352,9 @@ def test_datums_are_shared_out_by_length() -> None:
 
 
 def test_a_rank_alone_agrees_with_itself() -> None:
-    with Agreement(Ranks()) as agreement:
+    with Agreement(Ranks(), str) as agreement:
         assert agreement.share("done") == ["done"]
-    with pytest.raises(ValueError, match="broken"), Agreement(Ranks()):
+    with pytest.raises(ValueError, match="broken"), Agreement(Ranks(), str):
         raise ValueError("broken")
 
 
@@ -328,7 +376,7 @@ class RankInThread(Ranks):
         super().__init__(Place(rank=rank, size=len(values)))
         self._values, self._barrier = values, barrier
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, kind: object) -> list[T]:
         self._values[self.rank] = value
         self._barrier.wait()
         values = list(self._values)
