@@ -93,23 +93,27 @@ def trainer_parts(
         return {}
     model, demand = request.model, request.demand
     scale = 2 if demand.is_float32 else 1
-    layer = model.layer_parameters
+    in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
     match sharding:
         case "none":
-            held = model.parameters
-        case "full" | "hybrid":  # one layer computes while the next one arrives
-            split = model.decoder_parameters + model.vision_parameters
-            held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
+            held, whole, in_use = model.parameters, model.parameters, 0
+        case "full" | "hybrid":
+            split, whole = model.decoder_parameters + model.vision_parameters, model.embedding_parameters
+            held = split // gpus.num_trainer_processes + whole
         case "offload":
-            held = 2 * layer + model.embedding_parameters + model.vision_parameters
+            held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.wishes.context_parallel
     row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
     activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
+    if demand.lora_rank:
+        held += in_use
+    elif in_use:  # as they are computed with, their gradients, and these in float32 while they are summed
+        activations += in_use * (2 * scale * BYTES_16 + BYTES_32)
     return {
         "weights": weight_bytes(demand) * held,
-        **optimizer_part(request, gpus),
+        **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
         "CUDA": CONTEXT,
     }
@@ -120,14 +124,17 @@ def weight_bytes(demand: Demand) -> int:
     return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
 
 
-def optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
-    """What training adds to the weights: gradients and two moments in float32, and gradients in one message."""
+def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> dict[str, float]:
+    """What training adds to the weights: gradients and two moments in float32, and gradients in one message.
+
+    If all are trained, a process trains those that it has `held`, of which the `whole` ones are not sharded.
+    """
     messages = 0 if gpus.num_trainer_processes == 1 else 1
     rank = request.demand.lora_rank
     if not rank:
-        parts = {"gradients and optimizer": (3.0 + messages) * BYTES_32 * request.model.parameters}
+        parts = {"gradients and optimizer": BYTES_32 * (3.0 * held + messages * whole)}
         if not request.demand.is_float32:
-            parts["weights for autocast"] = BYTES_16 * request.model.parameters
+            parts["weights for autocast"] = BYTES_16 * whole
         return parts
     # the adapter itself, too, and copies of it for autocast
     return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
@@ -181,9 +188,10 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
     parts: dict[str, float] = {}
     if wishes.has_trainer:
         number = gpus.num_trainer_processes
-        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
-        # weights that stay in main memory are held once more
-        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
+        # processes share the pages of the checkpoint's files, but each makes a copy of frozen weights in another
+        # precision than theirs; weights that stay in main memory are held once more
+        is_copied = request.demand.is_float32 and request.demand.lora_rank
+        parts["loading"] = (number * BYTES_32 if is_copied else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = _pinned_bytes(request)
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB

@@ -258,10 +258,10 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
     if wishes.sharding is not None:
         shardings = [wishes.sharding]
-    elif demand.trains_vision or not demand.lora_rank:
-        shardings = ["none"]  # the others are for frozen weights
-    elif request.model.num_experts:
-        shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
+    elif demand.trains_vision:
+        shardings = ["none"]
+    elif request.model.num_experts or not demand.lora_rank:
+        shardings = [one for one in shardings if one != "offload"]  # which is for frozen linear layers, not for experts
     rows = dict.fromkeys(max(row, demand.context_tokens) for row in (_LONGEST_ROW, demand.context_tokens))
     if wishes.micro_batch_tokens:
         rows = {wishes.micro_batch_tokens: None}
@@ -289,7 +289,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     if request.gpu_wishes.has_trainer:
         trainer = {
             "weights": weight_bytes(demand) * model.parameters,
-            **optimizer_part(request, gpus),
+            **optimizer_part(request, gpus, model.parameters, model.parameters),
         }
         if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())

@@ -4,10 +4,10 @@
 Every rank receives every request, so the assignment of datums and the number of trained tokens need no communication.
 A single process is one rank and sends nothing.
 
-A frozen base model can be sharded over the ranks (PyTorch's FSDP2): the weights of a layer are gathered while it
-computes and freed afterwards. Adapters stay whole on every rank, so gradients, optimizer and checkpoints are those of
-an unsharded model. Gathering involves all ranks, so all make the same number of passes: a rank with less work adds
-passes of `empty_micro_batch` and blank images.
+The base model can be sharded over the ranks (PyTorch's FSDP2): the weights of a layer are gathered while it computes
+and freed afterwards. If they are trained, each rank also holds its shard of their gradients and optimizer state;
+adapters stay whole on every rank. Checkpoints are those of an unsharded model. Gathering involves all ranks, so all
+make the same number of passes: a rank with less work adds passes of `empty_micro_batch` and blank images.
 """
 
 import heapq
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from cua_rl.codec import Codec, Put, Take
@@ -220,8 +220,12 @@ class Ranks:
             os._exit(1)  # an orderly exit would wait for the others
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All-reduce the gradients in place, in one message; a rank without datums contributes zeros."""
-        if self.size == 1:
+        """All-reduce the gradients in place, in one message; a rank without datums contributes zeros.
+
+        Those of sharded parameters are summed already, by the backward pass.
+        """
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.size == 1 or not parameters:
             return
         for parameter in parameters:
             if parameter.grad is None:
@@ -364,11 +368,14 @@ def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
     return combined
 
 
-def shard_frozen_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: bool) -> None:
+def shard_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: bool, computes_in: torch.dtype) -> None:
     """Keep only this rank's shard of decoder layers, vision blocks and mergers, on `device`.
 
     Hybrid: the ranks of a node hold all shards together, so layers are gathered over its fast links alone. Embeddings
     and head stay whole: they are read outside their modules and are often one tensor.
+
+    Trained weights become float32 layer by layer, so that main memory holds one copy of the checkpoint, which the ranks
+    share. They are gathered as `computes_in`; their gradients are summed in float32.
     """
     nodes, shards = "nodes", "shards"
     if is_hybrid:
@@ -376,14 +383,20 @@ def shard_frozen_weights(base: Any, device: torch.device, place: Place, *, is_hy
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=(nodes, shards))
     else:
         mesh = init_device_mesh(device.type, (place.size,), mesh_dim_names=(shards,))
+    precision = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
     vision, language = base.model.visual, base.model.language_model
     for tower, layers in (
         (vision, [*vision.blocks, vision.merger, *dict(vision.named_children()).get("deepstack_merger_list", ())]),
         (language, list(language.layers)),
     ):
-        trained = {parameter for parameter in tower.parameters() if parameter.requires_grad}
         for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=trained)
+            trained = {one for one in layer.parameters() if one.requires_grad}
+            if len(trained) == len(list(layer.parameters())):
+                fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
+                layer.set_gradient_divide_factor(1.0)  # the sum, not the mean over ranks
+                layer.set_force_sum_reduction_for_comms(True)
+            else:
+                fully_shard(layer, mesh=mesh, ignored_params=trained)
         # the tower holds no weights of its own: as the root, it prefetches the next layer while one computes
         fully_shard(
             tower, mesh=mesh, ignored_params={one for one in tower.parameters() if not isinstance(one, DTensor)}

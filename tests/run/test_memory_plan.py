@@ -170,15 +170,33 @@ def test_supervised_runs_are_planned_without_a_server() -> None:
     assert (sharded.server, sharded.sharding, sharded.gpus.num_trainer_processes) == ({}, "full", 4)
 
 
-def test_training_all_weights_takes_four_float32_numbers_of_each_and_is_never_sharded() -> None:
+def test_training_all_weights_takes_four_float32_numbers_of_each() -> None:
     parameters = load_model_sizes(MODELS / "Qwen3-VL-2B-Instruct").parameters
 
     plan = plan_memory(supervised("2B", "1x80", 0))
 
     assert plan.trainer["weights"] == 4 * parameters
     assert plan.trainer["gradients and optimizer"] == 12 * parameters  # gradient, two moments
-    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least 1\d\d\.\d GiB per GPU, to fit"):
-        plan_memory(supervised("8B", "8x80", 0))
+
+
+def test_training_all_weights_of_4b_on_eight_gpus_shares_out_weights_gradients_and_moments() -> None:
+    model = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
+    whole = model.embedding_parameters  # on every GPU
+    held = (model.decoder_parameters + model.vision_parameters) // 8 + whole
+
+    plan = plan_memory(supervised("4B", "8x80", 0))
+
+    assert plan.sharding == "full"
+    assert plan.trainer["weights"] == 4 * held
+    assert plan.trainer["gradients and optimizer"] == 12 * held + 4 * whole  # one message has the whole ones
+    assert plan.trainer["weights for autocast"] == 2 * whole
+    # of two layers: in bfloat16, the gradients in bfloat16, and these in float32
+    kept = model.activation_bytes(plan.micro_batch_tokens, 0, recomputes=plan.gradient_checkpointing)
+    in_use = 8 * 2 * model.layer_parameters
+    assert plan.trainer["activations"] == pytest.approx(1.05 * (kept + in_use))
+    assert plan.host["loading"] == 2 * model.parameters  # the checkpoint, once
+    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least \d\d\.\d GiB per GPU, to fit"):
+        plan_memory(supervised("4B", "1x80", 0))
 
 
 def test_settings_by_hand_are_kept() -> None:

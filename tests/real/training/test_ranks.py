@@ -158,6 +158,59 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
     assert_close(adapter(tmp_path / "one-from-two"), adapter(tmp_path / "two-from-one"))
 
 
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+async def test_two_processes_that_hold_half_of_the_layers_train_all_weights_as_one_does(
+    config: TrainerConfig, tmp_path: Path
+) -> None:
+    config = chz.replace(config, lora=None, micro_batch_tokens=64, gradient_checkpointing=True)
+    rng = random.Random(0)
+    screens = [draw_screenshot(rng) for _ in range(3)]
+    datums = tuple(make_datum(rng, shown) for shown in (screens, screens[:1], []))  # 54, 18 and 11 tokens
+    alone = Trainer(config)
+    expected = alone.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    clipped_step = chz.replace(PLAIN_STEP, grad_clip_norm=0.5)
+    expected_step = alone.optim_step(wire.OptimStep(optim=clipped_step))
+    alone.save_weights_for_sampler(tmp_path / "alone")
+    alone.save_state(tmp_path / "state-of-one")
+    sharded = chz.replace(config, num_processes=2, sharding="full")
+
+    async with TrainingClient(sharded, tmp_path / "trainer.log") as two:
+        output = await two.forward_backward(datums, LossConfig())
+        step = await two.optim_step(clipped_step)
+        account = await two.trainer_metrics()
+        await two.save_weights_for_sampler(tmp_path / "two")
+        await two.save_state(tmp_path / "state-of-two")
+        broken = replace(datums[1], sampling_logprobs=tuple(-1e4 if x else 0.0 for x in datums[1].sampling_logprobs))
+        with pytest.raises(TrainingError, match="rank 1: expected a finite loss"):
+            await two.forward_backward((datums[0], broken), LossConfig())
+        await two.forward_backward(datums[2:], LossConfig())  # one rank has nothing to do, and no rank a screenshot
+        await two.optim_step(PLAIN_STEP)
+        await two.load_state(tmp_path / "state-of-one")
+        for part in (datums[:1], datums[1:]):  # gradients of both requests add up
+            await two.forward_backward(part, LossConfig())
+        await two.optim_step(PLAIN_STEP)
+        await two.save_weights_for_sampler(tmp_path / "two-from-one")
+
+    for row, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
+        assert_equal_but_for_rounding(row, other, NUM_ROUNDINGS)
+    assert_equal_but_for_rounding([step.grad_norm], [expected_step.grad_norm], NUM_ROUNDINGS)
+    assert_close(model(tmp_path / "two"), model(tmp_path / "alone"))
+    assert (tmp_path / "two" / "config.json").read_text() == (tmp_path / "alone" / "config.json").read_text()
+    # 74 % of the tiny model's weights are shared out, so half of these are held: 63 % in all
+    assert account["trainer/parameters_gib"] < 0.7 * alone.account.take()["trainer/parameters_gib"]
+
+    one, other = (torch.load(tmp_path / f"state-of-{name}" / "trainer_state.pt") for name in ("one", "two"))
+    assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
+    for index, moments in one["optimizer"]["state"].items():
+        for name, moment in moments.items():
+            assert other["optimizer"]["state"][index][name].shape == moment.shape
+    go_on_alone(config, tmp_path / "state-of-two", datums, tmp_path / "one-from-two")
+    assert_close(model(tmp_path / "one-from-two"), model(tmp_path / "two-from-one"))
+
+
 async def test_a_rank_that_is_killed_costs_no_step_and_four_go_on_from_the_checkpoint(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
