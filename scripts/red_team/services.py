@@ -89,8 +89,10 @@ def attack_model_server(targets: Targets) -> Findings:
         states = {each.pid: Path(f"/proc/{each.pid}/status").read_text() for each in [*servers, *ranks]}
         strong = [pid for pid, state in states.items() if int(state.split("CapEff:")[1].split()[0], 16) & _SYS_ADMIN]
         yield check(4, "vLLM and ranks with the capabilities of root", "none", strong or "none", not strong)
-    found = sorted({canary for process in servers for canary in canaries_of(process)})
-    yield check(4, "canaries in the environment of vLLM", "none", found or "none", not found)
+    found = sorted(
+        {f"{canary} {command_line(each)[-30:]}" for each in targets.run.guarded() for canary in canaries_of(each)}
+    )
+    yield check(4, "canaries in what the run started", "none", found or "none", not found)
 
 
 def attack_agent(targets: Targets) -> Findings:
