@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from cua_rl.errors import ConfigError
+from cua_rl.masking import is_secret_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +46,7 @@ _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _COMPUTING_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "ipc_lock", "sys_nice", "sys_resource")
 """What root's model server and trainer keep: files of other users, as in a mounted cache, pinned memory, priorities."""
 _SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
-_COMPUTING_VARIABLES = (
-    *_ALLOWED_VARIABLES, "HOME", "USER", "LOGNAME", "TMPDIR", "VIRTUAL_ENV", "CC", "CXX", "MAX_JOBS", "SSL_CERT_FILE",
-    "HF_HOME", "NO_COLOR", "FORCE_COLOR",
-)  # fmt: skip
-_COMPUTING_FAMILIES = (
-    "LC_", "LD_", "DYLD_", "PYTHON", "CONDA_", "XDG_", "CUA_RL_", "VLLM_", "HF_HUB_", "TRANSFORMERS_", "TOKENIZERS_",
-    "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "HIP_", "HSA_", "ROC",
-    "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "ATEN_", "DNNL_", "ONEDNN_",
-)  # fmt: skip
-_SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "CREDENTIALS", "KEY"}
+_PASS_VARIABLE = "CUA_RL_PASS_ENVIRONMENT"
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
@@ -222,27 +214,40 @@ def computing_prefix() -> tuple[str, ...]:
 
 def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment without secrets: our PATH, language and time zone, `home` as HOME, and `more`."""
-    kept = {name: text for name, text in os.environ.items() if name in _ALLOWED_VARIABLES or name.startswith("LC_")}
+    passed = {name for name in _passed_variables() if name.startswith("LC_") or name in _ALLOWED_VARIABLES}
+    kept = {name: text for name, text in os.environ.items() if name in passed}
     return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
 
 
 def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of model server and trainer: variables of Python, libraries and GPUs, without our secrets.
+    """The environment of model server and trainer: what `passed_variables.txt` names, and what the user does.
 
     Their processes communicate over the loopback interface, which other machines cannot reach.
     """
-    kept = {
-        name: text
-        for name, text in environ.items()
-        if (name in _COMPUTING_VARIABLES or name.startswith(_COMPUTING_FAMILIES))
-        and not _SECRET_WORDS & set(name.split("_"))
-    }
+    passed = _passed_variables() | set(environ.get(_PASS_VARIABLE, "").replace(",", " ").split())
+    kept = {name: text for name, text in environ.items() if name in passed and not is_secret_name(name)}
+    _log_withheld(" ".join(sorted(environ.keys() - kept.keys())))
     interface = "lo0" if sys.platform == "darwin" else "lo"
     # the default is below /tmp, where another user could create the folder first and plant compiled code in it
     compiled = {"TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/torchinductor")}
     # CUDA orders GPUs by speed by default, so with several kinds of GPUs its numbers differ from nvidia-smi's
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | compiled | order | kept
+
+
+@cache
+def _passed_variables() -> frozenset[str]:
+    lines = Path(__file__).with_name("passed_variables.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+@cache
+def _log_withheld(names: str) -> None:
+    logger.info(
+        "model server and trainer do not get these variables: %s; name what they need, but no secret, in %s",
+        names,
+        _PASS_VARIABLE,
+    )
 
 
 def processes_of(uid: int) -> list[int]:

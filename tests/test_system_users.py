@@ -1,17 +1,22 @@
+import ast
 import asyncio
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
 
+import cua_rl
 from cua_rl.guest_account import claim_guest_account
+from cua_rl.masking import is_secret_name
 from cua_rl.processes import OwnedProcess
 from cua_rl.system_users import (
     GUEST_UIDS,
@@ -21,6 +26,7 @@ from cua_rl.system_users import (
     bare_environment,
     can_change_user,
     claim_user,
+    computing_environment,
     computing_prefix,
     processes_of,
     public_copy,
@@ -28,6 +34,39 @@ from cua_rl.system_users import (
 )
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
+PASSED = (Path(cua_rl.__path__[0]) / "passed_variables.txt").read_text().splitlines()
+FAMILIES = (
+    *(
+        "VLLM_",
+        "XDG_",
+        "PYTHON",
+        "LD_",
+        "DYLD_",
+        "LC_",
+        "HF_",
+        "HF_HUB_",
+        "CUA_RL_",
+        "CONDA_",
+        "TRANSFORMERS_",
+        "TORCH",
+    ),
+    *("TOKENIZERS_", "PYTORCH_", "TRITON_", "FLASHINFER_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "HIP_", "HSA_"),
+    *(
+        "ROC",
+        "OMP_",
+        "MKL_",
+        "KMP_",
+        "GOMP_",
+        "OPENBLAS_",
+        "MALLOC_",
+        "ATEN_",
+        "DNNL_",
+        "ONEDNN_",
+        "PATH",
+        "LANG",
+        "TZ",
+    ),
+)
 RARE_UIDS = GUEST_UIDS[-60:-30]
 """Which other tests do not get, since the lowest free number is taken."""
 CLAIMER = """
@@ -52,6 +91,72 @@ def test_a_program_gets_no_secret_of_the_environment(monkeypatch: pytest.MonkeyP
     assert "HF_TOKEN" not in environment
     assert environment["HOME"] == str(tmp_path)
     assert (environment["LC_TIME"], environment["DISPLAY"], environment["PATH"]) == ("C", ":1", os.environ["PATH"])
+
+
+def test_no_name_that_only_begins_like_a_known_one_reaches_a_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    canaries = {f"{family}CANARY": f"secret of {family}" for family in FAMILIES}
+    for name, secret in canaries.items():
+        monkeypatch.setenv(name, secret)
+
+    assert not set(canaries.values()) & set(computing_environment(canaries).values())
+    assert not set(canaries.values()) & set(bare_environment(tmp_path).values())
+
+
+def test_what_users_of_clusters_set_reaches_the_model_server() -> None:
+    names = (
+        "NCCL_DEBUG NCCL_IB_HCA NCCL_SOCKET_IFNAME NCCL_P2P_DISABLE NCCL_TOPO_FILE CUDA_VISIBLE_DEVICES CUDA_HOME "
+        "CUDA_MPS_PIPE_DIRECTORY VLLM_LOGGING_LEVEL VLLM_USE_DEEP_GEMM HF_HOME HF_HUB_CACHE LD_LIBRARY_PATH PYTHONPATH "
+        "PYTORCH_ALLOC_CONF TORCH_LOGS TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR OMP_NUM_THREADS TOKENIZERS_PARALLELISM"
+    )
+    environment = dict.fromkeys(names.split(), "set")
+
+    assert computing_environment(environment).items() >= environment.items()
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM, whose settings these are")
+def test_all_settings_of_the_installed_vllm_are_passed_but_secrets_and_addresses() -> None:
+    spec = find_spec("vllm")
+    assert spec is not None
+    (folder,) = spec.submodule_search_locations or ()
+    tree = ast.parse(Path(folder, "envs.py").read_text())
+    settings = {
+        ast.literal_eval(key)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if key is not None
+    }
+    own = {name for name in settings if name.startswith("VLLM_")}
+
+    assert len(own) > 200
+    assert {name for name in own if not is_secret_name(name) and not name.endswith("_URL")} - set(PASSED) == set()
+
+
+def test_no_secret_is_among_the_names_that_are_passed() -> None:
+    names = [line for line in PASSED if line and not line.startswith("#")]
+
+    assert len(names) == len(set(names))
+    assert [name for name in names if is_secret_name(name) or name.endswith("_URL")] == []
+
+
+def test_a_user_names_more_but_no_secret_and_the_log_names_what_is_withheld(caplog: pytest.LogCaptureFixture) -> None:
+    environment = {
+        "CUA_RL_PASS_ENVIRONMENT": "NCCL_NEW_KNOB, MY_TOKEN",
+        "NCCL_NEW_KNOB": "1",
+        "MY_TOKEN": "hidden",
+        "NCCL_OTHER": "shy",
+    }
+    with caplog.at_level(logging.INFO, logger="cua_rl.system_users"):
+        passed = [computing_environment(environment) for _ in range(2)]
+
+    assert passed[0] == passed[1]
+    assert passed[0].keys() & environment.keys() == {"NCCL_NEW_KNOB"}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "CUA_RL_PASS_ENVIRONMENT MY_TOKEN NCCL_OTHER" in said
+    assert "hidden" not in said
+    assert "shy" not in said
 
 
 def test_a_program_of_our_own_user_cannot_gain_privileges() -> None:

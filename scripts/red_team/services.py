@@ -98,8 +98,10 @@ def attack_model_server(targets: Targets) -> Findings:
         kept = sum(1 << number for number in _KEPT)
         strong = [command_line(each)[-40:] for each in computing if _capabilities(each.pid) & ~kept]
         yield check(4, "more capabilities of vLLM and ranks than seven", "none", strong or "none", not strong)
-    found = sorted({canary for process in servers for canary in canaries_of(process)})
-    yield check(4, "canaries in the environment of vLLM", "none", found or "none", not found)
+    found = sorted(
+        {f"{canary} {command_line(each)[-30:]}" for each in targets.run.guarded() for canary in canaries_of(each)}
+    )
+    yield check(4, "canaries in what the run started", "none", found or "none", not found)
 
 
 def attack_agent(targets: Targets) -> Findings:

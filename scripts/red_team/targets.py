@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -30,6 +31,8 @@ from scripts.red_team.shapes import encoded_texts, in_pieces, shaped_texts
 START_TIMEOUT_S = 400.0
 _ANSWER_TIMEOUT_S = 90.0
 WRITE_TOKEN = "canary-write-token-of-the-monitor"
+_FAMILIES = ("VLLM", "XDG", "PYTHON", "LD", "LC", "HF_HUB", "CUA_RL", "NCCL", "CUDA", "TORCH")
+"""Beginnings of names of which programs get some."""
 CANARIES = {
     "SIGNING_KEY": "-----BEGIN A KEY-----\ncanary-16-line-of-several\n-----END A KEY-----",
     "OPENAI_API_KEY": "canary-01-openai",
@@ -42,6 +45,7 @@ CANARIES = {
     "HTTP_PROXY_AUTH": "Bearer canary-08-header",
     "SENTRY_DSN": "https://canary-09-user@127.0.0.1/1",
     "SOME_URL": "http://127.0.0.1/?token=canary-10-query",
+    **{f"{family}_CANARY": f"canary-2{number}-family" for number, family in enumerate(_FAMILIES)},
     "MONITOR_WRITE_TOKEN": WRITE_TOKEN,
 }
 IN_CONFIGURATION = ("canary-11-argument", "canary-12-user", "canary-13-query", "canary-14-flag", "canary-15-header")
@@ -202,6 +206,16 @@ class LiveRun:
         """All that the run owns, the controller first."""
         controller = psutil.Process(self.process.pid)
         return [controller, *controller.children(recursive=True)]
+
+    def guarded(self) -> list[psutil.Process]:
+        """All guards of the run and what they watch, except the monitor, which gets secrets of its own."""
+        found: list[psutil.Process] = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it has ended
+                above = " ".join(command_line(each) for each in (process, *process.parents()))
+                if "process_guard" in above and "serve_monitor" not in above:
+                    found.append(process)
+        return found
 
     def find(self, *words: str) -> list[psutil.Process]:
         """Processes of the run with one of the words in their command line, guards excepted."""
