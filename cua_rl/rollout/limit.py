@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 SHRINK = 0.75
 FULL_KV_CACHE = 0.95  # beyond this, new requests wait or preempt others
 ROOMY_KV_CACHE = 0.80
-LOST_PREFIX = 0.5  # of what could be found; less where rollouts are shorter, or weights are new
 LOW_MEMORY = 0.06  # free share of the machine's memory below which no more rollouts start
 INTERVAL_S = 1.0
 
@@ -109,28 +108,15 @@ class LimitedRunner:
             self.limit.release()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedPrefix:
-    """What a prefix cache finds of the rollouts' prompts that loses none of them."""
-
-    frac: float
-    """Of all tokens of prompts."""
-    rollout_tokens: int
-    """Tokens of a rollout's prompts together: its first turns find less than its last."""
-
-
 @dataclass
 class Pressure:
     """Adjusts the limit by successive measurements of the load; it shrinks once per overload, not per measurement."""
 
     limit: RolloutLimit
-    prefix: ExpectedPrefix | None = None
-    _seen: ServerLoad | None = None
     _num_preemptions: int | None = None
 
     def observe(self, load: ServerLoad, free_memory_frac: float) -> None:
         """Shrink the limit if server or memory is overloaded, grow it if both have spare capacity."""
-        self._watch_prefix(load)
         last, self._num_preemptions = self._num_preemptions, load.num_preemptions
         is_preempting = last is not None and load.num_preemptions > last
         is_full = load.kv_cache_frac >= FULL_KV_CACHE and load.num_waiting > 0
@@ -144,35 +130,12 @@ class Pressure:
         elif load.kv_cache_frac < ROOMY_KV_CACHE and not load.num_waiting:
             self.limit.grow()
 
-    def _watch_prefix(self, load: ServerLoad) -> None:
-        """For the rest of the run, allow a quarter less whenever the servers have lost most of a rollout's prefixes."""
-        last, expected = self._seen, self.prefix
-        if last is None or load.num_prefix_queries < last.num_prefix_queries:  # a server has started
-            self._seen = load
-            return
-        queries = load.num_prefix_queries - last.num_prefix_queries
-        if expected is None or queries < max(1, self.limit.num_running) * expected.rollout_tokens:
-            return
-        self._seen = load
-        found = (load.num_prefix_hits - last.num_prefix_hits) / queries
-        if found < LOST_PREFIX * expected.frac:
-            self.limit.shrink()
-            self.limit.largest = max(self.limit.smallest, self.limit.allowed)
-            logger.warning(
-                "at most %d rollouts from here on: the prefix cache found %.0f %% of their prompts, and %.0f %% can be "
-                "found; lower max_concurrent_rollouts",
-                *(self.limit.largest, 100 * found, 100 * expected.frac),
-            )
-
 
 async def follow_load(
-    fetch_load: Callable[[], Awaitable[ServerLoad]],
-    limit: RolloutLimit,
-    prefix: ExpectedPrefix | None = None,
-    interval_s: float = INTERVAL_S,
+    fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit, interval_s: float = INTERVAL_S
 ) -> None:
     """Adapt the limit until cancelled. A look that fails is skipped: the server's owner handles its end."""
-    pressure = Pressure(limit, prefix)
+    pressure = Pressure(limit)
     while True:
         await asyncio.sleep(interval_s)
         try:

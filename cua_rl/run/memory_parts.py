@@ -11,7 +11,7 @@ from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.gpus import GpuPlan, GpuWishes
 from cua_rl.run.machine import Machine
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
-from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, CachedPrefix, RolloutShape, simulate_prefix_cache
+from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate_prefix_cache
 
 GIB = 2**30
 LARGEST_BATCH = 128
@@ -149,9 +149,7 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
 
 
-def cached_prefix(
-    request: Request, gpus: GpuPlan, *, kv_cache: float, shape: RolloutShape, num_rollouts: int
-) -> CachedPrefix:
+def cached_prefix(request: Request, gpus: GpuPlan, *, kv_cache: float, shape: RolloutShape, num_rollouts: int) -> float:
     """What is left of the prompts of so many rollouts at a time, which the copies of the model share evenly."""
     block_tokens = _BLOCK_TOKENS if gpus.server_gpus else _CPU_BLOCK_TOKENS
     of_each = math.ceil(num_rollouts / len(gpus.server_copies))

@@ -32,7 +32,7 @@ from cua_rl.run.memory_parts import (
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
-from cua_rl.run.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, CachedPrefix, most_rollouts
+from cua_rl.run.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, most_rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class MemoryPlan:
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
-    prefix: CachedPrefix | None = None  # of their prompts, if there is a server
+    kept_prefix_frac: float | None = None  # of what an endless prefix cache finds, if there is a server
 
     @property
     def trainer_fraction(self) -> float:
@@ -84,8 +84,8 @@ class MemoryPlan:
             if parts:
                 shown = ", ".join(f"{name} {_shown(size / GIB)}" for name, size in parts.items())
                 lines.append(f"  {title}: {_shown(sum(parts.values()) / GIB)} = {shown}")
-        if self.prefix is not None:
-            lines.append(f"  rollouts at a time: {self.num_rollouts}; {self.prefix.kept_frac:.0%} of prefixes kept")
+        if self.kept_prefix_frac is not None:
+            lines.append(f"  rollouts at a time: {self.num_rollouts}; {self.kept_prefix_frac:.0%} of prefixes kept")
         chosen = ", ".join(f"{name}={value}" for name, value in self._settings().items())
         return "\n".join([*lines, f"  {chosen}"])
 
@@ -102,7 +102,7 @@ class MemoryPlan:
         """The plan as config.json and the dry run show it."""
         parts = {"trainer": self.trainer, "server": self.server, "main_memory": self.host}
         gib = {title: {name: round(size / GIB, 2) for name, size in part.items()} for title, part in parts.items()}
-        kept = {} if self.prefix is None else {"prefix_kept_frac": round(self.prefix.kept_frac, 3)}
+        kept = {} if self.kept_prefix_frac is None else {"prefix_kept_frac": round(self.kept_prefix_frac, 3)}
         return {"memory_plan": {"settings": self._settings(), "gib": gib, **kept}, **self.gpus.effective()}
 
     def _settings(self) -> dict[str, object]:
@@ -152,16 +152,16 @@ def _plan_rollouts(request: Request) -> MemoryPlan | None:
     if plan is None or shape is None or not kv_cache:
         return plan if plan is None else replace(plan, num_rollouts=demand.num_rollouts)
     find = partial(cached_prefix, request, plan.gpus, kv_cache=kv_cache, shape=shape)
-    most = most_rollouts(lambda number: find(num_rollouts=number).kept_frac)
-    prefix = find(num_rollouts=wanted or most)
-    if prefix.kept_frac < ENOUGH_KEPT:
+    most = most_rollouts(lambda number: find(num_rollouts=number))
+    kept = find(num_rollouts=wanted or most)
+    if kept < ENOUGH_KEPT:
         logger.warning(
             "max_concurrent_rollouts=%d: the KV cache keeps %.0f %% of the prompts of so many rollouts until the next "
             "turn, and the server reads the others again; with %d it keeps %.0f %%",
-            *(wanted or most, 100 * prefix.kept_frac, most, 100 * find(num_rollouts=most).kept_frac),
+            *(wanted or most, 100 * kept, most, 100 * find(num_rollouts=most)),
         )
     plan = _find_plan(replace(request, demand=replace(demand, num_rollouts=wanted or most)))
-    return None if plan is None else replace(plan, num_rollouts=wanted or most, prefix=prefix)
+    return None if plan is None else replace(plan, num_rollouts=wanted or most, kept_prefix_frac=kept)
 
 
 def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:

@@ -60,18 +60,6 @@ class RolloutShape:
         return self.shared_tokens + before * (_TEXT + _SAMPLED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedPrefix:
-    """What a prefix cache finds of the prompts."""
-
-    kept_frac: float
-    """Of what an endless one finds."""
-    endless_frac: float
-    """Of all tokens of prompts, what an endless one finds."""
-    rollout_tokens: int
-    """Tokens of a rollout's prompts together."""
-
-
 @dataclass(eq=False, slots=True)
 class _Run:
     """Cached blocks that follow one another."""
@@ -170,16 +158,14 @@ class PrefixCache:
 
 
 @lru_cache(maxsize=256)
-def simulate_prefix_cache(
-    shape: RolloutShape, *, num_blocks: int, block_tokens: int, num_rollouts: int
-) -> CachedPrefix:
+def simulate_prefix_cache(shape: RolloutShape, *, num_blocks: int, block_tokens: int, num_rollouts: int) -> float:
     """Rollouts that begin together, each followed by others in its place, on one server with so many blocks."""
     random, cache = Random(0), PrefixCache(num_blocks, block_tokens, shape.shared_tokens)
     chains = [cache.new_chain() for _ in range(num_rollouts)]
     turns = [0] * num_rollouts
     events: list[tuple[float, int, bool]] = [(0.0, slot, False) for slot in range(num_rollouts)]
     waiting: list[int] = []
-    queried, hits, endless = 0, 0, 0
+    hits, endless = 0, 0
     while events:
         now, slot, is_end = heappop(events)
         if is_end:
@@ -200,13 +186,9 @@ def simulate_prefix_cache(
             if found is None:
                 break
             waiting.pop(0)
-            queried, hits, endless = queried + prompt, hits + found, endless + same // block_tokens * block_tokens
+            hits, endless = hits + found, endless + same // block_tokens * block_tokens
             heappush(events, (now + _ANSWER_S + _PREFILL_S * (prompt - found), slot, True))
-    return CachedPrefix(
-        kept_frac=hits / endless if endless and not waiting else 0.0,
-        endless_frac=endless / queried if queried else 0.0,
-        rollout_tokens=sum(map(shape.prompt_tokens, range(shape.num_turns))),
-    )
+    return hits / endless if endless and not waiting else 0.0
 
 
 def most_rollouts(kept_frac: Callable[[int], float]) -> int:

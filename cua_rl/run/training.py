@@ -34,7 +34,7 @@ from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
-from cua_rl.rollout.limit import ExpectedPrefix, LimitedRunner, RolloutLimit, follow_load
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
 from cua_rl.run.earlier_attempt import CHANGED, Curve, EarlierAttempt, curve_at, find_earlier_attempt, say_how_to_go_on
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
@@ -369,16 +369,14 @@ async def run_loop(
     plan: RunPlan, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
-    config, prefix, expected = plan.config, plan.memory.prefix, None
-    if prefix is not None:
-        expected = ExpectedPrefix(frac=prefix.endless_frac, rollout_tokens=prefix.rollout_tokens)
+    config = plan.config
     limit = RolloutLimit(
         largest=config.max_concurrent_rollouts, smallest=min(config.group_size, config.max_concurrent_rollouts)
     )
     freeze_loaded_objects()
     async with AsyncExitStack() as stack:
         if config.sampling.adaptive_concurrency:
-            follower = asyncio.create_task(follow_load(sampler.fetch_load, limit, expected), name="follow-load")
+            follower = asyncio.create_task(follow_load(sampler.fetch_load, limit), name="follow-load")
             stack.push_async_callback(_end, follower)
         if config.max_steps_off_policy:
             await async_loop.train(settings, parts, max_lag=config.max_steps_off_policy, limit=limit, start=start)

@@ -7,7 +7,6 @@ _KV_CACHE = "vllm:kv_cache_usage_perc"
 _WAITING = "vllm:num_requests_waiting"
 _RUNNING = "vllm:num_requests_running"
 _PREEMPTIONS = "vllm:num_preemptions_total"
-_PREFIX_QUERIES, _PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 _SAMPLED, _READ = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
 
 
@@ -26,10 +25,6 @@ class ServerLoad:
     """Tokens sampled since the server started."""
     num_prompt_tokens: int = 0
     """Tokens of prompts since then."""
-    num_prefix_queries: int = 0
-    """Tokens that were looked up in the prefix cache since then."""
-    num_prefix_hits: int = 0
-    """Those of them that it held."""
 
 
 def parse_load(page: str) -> ServerLoad:
@@ -53,8 +48,6 @@ def parse_load(page: str) -> ServerLoad:
         num_preemptions=round(sum(values.get(_PREEMPTIONS, [0.0]))),
         num_tokens=round(sum(values.get(_SAMPLED, [0.0]))),
         num_prompt_tokens=round(sum(values.get(_READ, [0.0]))),
-        num_prefix_queries=round(sum(values.get(_PREFIX_QUERIES, [0.0]))),
-        num_prefix_hits=round(sum(values.get(_PREFIX_HITS, [0.0]))),
     )
 
 
@@ -68,6 +61,4 @@ def fullest(loads: Iterable[ServerLoad]) -> ServerLoad:
         num_preemptions=sum(load.num_preemptions for load in every),
         num_tokens=sum(load.num_tokens for load in every),
         num_prompt_tokens=sum(load.num_prompt_tokens for load in every),
-        num_prefix_queries=sum(load.num_prefix_queries for load in every),
-        num_prefix_hits=sum(load.num_prefix_hits for load in every),
     )

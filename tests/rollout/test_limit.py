@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from cua_rl.rollout.limit import ExpectedPrefix, Pressure, RolloutLimit
+from cua_rl.rollout.limit import Pressure, RolloutLimit
 from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -12,8 +12,6 @@ vllm:num_requests_waiting{engine="0",model_name="base"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="base"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="base"} 0.5
 vllm:num_preemptions_total{engine="0",model_name="base"} 3.0
-vllm:prefix_cache_queries_total{engine="0",model_name="base"} 900.0
-vllm:prefix_cache_hits_total{engine="0",model_name="base"} 600.0
 """
 
 
@@ -24,8 +22,7 @@ def load(kv_cache_frac: float, num_waiting: int = 0, num_preemptions: int = 0) -
 
 
 def test_the_load_is_read_off_the_servers_page_and_the_fullest_cache_counts() -> None:
-    counted = {"num_preemptions": 3, "num_prefix_queries": 900, "num_prefix_hits": 600}
-    assert parse_load(PAGE) == ServerLoad(kv_cache_frac=0.5, num_waiting=2, num_running=7, **counted)
+    assert parse_load(PAGE) == ServerLoad(kv_cache_frac=0.5, num_waiting=2, num_running=7, num_preemptions=3)
     assert fullest([load(0.2, 1), load(0.9, 2)]) == ServerLoad(kv_cache_frac=0.9, num_waiting=3, num_running=2)
     with pytest.raises(ValueError, match="expected vLLM's metrics"):
         parse_load("<html>")
@@ -119,27 +116,3 @@ async def test_all_who_wait_can_be_cancelled_together_with_those_who_run() -> No
 
     assert [task.cancelled() for task in tasks] == [True] * 4
     assert (limit.num_running, limit.num_waiting) == (0, 0)
-
-
-async def test_lost_prefixes_lower_the_limit_for_the_rest_of_the_run_once_per_whole_rollout() -> None:
-    limit = RolloutLimit(largest=40, smallest=4)
-    pressure = Pressure(limit, ExpectedPrefix(frac=0.9, rollout_tokens=100))
-    for _ in range(40):
-        await limit.acquire()
-
-    def seen(queries: int, hits: int) -> None:
-        prefix = {"num_prefix_queries": queries, "num_prefix_hits": hits}
-        pressure.observe(ServerLoad(kv_cache_frac=0.5, num_waiting=0, num_running=1, **prefix), 0.5)
-
-    seen(0, 0)
-    seen(3999, 100)  # 40 rollouts of 100 tokens are not over
-    assert limit.largest == 40
-    seen(4000, 1700)  # 42 %, of 90 % that could be found
-    assert limit.allowed == limit.largest == 30
-    seen(5000, 1700)
-    assert limit.largest == 30
-    seen(8000, 4000)  # 57 %
-    assert limit.largest == 30
-    seen(10, 0)  # a server has started
-    seen(5000, 100)
-    assert limit.largest == 22
