@@ -120,6 +120,6 @@ class GroupedLoraCPUWorker(CPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         wrapper = f"{__name__}.{GroupedLoraCPU.__name__}"
         type(current_platform).get_punica_wrapper = classmethod(lambda _: wrapper)  # pyright: ignore[reportAttributeAccessIssue]
-        FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue]
+        FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
         cpu_worker.CPUModelRunner = RewindingModelRunner  # pyright: ignore[reportPrivateImportUsage]
         super().__init__(*args, **kwargs)

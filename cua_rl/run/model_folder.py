@@ -15,7 +15,7 @@ from cua_rl.run.checkpoints import find_file_damage
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384
-_SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
+_SETTINGS_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.txt")
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 
 
@@ -53,7 +53,8 @@ def find_model(name: str | None) -> Path:
         "check the spelling, or download the model and name its folder"
     )
     repository, _, revision = name.partition("@")
-    commit, wanted = revision or None, list(_SETTINGS_FILES)
+    commit: str | None = revision or None
+    wanted: list[str] = [*_SETTINGS_FILES]
     with boundary(ConfigError, problem):
         try:
             kept = Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=wanted))

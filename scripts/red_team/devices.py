@@ -77,7 +77,7 @@ def attack_site(targets: Targets) -> Findings:
     if targets.devices is None:
         yield skipped(19, "another user asks the site of a rollout", "no site could be started")
         return
-    host, _, port = urlsplit(targets.devices.facts["site"]).netloc.partition(":")
+    host, _, port = urlsplit(str(targets.devices.facts["site"])).netloc.partition(":")
 
     def ask() -> str:
         with socket.create_connection((host, int(port)), timeout=10) as connection:

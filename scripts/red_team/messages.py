@@ -87,7 +87,7 @@ def attack_messages(targets: Targets) -> Findings:
         is_loaded = trap.exists() or "owned" in vars(paths)
         trap.unlink(missing_ok=True)
         if "owned" in vars(paths):
-            del paths.owned
+            delattr(paths, "owned")
         got = "loaded" if is_loaded else "not loaded" if was_met else "never received"
         return check(3, attack, "not loaded", got, got == "not loaded")
 

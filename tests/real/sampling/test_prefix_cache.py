@@ -35,7 +35,11 @@ class VllmCache:
             settings, max_model_len=1 << 20, scheduler_block_size=BLOCK, hash_block_size=BLOCK, enable_caching=True
         )
         hasher, params = get_request_block_hasher(BLOCK, sha256), SamplingParams(max_tokens=1)
-        self.make = lambda name, tokens: Request(name, tokens, params, None, block_hasher=hasher)
+
+        def make(name: str, tokens: list[int]) -> Request:
+            return Request(name, tokens, params, None, block_hasher=hasher)
+
+        self.make = make
         self.requests = dict[str, Request]()
 
     def start(self, name: str, tokens: list[int]) -> int | None:
