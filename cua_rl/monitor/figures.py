@@ -54,7 +54,7 @@ def curve_ends(config: Mapping[str, Any]) -> list[int]:
 
 def columns(row: Base | Row[*tuple[Any, ...]], **others: Any) -> dict[str, Any]:
     """What a row holds, for a response with fields of these names, and `others`; non-finite numbers are None."""
-    held = vars(row) if isinstance(row, Base) else row._asdict()
+    held = vars(row) if isinstance(row, Base) else row._asdict()  # pyright: ignore[reportPrivateUsage]  # a public method of SQLAlchemy
     return {name: finite(value) if isinstance(value, float) else value for name, value in held.items()} | others
 
 

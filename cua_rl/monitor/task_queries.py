@@ -135,7 +135,7 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
         .order_by(func.count().desc())
     )
     return schemas.TaskDetail(
-        **{**task_fields(task), "task_id": task_id},
+        **task_fields(task) | dict[str, Any](task_id=task_id),
         run_id=run.run_id,
         run_name=run.training.run_name,
         training=training,

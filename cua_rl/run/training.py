@@ -135,7 +135,7 @@ async def _run(
             report.display.begin_steps()
             settings = _loop_settings(plan, first_step, resumed.owed_evaluations, curve)
             parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
-            await run_loop(plan, settings, parts, resumed.start, engine.sampler)
+            await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
             cause = first_error(error)
             is_cancelled = isinstance(cause, asyncio.CancelledError | KeyboardInterrupt)
@@ -366,10 +366,9 @@ def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskS
 
 
 async def run_loop(
-    plan: RunPlan, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
+    config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
-    config = plan.config
     limit = RolloutLimit(
         largest=config.max_concurrent_rollouts, smallest=min(config.group_size, config.max_concurrent_rollouts)
     )

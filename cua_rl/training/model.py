@@ -247,9 +247,12 @@ class PolicyModel:
             _load_adapter(self._peft, folder)
             return
         saved: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-        held = self.base.state_dict()
+        held, found = self.base.state_dict(), saved.state_dict()
+        if held.keys() != found.keys():
+            others = sorted(held.keys() ^ found.keys())[:5]
+            raise TrainingError(f"expected the weights of this model in {str(folder)!r}, got others: {others}")
         with torch.no_grad():
-            for name, tensor in saved.state_dict().items():
+            for name, tensor in found.items():
                 held[name].copy_(shard_like(tensor, held[name]))
 
     def _load_base(self) -> Any:

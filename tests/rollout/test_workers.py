@@ -34,6 +34,7 @@ from cua_rl.rollout.worker_wire import (
 )
 from cua_rl.sampling.server import ServedModel
 from cua_rl.types import Rollout, StopReason
+from scripts.red_team.messages import SETS_ATTRIBUTE
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task
 
@@ -400,23 +401,11 @@ async def test_messages_come_out_as_they_went_in_and_nothing_else_does() -> None
         decode(encode(ended), Hello)
 
 
-SET_ATTRIBUTE = b"".join(
-    [
-        pickle.PROTO + b"\x02",
-        pickle.GLOBAL + b"pathlib\nPosixPath\n",
-        pickle.NONE + pickle.EMPTY_DICT,
-        pickle.BINUNICODE + b"\x05\0\0\0owned" + pickle.NEWTRUE + pickle.SETITEM + pickle.TUPLE2,
-        pickle.BUILD + pickle.STOP,
-    ]
-)
-"""Loaded, it sets an attribute of all paths: it names nothing but a class that messages hold."""
-
-
 async def test_a_pickle_sets_no_attribute_in_the_controller(bench: Bench) -> None:
     headers = {"Authorization": "Bearer token"}
     async with aiohttp.ClientSession(headers=headers) as session:
         for path in ("workers", "workers/a/orders", "workers/a/rollouts/r"):
-            async with session.post(f"{bench.url}/{path}", data=SET_ATTRIBUTE) as answer:
+            async with session.post(f"{bench.url}/{path}", data=SETS_ATTRIBUTE) as answer:
                 assert (answer.status, "expected a " in await answer.text()) == (400, True)
 
     assert "owned" not in vars(type(Path()))
