@@ -161,8 +161,9 @@ def _select_source(
     connection: Connection, table: type[Step] | type[Eval], conditions: Sequence[ColumnElement[bool]]
 ) -> SourceRow | None:
     columns = select(table.id, table.training_id, table.attempt_id, table.group_size, table.task_pks)
-    row = connection.execute(columns.where(*conditions)).mappings().one_or_none()
-    return None if row is None else SourceRow(table=table, **row)
+    row = connection.execute(columns.where(*conditions)).one_or_none()
+    # a public method of SQLAlchemy, in spite of its name
+    return None if row is None else SourceRow(table=table, **row._asdict())  # pyright: ignore[reportPrivateUsage]
 
 
 def require_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow:
