@@ -126,9 +126,6 @@ def plan_memory(request: Request) -> MemoryPlan:
     plan = _plan_rollouts(request)
     if plan is None:
         raise ConfigError(_refusal(request))
-    if request.gpu_wishes.has_trainer:
-        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
-    _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
     weights, loading = plan.host.get("weights", 0.0), plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     # pages of the checkpoint's files give way to what is pinned, but not to each other while a process reads them
@@ -148,9 +145,14 @@ def _plan_rollouts(request: Request) -> MemoryPlan | None:
     wanted, shape = demand.num_rollouts, demand.shape
     demand = replace(demand, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
     plan = _find_plan(replace(request, demand=demand))
-    kv_cache = 0.0 if plan is None else plan.server.get("KV cache", 0.0)
-    if plan is None or shape is None or not kv_cache:
-        return plan if plan is None else replace(plan, num_rollouts=demand.num_rollouts)
+    if plan is None:
+        return None
+    if request.gpu_wishes.has_trainer:
+        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
+    kv_cache = plan.server.get("KV cache", 0.0)
+    if shape is None or not kv_cache:
+        return replace(plan, num_rollouts=demand.num_rollouts)
     find = partial(cached_prefix, request, plan.gpus, kv_cache=kv_cache, shape=shape)
     most = most_rollouts(lambda number: find(num_rollouts=number))
     kept = find(num_rollouts=wanted or most)

@@ -24,6 +24,8 @@ from cua_rl.types import Datum
 from tests.real.training.tiny_families import BUILDERS, make_datums
 from tests.real.training.trainer_calls import forward, gradients, moved, train
 
+CENTRED_NORMS = {"qwen3_5", "qwen3_5_moe"}
+"""Families whose norms multiply by one plus their weights."""
 DOUBLES = Path(__file__).parents[2] / "doubles" / "gpu_libraries"
 
 
@@ -63,7 +65,7 @@ def test_a_model_from_unsloth_is_trained_like_one_from_transformers(family: str,
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("family", sorted(BUILDERS.keys() - {"qwen3_5"}))
+@pytest.mark.parametrize("family", sorted(BUILDERS.keys() - CENTRED_NORMS))
 def test_liger_layers_stand_where_those_of_the_model_stood(family: str, tmp_path: Path) -> None:
     config, datums = configured(family, tmp_path), make_datums(family)
     liger: Any = import_module("liger_kernel.transformers")
@@ -78,9 +80,10 @@ def test_liger_layers_stand_where_those_of_the_model_stood(family: str, tmp_path
 
 
 @pytest.mark.usefixtures("libraries")
-def test_norms_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.kernels: expected a model with RMSNorm .* got qwen3_5_text"):
-        Trainer(chz.replace(configured("qwen3_5", tmp_path), kernels="liger"))
+@pytest.mark.parametrize("family", sorted(CENTRED_NORMS))
+def test_norms_of_another_kind_are_refused(family: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer\.kernels: expected a model with RMSNorm .* got {family}_text"):
+        Trainer(chz.replace(configured(family, tmp_path), kernels="liger"))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
