@@ -35,7 +35,7 @@ class EncodedImage:
         object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
     def data_url(self) -> str:
-        """The image as a `data:` URL, encoded anew with every call."""
+        """The image as a `data:` URL, encoded again at every call."""
         return f"data:image/{self.format};base64,{b64encode(self.data).decode()}"
 
 

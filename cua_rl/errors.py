@@ -6,7 +6,7 @@
         DeviceLostError     it is gone: terminated, unplugged, expired
         DeviceTimeoutError  the device or its provider exceeded a time limit
         DeviceServiceError  the service behind it failed or cannot be reached (5xx)
-        DeviceQuotaError    there are no more devices to be had for now (429)
+        DeviceQuotaError    no device is available (429)
         UnusableError       it works, but the policy left it with nothing to see or act on: a result, if the policy acts
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
@@ -62,7 +62,7 @@ class DeviceServiceError(DeviceError):
 
 
 class DeviceQuotaError(DeviceError):
-    """The service gives no more devices, or takes no more requests, for now."""
+    """No device is available, or the service is limiting requests."""
 
     kind = "quota"
 

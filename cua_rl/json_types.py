@@ -10,7 +10,7 @@ JsonDict = dict[str, Any]
 
 
 def as_number(value: object, *, largest: float) -> float | None:
-    """A number from -largest to largest; true is none, and Python reads NaN and integers of any size."""
+    """A number from -largest to largest; booleans do not count, and Python reads NaN and integers of any size."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= largest:
         return None
     return float(value)

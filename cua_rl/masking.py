@@ -1,5 +1,5 @@
-"""What may be stored and shown: secrets in names, texts, addresses, headers, flags and nested data become stars, and
-what would command a terminal is taken out of what is printed or logged.
+"""What may be stored and shown: secrets in names, texts, addresses, headers, flags and nested data are replaced by
+***, and terminal control sequences are removed from what is printed or logged.
 
 A secret is known by the name beside it (`api_key`, `--token`, `Authorization`), by its place (the user and password of
 a URL), by its form (`hf_...`, a JSON Web Token), or because the environment or the configuration of this process holds
@@ -86,7 +86,7 @@ _LINE = re.compile(
     r"""(cookie\s{0,2}:[ \t]*+|authorization\s{0,2}:[ \t]*+(?=(?:digest|aws4-hmac-sha256)\s))(?!["'\\])([^\r\n\\]+)""",
     re.IGNORECASE,
 )
-# places in files, commands and documents: what stays, then the secret; what looks like prose is none
+# places in files, commands and documents: what stays, then the secret; what looks like prose does not count
 _PLACES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

@@ -130,7 +130,7 @@ class _Result:
         """Read what has come; take the result once the command has ended. False, for loops."""
         if self._is_taken:
             return False
-        # the child may be a sandbox, which ends after the command; not yet waited for, nobody else can get its number
+        # the child may be a sandbox, which ends after the command; until it is waited for, its number is not reused
         ended = self._child.returncode is not None or bool(
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         )

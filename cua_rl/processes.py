@@ -27,7 +27,7 @@ GUARD = (sys.executable, "-P", process_guard.__file__)
 
 
 def free_port(wanted: int = 0, host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on: `wanted`, or any if it is 0; raises `OSError` if the wanted one is taken."""
+    """A free port: `wanted`, or any if it is 0; raises `OSError` if the wanted one is taken."""
     with socket.socket() as probe:
         # a port whose last connections are still closing counts as free: servers bind it in the same way
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,7 +89,7 @@ class OwnedProcess:
     the controller, which then stops what it owns in order. With `user`, the command runs as that user, who stays
     claimed until the command has ended; a command that changes the user by itself gets it as `claim`. Of the output of
     either, which may have no end, the log keeps head and tail. `told` is what the command reads from standard input,
-    up to 100 kB; it comes by a socket, which unlike a pipe or file nobody can open a second time.
+    up to 100 kB; it comes by a socket, which, unlike a pipe or file, cannot be opened a second time.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class OwnedProcess:
         try:
             await self.start()
         except BaseException:
-            await self.stop()  # nobody else does: the block is not entered
+            await self.stop()  # no other code does: the block is not entered
             raise
         return self
 

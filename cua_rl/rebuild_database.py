@@ -1,4 +1,4 @@
-"""`python -m cua_rl.rebuild_database`: drop our tables and create them anew. Asks before it destroys data."""
+"""`python -m cua_rl.rebuild_database`: drop our tables and create them again. Asks before it destroys data."""
 # ruff: noqa: T201 - it talks to a person
 
 import argparse
@@ -21,7 +21,7 @@ _SHOWN_TABLES = ("trainings", "steps", "rollouts", "turns", "screenshots")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m cua_rl.rebuild_database", description="drop our tables and create them anew"
+        prog="python -m cua_rl.rebuild_database", description="drop our tables and create them again"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Heads and bodies of requests: whom they name, and what a body may hold, wherever it comes from.
+"""Heads and bodies of requests: the host they name, and what a body may hold, whatever its source.
 
 the endpoint asks for the key, from the head alone
   └ body: bounded in bytes and time while it arrives         read_body
@@ -132,7 +132,7 @@ def parse_json(text: bytes | str) -> object:
     would not keep the event loop free.
 
     Raises:
-        RequestRefused: the text is none; invalid JSON is its cause.
+        RequestRefused: the text is not JSON; the parser's error is its cause.
     """
     marks = (b",", b":", b"[", b"{") if isinstance(text, bytes) else (",", ":", "[", "{")
     counts = [text.count(cast("Any", mark)) for mark in marks]

@@ -68,7 +68,7 @@ def with_values(config: Config, **changes: object) -> Config:
 def given_settings(config: object) -> dict[str, object]:
     """The settings that a configuration with presets was constructed with, by path; of groups, what they were given.
 
-    All of them if `chz.replace` made it, which constructs it anew with every value; `with_values` does not.
+    All of them if `chz.replace` made it, which constructs it again with every value; `with_values` does not.
     """
     given: dict[str, object] = {}
     for name in _given_names(config):

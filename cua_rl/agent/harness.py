@@ -61,7 +61,7 @@ class HarnessAssignment:
 
     @property
     def payload(self) -> str:
-        """What the task tells the program alone, as JSON; it may hold the expected answer."""
+        """What the task tells only the program, as JSON; it may hold the expected answer."""
         return json.dumps(self.world.payload)
 
 

@@ -50,7 +50,7 @@ class RolloutClock:
 
     @property
     def is_uncharged(self) -> bool:
-        """Whether nobody is charged now."""
+        """Whether time passes now without charging any budget."""
         return self._num_pauses > 0
 
     async def used_up(self) -> None:
@@ -156,7 +156,7 @@ class RolloutClock:
             self._turn_left_s -= passed_s
 
     def _rearm(self) -> None:
-        """Set the time limit of the device anew, or suspend it while the policy is charged."""
+        """Reset the time limit of the device, or suspend it while the policy is charged."""
         is_stopped = self._num_pauses or self._charges_policy
         when = None if is_stopped else asyncio.get_running_loop().time() + self._turn_left_s
         # the block has not begun (an AssertionError before Python 3.11.4), has ended, or is being cancelled

@@ -208,6 +208,6 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
             state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
             is_lost = state is None and isinstance(error, OperationalError | InterfaceError)
             if is_lost or (state or "").startswith(_PASSING_STATES):
-                engine.dispose()  # the next attempt connects anew, perhaps to another server
+                engine.dispose()  # the next attempt reconnects, perhaps to another server
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise

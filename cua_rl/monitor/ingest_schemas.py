@@ -46,7 +46,7 @@ def _parse_json(value: object) -> object:
 
 
 def _parse_object(value: object) -> object:
-    """A JSON object, or text that holds one; empty text is none."""
+    """A JSON object, or text that holds one; None for empty text."""
     return None if value == "" else _parse_json(value)
 
 

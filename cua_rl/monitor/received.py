@@ -45,7 +45,7 @@ _NOT_OF_EVAL = {*sent.OursOfStep.model_fields} - {*sent.OursOfEval.model_fields}
 
 
 class ItemRefused(CuaError):
-    """An item cannot be stored; its sender is told the message."""
+    """An item cannot be stored; its sender gets the message."""
 
 
 def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_name: str, folder: str) -> TrainingReport:

@@ -260,7 +260,7 @@ class Load:
 
 
 def measure_loads(chosen: Sequence[Interval], kind: Sequence[Interval], *, num_places: int = 1) -> list[Load]:
-    """The load of every chosen interval that has a length, if all of the kind share so many places evenly."""
+    """The load of every chosen interval that has a length, as its mean concurrency per place."""
     changes = sorted([(one.start_s, 1) for one in kind] + [(one.end_s, -1) for one in kind])
     times = [at for at, _ in changes]
     counts = list(accumulate(change for _, change in changes))

@@ -1,4 +1,4 @@
-"""Runs the training loops in virtual time, on devices, a model server and a trainer that only take their time."""
+"""Runs the training loops in virtual time, on devices, a model server and a trainer that only consume virtual time."""
 
 import asyncio
 import gc

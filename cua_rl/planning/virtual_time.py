@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer when nobody has anything to do: hours in seconds, exactly."""
+"""An event loop whose clock jumps to the next timer when no task is ready: simulates hours in seconds, exactly."""
 
 import asyncio
 import selectors

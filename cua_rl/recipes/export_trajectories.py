@@ -48,7 +48,7 @@ async def cli_main(config: ExportTrajectoriesConfig, environ: Mapping[str, str] 
             raise ConfigError(
                 f"step: expected a step of run {run.run_name!r}, got {config.step!r}; the monitor lists them"
             )
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts and screenshots may be nobody else's
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts and screenshots may be private
         make_writer = ParquetWriter if config.format == "huggingface" else AtifWriter
         writer = make_writer(out, encode_run(run))
         num_rollouts = 0

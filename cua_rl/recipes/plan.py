@@ -1,7 +1,7 @@
 """Predict a training run before it costs anything: `python -m cua_rl.recipes.plan preset=h100-4b gpus=8xh100`.
 
 Takes the settings of recipes.train. The training loop itself runs in virtual time, on devices, a model server and a
-trainer that only take their time: as long as assumed (`--help assume`), or as long as in recorded runs (`from_run=`).
+trainer that only consume virtual time: as much as assumed (`--help assume`), or as in recorded runs (`from_run=`).
 """
 
 import asyncio

@@ -84,7 +84,7 @@ class ChatFormat:
     write_answer: WriteAnswer
     """The text of an answer that comes in parts."""
     call_form: str
-    """How the model is told to write tool calls."""
+    """The tool-call format that the prompt asks for."""
     write_system: Callable[[str | None, Sequence[str]], str]
     """The text of the system message, from that which was given and the JSON of each tool."""
     strips_messages: bool

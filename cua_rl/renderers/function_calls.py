@@ -103,7 +103,7 @@ def _read_value(text: str, schema: object) -> object:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text
-    if not kinds:  # an unknown tool or parameter: nobody wants a text like [1, 2]
+    if not kinds:  # an unknown tool or parameter: a text such as [1, 2] would be wrong
         return cast("object", value) if isinstance(value, dict | list) else text
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)

@@ -135,7 +135,7 @@ def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
 
 
 def left_out_sentences(models: Sequence[ModelRow]) -> list[str]:
-    """Why a model's pass@k is left out: over the other tasks alone, it would be about easier or harder ones."""
+    """Why a model's pass@k is left out: over the other tasks only, it would describe easier or harder ones."""
     return [
         f"pass@{k} of {model.name} is left out: faults left fewer than {k} attempts at {num} of its tasks"
         if k > 1

@@ -93,7 +93,7 @@ class _TensorBoard:
         self._writer: Any = writers.EventFileWriter(str(folder))
         if has_earlier:
             # a restart mark makes TensorBoard forget events at its step and later; the baseline's, too, in a run that
-            # begins anew
+            # starts over
             restart = events.SessionLog(status=events.SessionLog.START)
             self._writer.add_event(events.Event(step=first_step if first_step > 1 else 0, session_log=restart))
 

@@ -12,7 +12,7 @@ AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A group and its advantages, aligned with `group.compared`; all 0 if the group teaches nothing."""
+    """A group and its advantages, aligned with `group.compared`; all 0 if the group has no learning signal."""
 
     group: RolloutGroup
     advantages: tuple[float, ...]

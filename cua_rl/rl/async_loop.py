@@ -7,7 +7,7 @@
          │ frees a slot    │                    │ frees places                              │
          └─────────────────┘                    └───────────── announces policy k ──────────┘
 
-Who waits for whom: the starter for a free slot (`RolloutLimit`: devices, memory, the server's KV cache) and until the
+What waits for what: the starter for a free slot (`RolloutLimit`: devices, memory, the server's KV cache) and until the
 buffer's admission allows one more group; groups for devices and the model; the trainer for a batch; the publisher for
 saved weights; the evaluator for an adapter. The trainer waits for the publisher only if that is a whole step behind,
 the publisher for the evaluator only if two evaluations wait: nothing is skipped. There is no deadlock: slots are freed

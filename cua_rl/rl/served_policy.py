@@ -110,7 +110,7 @@ async def make_probe(
 
     It is random in one part of the model and zero in the other, so that neither hides behind the other's effect.
 
-    The first steps of a run change log-probabilities by less than half precision rounds: with their adapters alone, a
+    The first steps of a run change log-probabilities by less than half precision rounds: with only their adapters, a
     server that ignores adapters would pass.
     """
     datum = canary_datum(prompt)

@@ -171,7 +171,7 @@ def _warn_of_outliers(groups: Sequence[RolloutGroup]) -> None:
 
 
 def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None:
-    """A harness costs more than it needs to if its prompts do not extend each other, and nobody sees its requests."""
+    """A harness costs more than it needs to if its prompts do not extend each other, which is visible nowhere else."""
     ids = {one.rollout_id for scored in groups for one in scored.group.compared if one.device_id == HARNESS_ID}
     num_sequences = sum(datum.rollout_id in ids for datum in batch.datums)
     num_rollouts = len({datum.rollout_id for datum in batch.datums} & ids)

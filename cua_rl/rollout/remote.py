@@ -2,7 +2,7 @@
 
 A worker belongs to the run from its registration until it is silent for `lease_s` seconds or its process ends. Then it
 is given up: its rollouts end as infrastructure faults, which are run again like all others, and whatever it says later
-is refused, because its id is known no more. If it still lives, that tells it to drop its rollouts and to register anew.
+is refused, because its id is no longer valid; a live worker then drops its rollouts and registers again.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class RemoteRunner:
         return Welcome(worker_id=worker_id, setup=self._make_setup())
 
     async def orders(self, worker_id: str, report: Report) -> Orders:
-        """What the worker shall change, as soon as there is something; nothing after `poll_s` seconds."""
+        """Orders for the worker, as soon as there are any; none after `poll_s` seconds."""
         worker = self._find(worker_id)
         worker.known = set(report.running)
         if report.device_metrics:
@@ -219,7 +219,7 @@ class RemoteRunner:
             worker.changed.set()
 
     async def watch(self) -> None:
-        """Give up workers that are silent, until cancelled; while this process was stopped, it heard nobody."""
+        """Give up workers that are silent, until cancelled; while this process was stopped, it received nothing."""
         while True:
             due_at = time.monotonic() + self._lease_s / 15
             await asyncio.sleep(self._lease_s / 15)

@@ -39,7 +39,7 @@ class RolloutPlan:
     adapter: AdapterRef | None = None
     """None: always the current policy; evaluations pin one."""
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
-    is_repeat: bool = False  # after a fault: the others of its group may wait for it alone, so it waits for nobody
+    is_repeat: bool = False  # after a fault; retries skip the queue: their group waits for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

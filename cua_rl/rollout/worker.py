@@ -37,7 +37,7 @@ _BYTES_PER_S = 100_000  # the slowest link that the controller accepts
 
 
 class GivenUp(CuaError):
-    """The controller has given this worker up, or has begun anew: it registers again."""
+    """The controller has given this worker up, or has restarted: it registers again."""
 
 
 class Policies(Protocol):
@@ -84,11 +84,11 @@ class ControllerLink:
         return welcome
 
     async def report(self, report: Report) -> Orders:
-        """Say what runs, and hear what shall change; raises `GivenUp`."""
+        """Report rollouts, receive orders; raises `GivenUp`."""
         return decode(await self._post(f"/workers/{self._worker_id}/orders", report), Orders)
 
     async def deliver(self, rollout_id: str, ended: Ended) -> None:
-        """Hand over the end of a rollout, or drop it if nobody waits for it any more."""
+        """Hand over the end of a rollout, or drop it if nobody waits for it."""
         path = f"/workers/{self._worker_id}/rollouts/{rollout_id}"
         try:
             async with self._delivering:

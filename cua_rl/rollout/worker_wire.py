@@ -85,7 +85,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What a worker shall do."""
+    """Orders of the controller to a worker."""
 
     start: tuple[PlannedRollout, ...] = ()
     cancel: tuple[str, ...] = ()

@@ -64,7 +64,7 @@ _SAME_NORM = 0.05  # relative; bfloat16 rounds sums in another order differently
 
 
 async def run_doctor(config: CLIConfig, folder: Path, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
-    """Make all checks, one after the other, and end what they started; `say` is told of each finding."""
+    """Make all checks, one after the other, and end what they started; `say` receives each finding."""
     async with AsyncExitStack() as stack:
         # adapters of a large model take gigabytes
         stack.callback(shutil.rmtree, folder / "adapters", ignore_errors=True)

@@ -54,7 +54,7 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
 def plan_judge(
     settings: JudgeSettings, reward: str, *task_sets: TaskSet, is_told_to_agents: bool = False
 ) -> JudgeConfig | None:
-    """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
+    """The judge that tasks need, or that the user wants to compare with validators; None if neither.
 
     A judge that only agents ask, as harnesses may, is theirs. Raises `ConfigError` if a judge is requested but not
     configured, or configured but never used.

@@ -5,7 +5,7 @@ metrics.jsonl            one JSON object per completed step
 outcomes.jsonl           one JSON object per completed step: how each of its groups went
 checkpoints.jsonl        one JSON object per checkpoint, the newest last
 weights/000080           what training resumes from after 80 optimizer steps
-sampler_weights/000080   the adapter alone, as the model server loads it
+sampler_weights/000080   only the adapter, as the model server loads it
 """
 
 import fcntl
@@ -182,7 +182,7 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
 
     `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. A run that
     failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours. Raises
-    `ConfigError` if the folder holds something else, another run is using it, or nobody can be asked.
+    `ConfigError` if the folder holds something else, another run is using it, or there is no terminal to ask on.
     """
     path = path.expanduser().absolute()
     is_used = is_run_folder(path)
@@ -191,7 +191,7 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     with boundary(ConfigError, f"log_path {str(path)!r} cannot be used"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_uid == os.geteuid():
-            path.chmod(0o700)  # screenshots, prompts and weights are nobody else's
+            path.chmod(0o700)  # screenshots, prompts and weights are private
         lock = _lock(path)
     umask = os.umask(0o066)  # not 077: users of services pass through folders of ours to what is theirs
     try:

@@ -277,7 +277,7 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
-    """Without GPUs everything is main memory, and weights are float32 unless the trainer is told otherwise."""
+    """Without GPUs everything is main memory, and weights are float32 unless the trainer's dtype is set."""
     model, demand, wishes = request.model, request.demand, request.wishes
     gpus = plan_gpus((), request.gpu_wishes, model.num_heads)
     row = wishes.micro_batch_tokens or max(_LONGEST_ROW, demand.context_tokens)

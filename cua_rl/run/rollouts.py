@@ -263,7 +263,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
     if (command is None) == (url is None):
         raise ConfigError(
             f"agent: expected either agent.{name} or agent.{name.replace('command', 'url')} with agent={agent}, got "
-            f"{'neither' if url is None else 'both'}; say how it is reached"
+            f"{'neither' if url is None else 'both'}; set exactly one"
         )
     if command is not None:
         try:

@@ -44,7 +44,7 @@ async def run_sft(config: SftConfig) -> None:
         if attempt is not None:
             require_same_run(plan, attempt)
             print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
-        if config.model_name is not None:  # of the demo, nobody needs to plan the memory
+        if config.model_name is not None:  # the demo needs no memory plan
             print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
             print(json.dumps(settings, indent=2))

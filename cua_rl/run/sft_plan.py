@@ -158,7 +158,7 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
         )
     recomputes = config.gradient_checkpointing
     if recomputes is None and config.trainer_address is not None:
-        recomputes = True  # nobody here knows the memory of other hosts
+        recomputes = True  # the memory of other hosts is unknown here
     request = Request(
         model=load_model_sizes(model_path),
         machine=find_machine(config.machine, environ, is_dry_run=config.dry_run),

@@ -73,7 +73,7 @@ async def run_training(config: CLIConfig) -> None:
         print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
         allows_changes = config.checkpoints.resume_with == "changes"
         settings[CHANGED] = attempt.record(config, settings, allows_changes=allows_changes)
-    if config.model_name is not None:  # of the demo, nobody needs to plan the memory
+    if config.model_name is not None:  # the demo needs no memory plan
         print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
         print(json.dumps(settings, indent=2))

@@ -13,7 +13,7 @@ MIN_TOKEN_CHARACTERS = 16
 """Minimum length of the token if other machines can connect."""
 
 LINGER_S = 1.0
-"""How long events wait for others, in workers and their controller, while nobody waits for them in the database."""
+"""How long events wait for others, in workers and their controller, while no query needs them in the database."""
 FLUSH_LINGER_S = 0.1
 """How long they do in a worker once a rollout has ended: others end at that time too."""
 

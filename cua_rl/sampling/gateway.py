@@ -334,7 +334,7 @@ class Gateway:
     def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
         """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call."""
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
-        # parses calls itself. A thought that was cut off is none, and must not pass for an answer.
+        # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids

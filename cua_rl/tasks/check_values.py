@@ -1,4 +1,4 @@
-"""Refuses checks whose values no device can show: a task that cannot be done teaches nothing."""
+"""Refuses checks whose values no device can show: a task that cannot be done has no learning signal."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -144,7 +144,7 @@ class FolderTask(Template):
     folder: Path
     instruction: str
     parts: FolderParts = field(compare=False)
-    """Made anew at each load."""
+    """Built at each load."""
 
     @property
     def set_name(self) -> str:
@@ -189,7 +189,7 @@ def load_folder_tasks(tasks_dir: Path) -> list[FolderTask]:
     package = ModuleType(f"cua_rl_folder_tasks_{sha256(str(root).encode()).hexdigest()[:16]}")
     package.__path__ = [str(root)]
     for known in [name for name in sys.modules if f"{name}.".startswith(f"{package.__name__}.")]:
-        del sys.modules[known]  # the folders are imported anew at each load
+        del sys.modules[known]  # the folders are imported again at each load
     importlib.invalidate_caches()
     sys.modules[package.__name__] = package
     tasks: list[FolderTask] = []

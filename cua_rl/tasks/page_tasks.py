@@ -5,7 +5,7 @@
 
 Checks: `cua_rl.tasks.page_checks`. Every rollout begins with a fresh browser context at the address. With a
 `site_command`, every page has a server of its own, addresses are paths on it ("/" by default), and its state begins
-anew with every rollout. Without one, what a server keeps between rollouts is the server's affair.
+anew with every rollout. Without one, the server decides what it keeps between rollouts.
 """
 
 import json

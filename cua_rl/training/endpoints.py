@@ -117,7 +117,7 @@ class RemoteTrainer:
 
         Raises:
             ConfigError: the trainer there has another token.
-            TrainerDeathError: nobody listens for ten minutes.
+            TrainerDeathError: nothing has listened for ten minutes.
         """
         deadline, is_first = time.monotonic() + _CONNECT_TIMEOUT_S, True
         while True:

@@ -165,7 +165,7 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def separate_sequences(language_model: Any) -> None:
-    """Make every linear attention of the model start anew with each sequence of a packed row.
+    """Make every linear attention of the model reset its state at each sequence of a packed row.
 
     Without flash-linear-attention, Transformers' own knows no sequences: its recurrent state and its convolution would
     run on from one into the next.

@@ -45,7 +45,7 @@ def load_with_unsloth(model_path: Path, *, dtype: Any, device: Any, trains_base:
     Unsloth also rewrites layers. Its attention may not know packed rows, so see that this one does
     (`layers.require_separate_sequences`).
     """
-    os.environ["UNSLOTH_COMPILE_DISABLE"] = "1"  # it would compile every layer anew for each length of a row
+    os.environ["UNSLOTH_COMPILE_DISABLE"] = "1"  # it would recompile every layer for each row length
     unsloth: Any = import_module("unsloth")
     settings = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     model, _ = unsloth.FastVisionModel.from_pretrained(

@@ -38,7 +38,7 @@ _CODE_BYTES = 32
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_UNPROVEN = 64  # each has a thread; a controller proves itself within milliseconds
 _LOOK_S = 0.05  # how long a proven controller waits for rank 0
-_KEEP_ALIVE_S = 30  # between two probes; a peer that misses six is dead, a cut of half a minute is none
+_KEEP_ALIVE_S = 30  # between two probes; a peer that misses six is dead; a 30 s outage is tolerated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Address:
 
 
 def parse_address(text: str, name: str) -> Address:
-    """An address such as 10.0.0.1:29400; raises `ConfigError` naming the setting if it is none, or all addresses."""
+    """An address such as 10.0.0.1:29400; raises `ConfigError` naming the setting if it is malformed or a wildcard."""
     host, _, port = text.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
@@ -141,7 +141,7 @@ class ControllerLink:
         """Connect to rank 0 and prove to each other that both know the token.
 
         Raises:
-            OSError: nobody answers there.
+            OSError: nothing answers there.
             ConfigError: who answers has another token.
         """
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
@@ -200,7 +200,7 @@ class WorkerLink:
     def accept(
         cls, listener: socket.socket, token: str, handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
     ) -> "WorkerLink":
-        """Wait until a controller that knows the token connects; others are turned away, and delay nobody."""
+        """Wait until a controller that knows the token connects; others are turned away without delaying it."""
         proven = queue.SimpleQueue[WorkerLink]()
         unproven: dict[socket.socket, None] = {}  # the oldest first
 

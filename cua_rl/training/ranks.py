@@ -260,7 +260,7 @@ def _new_group() -> distributed.ProcessGroup:
 
 
 def _open_store(meeting: Meeting, place: Place) -> Any:
-    """The store of a meeting; rank 0 serves it on the meeting's address alone, where PyTorch would on all."""
+    """The store of a meeting; rank 0 serves it only on the meeting's address; PyTorch would listen on all."""
     is_server = place.rank == 0 and meeting.torchrun_attempt is None
     listener = None
     if is_server:

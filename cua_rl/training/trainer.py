@@ -345,7 +345,7 @@ class Trainer:
             if missing is not None:
                 raise _OutOfMemory(missing)
             return batch, scores, losses
-        # without positions, the largest part of a micro-batch, which nobody needs any more
+        # without positions, the largest part of a micro-batch, which is not needed any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
         ours = (bare, scores, losses)
         if self._context.rank:  # the first of those that share rows speaks for all of them

@@ -152,7 +152,7 @@ class FeatureCache:
         return len(self._entries)
 
     def features(self, images: Iterable[ImageChunk], encode: Encode) -> dict[str, Tensor]:
-        """Features of every distinct image; `encode` is called for those that are not held, even if there are none."""
+        """Features of every distinct image; `encode` is called for those not cached, even for an empty list."""
         wanted = {chunk.image.sha256: chunk for chunk in images}
         found = {name: self._entries[name] for name in wanted if name in self._entries}
         for name in found:

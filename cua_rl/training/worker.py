@@ -141,7 +141,7 @@ class _Worker:
         self._trainer: Trainer | None = None
 
     def reply(self, payload: bytearray) -> wire.Reply:
-        """The answer; `Failed` if the request is none or cannot be carried out."""
+        """The answer; `Failed` if the request is malformed or cannot be carried out."""
         name = "request"
         try:
             request: wire.Request = decode(payload, wire.Request)

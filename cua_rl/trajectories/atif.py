@@ -147,7 +147,7 @@ def read_atif(folder: Path) -> Iterator[EncodedRecord]:
         if row is None:
             raise ConfigError(
                 f"expected extra.cua_rl in {str(path)!r}, which recipes.export_trajectories wrote, got none; export "
-                "the run anew, or remove run.json to import the files as trajectories of others"
+                "the run again, or remove run.json to import the files as trajectories of others"
             )
         steps: list[Any] = [step for step in trajectory["steps"] if step["source"] == "agent"]
         for turn, step in zip(row["turns"], steps, strict=True):

@@ -21,7 +21,7 @@ from cua_rl.trajectories import action_names
 Arguments = dict[str, object]
 
 WHEEL_CLICK_PX = 100.0
-"""Scrolled by one click of a mouse wheel, unless the import is told otherwise; programs differ."""
+"""Scrolled by one click of a mouse wheel, unless the import sets another; programs differ."""
 _LARGEST = 1e6  # pixels, seconds or clicks: JSON may contain NaN, and integers too large for a float
 _PAGE_SHARE = 0.6  # share of the screen to scroll if only a direction is given
 _TAP_SHARE = 0.04  # a touch that ends within this share of the screen is a tap (Android in the Wild)

@@ -204,7 +204,7 @@ def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
 def _unreadable(path: Path, max_memory_bytes: int, what: str) -> str:
     return (
         f"expected rollouts of which each can be read within {max_memory_bytes >> 20} MiB in {str(path)!r}, got "
-        f"{what[:500].strip()}; export the run anew, in format=atif if its rollouts are larger"
+        f"{what[:500].strip()}; export the run again, in format=atif if its rollouts are larger"
     )
 
 

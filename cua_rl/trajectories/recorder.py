@@ -138,7 +138,7 @@ class Recorder:
         self.is_seen_after = True
 
     def leave(self) -> None:
-        """The result of the last action begins: unless a screenshot comes, nobody knows what the next one refers to."""
+        """The result of the last action begins: without a screenshot, what the next one refers to is unknown."""
         if self.steps and not self.is_seen_after:
             self.screen = None
 

@@ -102,7 +102,7 @@ def write_run(url: str, run: RunRecord, log_path: Path, records: Iterable[Rollou
                 writer.write(source, ())
         if current is not None:
             raise ConfigError(
-                f"expected rollouts of the steps in run.json, in their order, got {current[0]!r}; export the run anew"
+                f"expected rollouts of the steps in run.json, in their order, got {current[0]!r}; export the run again"
             )
     return writer
 

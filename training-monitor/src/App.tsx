@@ -85,7 +85,7 @@ function Shell() {
         {GONE_TEXT[live] && <div className="notice">{GONE_TEXT[live]}</div>}
         {page ?? (
           <Empty title="There is no such page" page>
-            <p>The address is of no page of the monitor.</p>
+            <p>There is no page at this address.</p>
             <Link className="button" to="/">All runs</Link>
           </Empty>
         )}

@@ -47,7 +47,7 @@ class AdbPhones:
         return len(self._serials)
 
     async def make(self, request: DeviceRequest) -> Device:
-        """A phone that nobody uses, at home, whose screen has been seen; raises `DeviceError`."""
+        """An idle phone on its home screen, whose screen has been seen; raises `DeviceError`."""
         if not self._free:
             raise DeviceQuotaError(f"expected a free phone among {', '.join(self._serials)}, all are lent")
         serial = self._free.popleft()

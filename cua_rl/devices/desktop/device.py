@@ -62,7 +62,7 @@ class LinuxDesktop:
         self._screen_timeout_s = screen_timeout_s
         self.device_id = device_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
-        # what programs write may make a read slow: that delays the validators of this desktop, and nobody else
+        # what programs write may make a read slow: that delays only the validators of this desktop
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{device_id}-files")
         self._screen: XScreen | None = None
         self._packer = BandedPng()
@@ -200,7 +200,7 @@ class LinuxDesktop:
                     async with asyncio.timeout(self._screen_timeout_s):
                         return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
                 except ActionRejected as error:
-                    rejected = error  # the desktop is well: the model is told
+                    rejected = error  # the desktop is well: the model gets the message
         except DeviceError as error:
             is_late = isinstance(error.__cause__, TimeoutError)
             # a connection ends before its server counts as ended

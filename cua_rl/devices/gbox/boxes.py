@@ -45,7 +45,7 @@ ABILITIES: dict[BoxType, DeviceAbilities] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxPlan:
-    """What boxes are made, and for whom."""
+    """Which boxes are created, and for which run."""
 
     box_type: BoxType
     run_name: str

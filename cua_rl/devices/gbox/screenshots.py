@@ -33,7 +33,7 @@ async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: st
 
 
 async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_url: str | None) -> bytes:
-    """Download from a box's storage; an address that has expired is asked for anew, once."""
+    """Download from a box's storage; an expired address is requested again, once."""
     if presigned_url is not None:
         response = await _get(gbox.http, presigned_url)
         if response.is_success:

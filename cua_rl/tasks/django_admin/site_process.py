@@ -2,7 +2,7 @@
 """The site, a process of its own: `python -m cua_rl.tasks.django_admin.site_process FOLDER make|serve`.
 
 `make` writes the database with one administrator into FOLDER. `serve` answers on a free port of this machine, which it
-writes into FOLDER/port. The database may be replaced between requests: every request opens it anew.
+writes into FOLDER/port. The database may be replaced between requests: every request opens it again.
 """
 
 import os
