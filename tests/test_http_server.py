@@ -76,6 +76,12 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
     return True
 
 
+async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(bytes(2**16))
+        await writer.drain()
+
+
 QUICK = ConnectionLimits(head_s=0.2, stall_s=0.2, max_waiting=3, burst_s=0.0, max_connections=6)
 
 
@@ -128,6 +134,30 @@ async def test_a_large_body_that_nobody_reads_leaves_the_connection_to_the_next_
         writer.write(bytes(2**20) + GET)
         async with asyncio.timeout(10):
             assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_client_that_sends_a_refused_body_to_its_end_reads_the_answer() -> None:
+    size = 32 * 2**20
+    async with served(ConnectionLimits()) as port:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+        reader, writer = await ask(port, head)
+        async with asyncio.timeout(10):
+            for _ in range(size // 2**20):
+                writer.write(bytes(2**20))
+                await writer.drain()
+            assert (await reader.read()).endswith(b"hello")
+        writer.close()
+
+
+async def test_a_refused_body_that_never_ends_is_closed() -> None:
+    async with served(QUICK) as port:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % 2**40
+        reader, writer = await ask(port, head)
+        await reader.readuntil(b"hello")
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionError):
+                await send_for_ever(writer)
         writer.close()
 
 
