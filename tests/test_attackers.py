@@ -11,12 +11,14 @@ import pytest
 
 from cua_rl.errors import CuaError
 from scripts.listeners import Listener, answer_to_stranger, gave_something
+from scripts.red_team.services import attack_recipe
 from scripts.red_team.users import STRANGER_UID, as_user
 
 ROOT = Path(__file__).parents[1]
 ATTACKS_WITHOUT_FILES = """
 import socket, sys
 from scripts.listeners import Listener, answer_to_stranger, gave_something
+from scripts.red_team.services import attack_recipe
 from scripts.red_team.users import STRANGER_UID, as_user
 
 def connect():
@@ -73,3 +75,9 @@ def test_what_a_listener_says_to_a_stranger_is_told_from_a_refusal() -> None:
     assert (answer, gave_something(answer)) == ("welcome", True)
     assert refusal.startswith("refused: ConnectionRefusedError")
     assert not gave_something(refusal)
+
+
+def test_a_recipe_gives_nothing_to_a_debugger_of_its_own_user() -> None:
+    (finding,) = attack_recipe()
+
+    assert finding.verdict == "held", finding.got

@@ -1,23 +1,29 @@
 """Attacks on database, trainer, model server and agents, on what a run writes, and on its end."""
 
+import asyncio
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import chz
+import dotenv as dotenv  # read by recipes when they start, perhaps from where their user cannot
 import httpx
 import psutil
 import psycopg
 import psycopg.conninfo
 from psycopg.sql import SQL, Identifier
 
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.errors import CuaError, boundary
 from scripts.red_team.findings import Findings, Targets, canaries_of, check, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, command_line, listeners, status_of
-from scripts.red_team.users import STRANGER_UID, as_user, inspect
+from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 
 _KEPT = (0, 1, 2, 3, 14, 23, 24)
 """chown, dac_override, dac_read_search, fowner, ipc_lock, sys_nice, sys_resource of linux/capability.h."""
@@ -172,26 +178,53 @@ def attack_inspection(targets: Targets) -> Findings:
             said = as_user(own, partial(inspect, process.pid))
             attack = f"our user debugs {command_line(process)[-50:]}"
             yield check(20, attack, "refused", said, said.startswith("refused"))
-    yield from attack_recipe(targets)
+    yield from attack_recipe()
 
 
-def attack_recipe(targets: Targets) -> Findings:
+def attack_recipe() -> Findings:
     """Row 20: a recipe that a user without privileges has started, and a debugger of the same user."""
-    uid = os.geteuid() or STRANGER_UID
-    (targets.folder / "no-runs").mkdir()
-    command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", str(targets.folder / "no-runs"), "port=0"]
-    environment = targets.environment() | {"HOME": "/", "PYTHONPATH": str(Path(__file__).parents[2])}
-    privileges: dict[str, Any] = {} if os.geteuid() else {"user": uid, "group": uid, "extra_groups": ()}
-    with subprocess.Popen(
-        command, env=environment, cwd="/", stdout=subprocess.PIPE, text=True, **privileges
-    ) as monitor:
-        assert monitor.stdout is not None
-        if not monitor.stdout.readline().startswith("monitor: "):
-            yield skipped(20, "a recipe of another user", "it cannot read this Python")
-            return
-        said = as_user(uid, partial(inspect, monitor.pid))
-        monitor.terminate()
-    yield check(20, "a debugger of the user who started a recipe", "refused", said, said.startswith("refused"))
+    said = as_user(os.geteuid() or STRANGER_UID, _inspect_own_recipe)
+    attack = "a debugger of the user who started a recipe"
+    yield check(20, attack, "refused", said, said.startswith("refused"))
+
+
+def _inspect_own_recipe() -> str:
+    """What a program gets of a recipe; no exec, as in `as_user`. Before it is a recipe, it must give itself away."""
+    ours, theirs = socket.socketpair()
+    recipe = os.fork()
+    if recipe == 0:
+        ours.close()  # so that it ends when nobody is left to tell it to go on
+
+        async def wait(config: _NoSettings) -> None:
+            del config
+            theirs.send(b"recipe")
+            await asyncio.Event().wait()
+
+        try:
+            allow_inspection()  # as after exec
+            theirs.send(b"program")
+            if theirs.recv(9):
+                run_recipe(_NoSettings, wait, [])
+        finally:
+            os._exit(1)
+    theirs.close()
+    try:
+        ours.settimeout(60)
+        ours.recv(9)
+        with boundary(CuaError, "expected to debug a program of the same user, got nothing"):
+            inspect(recipe)
+        ours.send(b"go on")
+        if not ours.recv(9):
+            raise CuaError("expected a recipe to start, got its end")
+        return inspect(recipe)
+    finally:
+        os.kill(recipe, signal.SIGKILL)
+        os.waitpid(recipe, 0)
+
+
+@chz.chz
+class _NoSettings:
+    """Settings of a recipe that only waits."""
 
 
 def attack_environment_file(targets: Targets) -> Findings:
