@@ -213,7 +213,6 @@ async def test_a_folder_that_somebody_prepared_starts_no_program(tmp_path: Path)
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
         for name in ("restore_command", "listen_addresses"):
             assert run_sql(postgres.url, f"SHOW {name}") == [("",)]
-        assert run_sql(postgres.url, "SHOW archive_mode") == [("off",)]
         with pytest.raises(psycopg.OperationalError, match=r"no pg_hba[.]conf entry"):
             run_sql(postgres.url.replace("cua_rl@", "postgres@"), "SELECT 1")
 
