@@ -21,7 +21,7 @@ from psycopg.sql import SQL, Identifier
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import CuaError, boundary
-from scripts.red_team.findings import Findings, Targets, canaries_of, check, guest_users, skipped
+from scripts.red_team.findings import Findings, Targets, canaries_of, check, check_all, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, command_line, listeners, status_of
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 
@@ -43,11 +43,10 @@ def attack_database(targets: Targets) -> Findings:
             yield check(1, f"COPY TO PROGRAM as {role} by {who}", "refused", said, said.startswith("refused"))
     said = as_user(os.geteuid(), partial(_copy_to_program, url, None))
     yield check(1, "COPY TO PROGRAM with the role of the run", "refused", said, said.startswith("refused"))
-    services = {process.uids().real for process in targets.run.find("/bin/postgres")}
-    shared = services & set(guest_users(targets).values())
-    yield check(1, "users shared by desktops and database", "none", shared or "none", not shared)
-    capable = [p.pid for p in targets.run.find("/bin/postgres") if p.uids().real != 0 and _capabilities(p.pid)]
-    yield check(1, "capabilities of Postgres", "none", capable or "none", not capable)
+    services = [each for each in targets.run.find("/bin/postgres") if each.uids().real != 0]
+    shared = {each.uids().real for each in services} & set(guest_users(targets).values())
+    yield check_all(1, "users shared by desktops and database", services, shared)
+    yield check_all(1, "capabilities of Postgres", services, [each.pid for each in services if _capabilities(each.pid)])
 
 
 def _copy_to_program(url: str, role: str | None) -> str:
@@ -74,11 +73,11 @@ def attack_trainer(targets: Targets) -> Findings:
         for ip, port, each in every
         if ip in ("0.0.0.0", "::", "::ffff:0.0.0.0")
     ]
-    yield check(3, "listeners on all addresses", "none", wild or "none", not wild)
+    yield check_all(3, "listeners on all addresses", every, wild)
     ranks = targets.run.find("cua_rl.training.worker", "torch.distributed")
     ports = [f"{ip}:{port}" for ip, port, _ in listeners(ranks)]
-    is_held = all(port.startswith("127.") for port in ports)
-    yield check(3, "TCP listeners of two trainer ranks", "on loopback", ports or "none", is_held)
+    beyond = [port for port in ports if not port.startswith("127.")]
+    yield check_all(3, "TCP listeners of two trainer ranks beyond loopback", ports, beyond)
 
 
 def attack_model_server(targets: Targets) -> Findings:
@@ -103,11 +102,10 @@ def attack_model_server(targets: Targets) -> Findings:
         computing = {each for process in (*servers, *ranks) for each in (process, *process.children(recursive=True))}
         kept = sum(1 << number for number in _KEPT)
         strong = [command_line(each)[-40:] for each in computing if _capabilities(each.pid) & ~kept]
-        yield check(4, "more capabilities of vLLM and ranks than seven", "none", strong or "none", not strong)
-    found = sorted(
-        {f"{canary} {command_line(each)[-30:]}" for each in targets.run.guarded() for canary in canaries_of(each)}
-    )
-    yield check(4, "canaries in what the run started", "none", found or "none", not found)
+        yield check_all(4, "more capabilities of vLLM and ranks than seven", ranks and servers, strong)
+    guarded = targets.run.guarded()
+    found = {f"{canary} {command_line(each)[-30:]}" for each in guarded for canary in canaries_of(each)}
+    yield check_all(4, "canaries in what the run started", guarded, sorted(found))
 
 
 def attack_agent(targets: Targets) -> Findings:
@@ -172,12 +170,12 @@ def attack_inspection(targets: Targets) -> Findings:
         run = [each.pid for each in targets.run.processes() if each.uids().real != uid]
         got = {pid: as_user(uid, partial(inspect, pid)) for pid in run}
         bad = [f"{pid}: {said}" for pid, said in got.items() if not said.startswith("refused")]
-        yield check(20, f"{who} debugs {len(got)} processes of the run", "refused", bad or "refused", not bad)
+        yield check_all(20, f"{who} debugs {len(got)} processes of the run", got, bad)
     if own != 0:
-        for process in targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker"):
-            said = as_user(own, partial(inspect, process.pid))
-            attack = f"our user debugs {command_line(process)[-50:]}"
-            yield check(20, attack, "refused", said, said.startswith("refused"))
+        run = targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker")
+        said = [f"{as_user(own, partial(inspect, each.pid))}: {command_line(each)[-50:]}" for each in run]
+        bad = [one for one in said if not one.startswith("refused")]
+        yield check_all(20, f"our user debugs {len(run)} processes of the run", run, bad)
     yield from attack_recipe()
 
 
