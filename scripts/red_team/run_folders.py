@@ -53,6 +53,13 @@ WAYS = ("run.recorded_run", "supervised.recorded", "serve_monitor FOLDER", "serv
 _LIMIT_S = 90.0
 
 
+def make_witness(folder: Path) -> Path:
+    """A path at which every user, such as that of a server, can make a file."""
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder / "witness"
+
+
 def set_traps(data: Path, witness: Path) -> None:
     """Let a database folder start programs, load libraries, listen and admit everybody, if its own files decide."""
     program = f"'touch {witness}; false'"
@@ -92,7 +99,7 @@ def attack_run_folders(targets: Targets) -> Iterator[Finding]:
     place.mkdir()
     made = place.with_name("made")
     subprocess.run([sys.executable, "-c", MAKE, str(made)], env=targets.environment(), check=True, timeout=300)
-    server, witness = FalseServer(targets.folder / "false"), targets.folder / "witness"
+    server, witness = FalseServer(targets.folder / "false"), make_witness(targets.folder / "witnessed")
     try:
         for kind in ("settings", "a link as its log", "a false address", "another user"):
             attack = f"{kind} in a run's folder"
