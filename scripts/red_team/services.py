@@ -22,7 +22,7 @@ from psycopg.sql import SQL, Identifier
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import CuaError, boundary
 from scripts.red_team.findings import Findings, Targets, canaries_of, check, check_all, guest_users, skipped
-from scripts.red_team.targets import ALL_CANARIES, command_line, listeners, status_of
+from scripts.red_team.targets import ALL_CANARIES, SAID, command_line, listeners, status_of
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 
 _KEPT = (0, 1, 2, 3, 14, 23, 24)
@@ -151,7 +151,7 @@ def attack_secrets(targets: Targets) -> Findings:
             continue
         found = [text for part, text in run.texts.items() if any(part in text for text in said)]
         # without their errors, what agents printed did not come here
-        is_met = sum(text.count("agent ended with status 1") for text in said) >= len(run.pieces)
+        is_met = sum(text.count(SAID) for text in said) >= len(run.pieces)
         attack = f"{len(run.texts)} shapes and encodings of secrets in {place}"
         yield check(13, attack, "none", found or ("none" if is_met else "nor their errors"), is_met and not found)
     paths = [run.run_folder, *written]
