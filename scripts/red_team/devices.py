@@ -61,7 +61,9 @@ def attack_other_desktop(targets: Targets) -> Findings:
     devices.tell(number=0, shell=f"echo wrong > {other['home']}/answer.txt; ls {other['home']}")
     text = devices.tell(number=1, query="file:answer.txt")["text"]
     if os.geteuid() != 0 and text.strip() != "right":
-        yield skipped(9, "a desktop overwrites another one's file", "not root: all desktops share a user")
+        yield skipped(
+            9, "a desktop overwrites another one's file", "needs root: without it and namespaces, desktops share a user"
+        )
     else:
         yield check(9, "a desktop overwrites another one's file", "right", text, text.strip() == "right")
     spied = devices.tell(number=0, shell="echo looked; cat /proc/[0-9]*/environ | grep -ao 'canary-[a-z0-9-]*'; true")

@@ -104,7 +104,7 @@ def attack_run_folders(targets: Targets) -> Iterator[Finding]:
         for kind in ("settings", "a link as its log", "a false address", "another user"):
             attack = f"{kind} in a run's folder"
             if kind == "another user" and os.geteuid() != 0:
-                yield skipped(16, attack, "not root: nobody else's folder can be made")
+                yield skipped(16, attack, "needs root, which can make files of another user")
                 continue
             folder = place / kind.replace(" ", "-")
             shutil.copytree(made, folder)

@@ -31,27 +31,30 @@ LOADS_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "NODE_O
 
 
 def attack_database(targets: Targets) -> Findings:
-    """Row 1: a program of a desktop, or a stranger, asks the embedded Postgres to run a command."""
-    if os.geteuid() != 0:
-        yield skipped(1, "Postgres as another user", "not root")
-        return
+    """Row 1: a program of a desktop, a stranger, or the user of the run asks the embedded Postgres to run a command."""
     url = targets.run.database_url
-    users = {"a stranger": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
-    for who, uid in users.items():
+    for who, uid in (_other_users(targets) | {"the user of the run": os.geteuid()}).items():
         for role in ("postgres", "cua_rl"):
             said = as_user(uid, partial(_copy_to_program, url, role))
             yield check(1, f"COPY TO PROGRAM as {role} by {who}", "refused", said, said.startswith("refused"))
-    said = as_user(os.geteuid(), partial(_copy_to_program, url, None))
-    yield check(1, "COPY TO PROGRAM with the role of the run", "refused", said, said.startswith("refused"))
+    if os.geteuid() != 0:
+        yield skipped(1, "Postgres as another user", "needs root, which can become another user")
+        return
     services = [each for each in targets.run.find("/bin/postgres") if each.uids().real != 0]
     shared = {each.uids().real for each in services} & set(guest_users(targets).values())
     yield check_all(1, "users shared by desktops and database", services, shared)
     yield check_all(1, "capabilities of Postgres", services, [each.pid for each in services if _capabilities(each.pid)])
 
 
-def _copy_to_program(url: str, role: str | None) -> str:
-    address = url if role is None else psycopg.conninfo.make_conninfo(url, user=role)
-    with psycopg.connect(address, connect_timeout=5) as connection:
+def _other_users(targets: Targets) -> dict[str, int]:
+    """Users of programs that attack a run, none for whoever cannot become them."""
+    if os.geteuid() != 0:
+        return {}
+    return {"a stranger": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
+
+
+def _copy_to_program(url: str, role: str) -> str:
+    with psycopg.connect(psycopg.conninfo.make_conninfo(url, user=role), connect_timeout=5) as connection:
         connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
     return "Postgres ran a command"
 
@@ -65,7 +68,7 @@ def _capabilities(pid: int) -> int:
 def attack_trainer(targets: Targets) -> Findings:
     """Row 3: an open rendezvous of the trainer's two ranks, and wildcard addresses of anything else."""
     if os.geteuid() != 0:
-        yield skipped(3, "listeners of the run", "not root: its processes refuse inspection")
+        yield skipped(3, "listeners of the run", "needs root: its processes refuse inspection by their own user")
         return
     every = listeners(targets.run.processes())
     wild = [
@@ -162,16 +165,13 @@ def attack_secrets(targets: Targets) -> Findings:
 def attack_inspection(targets: Targets) -> Findings:
     """Row 20: a program without privileges debugs the processes of a run, as another user and as the run's own."""
     own = os.geteuid()
-    others = {"another user": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
-    for who, uid in others.items():
-        if own != 0:
-            yield skipped(20, f"{who} debugs processes of the run", "not root")
-            continue
+    for who, uid in _other_users(targets).items():
         run = [each.pid for each in targets.run.processes() if each.uids().real != uid]
         got = {pid: as_user(uid, partial(inspect, pid)) for pid in run}
         bad = [f"{pid}: {said}" for pid, said in got.items() if not said.startswith("refused")]
         yield check_all(20, f"{who} debugs {len(got)} processes of the run", got, bad)
     if own != 0:
+        yield skipped(20, "another user debugs processes of the run", "needs root, which can become another user")
         run = targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker")
         said = [f"{as_user(own, partial(inspect, each.pid))}: {command_line(each)[-50:]}" for each in run]
         bad = [one for one in said if not one.startswith("refused")]
@@ -241,7 +241,7 @@ def attack_environment_file(targets: Targets) -> Findings:
         is_ignored = "127.0.0.1:9" not in said and f"user {STRANGER_UID}" in said
         yield check(14, ".env of another user", "ignored, with a warning", said, is_ignored)
     else:
-        yield skipped(14, ".env of another user", "not root: no file of another user can be made")
+        yield skipped(14, ".env of another user", "needs root, which can make files of another user")
     (inner / ".env").chmod(0o666)
     said = _read_environment_file(targets, inner)
     yield check(14, ".env that everybody may write", "ignored", said, "127.0.0.1:9" not in said)
