@@ -36,12 +36,16 @@ OPEN = """
 import asyncio, sys
 from cua_rl.command_line.recipe import report_error
 from cua_rl.errors import CuaError
-from cua_rl.run.recorded_run import open_run_database
+from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.supervised.recorded import open_recorded_run
 async def main(way, folder):
-    opening = open_run_database(folder, {}) if way == "run.recorded_run" else open_recorded_run(folder, None)
-    async with opening:
-        print("opened")
+    if way == "run.recorded_run":
+        async with open_run_database(folder, {}) as (database, name):
+            await find_training(database, name)
+    else:
+        async with open_recorded_run(folder, None):
+            pass
+    print("opened")
 try:
     asyncio.run(main(*sys.argv[1:]))
 except CuaError as error:
