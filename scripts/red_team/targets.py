@@ -116,7 +116,7 @@ class Numbers:
 
 @dataclass
 class LiveRun:
-    """A training run in `folder / "closed" / "run"`, one of whose agents waits for ever."""
+    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits for ever."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -129,8 +129,8 @@ class LiveRun:
 
     @property
     def project(self) -> Path:
-        """The folder of the agent's program, which only the user of the run can enter, if sandboxes show it."""
-        return self.folder / "closed"
+        """The folder of the agent's program, below one that only the user of the run can enter, if sandboxes show it."""
+        return self.folder / "closed" / "project"
 
     @property
     def run_folder(self) -> Path:
@@ -145,7 +145,8 @@ class LiveRun:
         """Start it, and wait for its first agent."""
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
-        self.project.mkdir(mode=0o700 if can_sandbox() else 0o755)
+        self.project.parent.mkdir(mode=0o700 if can_sandbox() else 0o755)
+        self.project.mkdir()
         (self.project / ".git").mkdir()
         for name in (".env", ".git/config"):
             (self.project / name).write_text("of the project")
