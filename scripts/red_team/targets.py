@@ -129,7 +129,7 @@ class LiveRun:
 
     @property
     def project(self) -> Path:
-        """The folder of the agent's program, below one that only the user of the run can enter, if sandboxes show it."""
+        """The folder of the agent's program, below one that only the user of the run enters, if sandboxes show it."""
         return self.folder / "closed" / "project"
 
     @property
