@@ -130,7 +130,7 @@ async def test_only_one_of_two_that_start_together_gets_a_new_folder(tmp_path: P
 
     results = await asyncio.gather(*(server.__aenter__() for server in servers), return_exceptions=True)
 
-    assert sorted(type(result) for result in results if isinstance(result, Exception)) == [DatabaseError]
+    assert [type(result) for result in results if isinstance(result, Exception)] == [DatabaseError]
     for result in results:
         if isinstance(result, EmbeddedPostgres):
             await result.__aexit__(None, None, None)
