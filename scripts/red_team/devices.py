@@ -66,7 +66,8 @@ def attack_other_desktop(targets: Targets) -> Findings:
         )
     else:
         yield check(9, "a desktop overwrites another one's file", "right", text, text.strip() == "right")
-    spied = devices.tell(number=0, shell="echo looked; cat /proc/[0-9]*/environ | grep -ao 'canary-[a-z0-9-]*'; true")
+    look = "echo looked; cat /proc/[0-9]*/environ 2>/dev/null | grep -ao 'canary-[a-z0-9-]*'; true"
+    spied = devices.tell(number=0, shell=look)
     looked, *found = spied["text"].split()
     found = {word for word in found if word.startswith("canary-")}
     is_held = looked == "looked" and not found

@@ -21,7 +21,8 @@ from psycopg.sql import SQL, Identifier
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import CuaError, boundary
-from scripts.red_team.findings import Findings, Targets, canaries_of, check, check_all, guest_users, skipped
+from cua_rl.sandbox import can_sandbox
+from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, SAID, command_line, listeners, status_of
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 
@@ -121,8 +122,11 @@ def attack_agent(targets: Targets) -> Findings:
     seen = json.dumps({pid: variables for pid, variables in spied["seen"].items() if pid != own})
     found = [canary for canary in ALL_CANARIES if canary in seen]
     yield check(7, "canaries in the environment of other processes", "none", found or "none", not found)
-    found = spied["beside"]
-    yield check(7, "an agent reads .env, .git and the run beside it", "none", found or "none", not found)
+    attack, found = "an agent reads .env, .git and the run beside it", spied["beside"]
+    if found and os.geteuid() != 0 and not can_sandbox():
+        yield Finding(row=7, attack=attack, expected="", got=f"{found}, without a sandbox", verdict="not promised")
+    else:
+        yield check(7, attack, "none", found or "none", not found)
 
 
 def attack_secrets(targets: Targets) -> Findings:
