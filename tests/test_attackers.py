@@ -17,8 +17,6 @@ from scripts.red_team.users import STRANGER_UID, as_user
 ROOT = Path(__file__).parents[1]
 ATTACKS_WITHOUT_FILES = """
 import socket, sys
-from scripts.listeners import Listener, answer_to_stranger, gave_something
-from scripts.red_team.services import attack_recipe
 from scripts.red_team.users import STRANGER_UID, as_user
 
 def connect():
