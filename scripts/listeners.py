@@ -2,8 +2,8 @@
 
     python -m scripts.listeners 4711    # the process of a run; as root, another user really tries
 
-Ends with status 1 if one listens beyond this machine, or answers a stranger. The monitor may: it shows, and changes
-nothing, on the loopback address.
+Ends with status 1 if one listens beyond this machine, or answers a stranger, or could not be asked. The monitor may
+answer: it shows, and changes nothing, on the loopback address.
 """
 
 import argparse
@@ -85,13 +85,15 @@ def list_listeners(pid: int) -> list[Listener]:
 
 
 def answer_to_stranger(listener: Listener) -> str:
-    """What somebody without a secret gets: the error, or the beginning of the answer ("" for none).
+    """What somebody without a secret gets: "refused: ...", or the beginning of the answer ("" for none).
 
     Root asks as another user. Anyone else cannot: then a file that is closed to others counts as a refusal.
+
+    Raises:
+        CuaError: the question could not be asked, so nobody knows.
     """
     if os.geteuid() != 0 and listener.kind == "unix" and not listener.lock.startswith("none"):
-        return "PermissionError, not tried"
-
+        return "refused: not tried"
     return as_user(STRANGER_UID if os.geteuid() == 0 else os.geteuid(), lambda: _ask(listener))
 
 
@@ -120,7 +122,7 @@ def gave_something(answer: str) -> bool:
     """Whether it is more than a refusal."""
     words = answer.split()
     is_refusal = len(words) > 1 and words[0].startswith("HTTP/") and words[1] >= "400"
-    return bool(words) and not is_refusal and words[0].strip(",") not in ("PermissionError", "ConnectionRefusedError")
+    return bool(words) and not is_refusal and words[0] != "refused:"
 
 
 def _listening_paths() -> set[str]:
@@ -136,17 +138,14 @@ def _address(kind: int, local: Any) -> tuple[str, str]:
 
 
 def _ask(listener: Listener) -> str:
-    try:
-        if listener.kind == "unix":
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_TIMEOUT_S)
-                connection.connect(listener.address.replace("@", "\0", 1))
-                return _converse(connection)
-        host, _, port = listener.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection:
+    if listener.kind == "unix":
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(listener.address.replace("@", "\0", 1))
             return _converse(connection)
-    except OSError as error:
-        return f"{type(error).__name__} {error}"
+    host, _, port = listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection:
+        return _converse(connection)
 
 
 def _converse(connection: socket.socket) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from cua_rl.processes import is_loopback
-from scripts.red_team.findings import Finding, Findings, Targets, Verdict, canaries_of, check, skipped
+from scripts.red_team.findings import Finding, Findings, Targets, Verdict, canaries_of, check, check_all, skipped
 from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import command_line, listeners
 from scripts.red_team.users import STRANGER_UID, as_user
@@ -24,14 +24,13 @@ def attack_browser(targets: Targets) -> Findings:
         process for process in below if "chrom" in process.name() and "process_guard" not in command_line(process)
     ]
     ports = sorted({port for _, port, _ in listeners(browsers)})
-    yield check(2, "TCP ports of Chromium", "none", ports or "none", not ports)
-    bare = [process.pid for process in browsers if process.uids().real == 0]
-    yield check(2, "Chromium as root", "never", f"{len(bare)} processes", not bare)
+    yield check_all(2, "TCP ports of Chromium", browsers, ports)
+    yield check_all(2, "Chromium as root", browsers, [each.pid for each in browsers if each.uids().real == 0])
     # what drives the browser is part of the controller
     own = ("process_guard", "playwright/driver")
     operated = [each for each in below if not any(word in command_line(each) for word in own)]
-    found = sorted({canary for process in operated for canary in canaries_of(process)})
-    yield check(2, "canaries in the environment of browser and desktops", "none", found or "none", not found)
+    found = {canary for process in operated for canary in canaries_of(process)}
+    yield check_all(2, "canaries in the environment of browser and desktops", operated, found)
 
 
 def attack_files(targets: Targets) -> Findings:
@@ -62,12 +61,17 @@ def attack_other_desktop(targets: Targets) -> Findings:
     devices.tell(number=0, shell=f"echo wrong > {other['home']}/answer.txt; ls {other['home']}")
     text = devices.tell(number=1, query="file:answer.txt")["text"]
     if os.geteuid() != 0 and text.strip() != "right":
-        yield skipped(9, "a desktop overwrites another one's file", "not root: all desktops share a user")
+        yield skipped(
+            9, "a desktop overwrites another one's file", "needs root: without it and namespaces, desktops share a user"
+        )
     else:
         yield check(9, "a desktop overwrites another one's file", "right", text, text.strip() == "right")
-    spied = devices.tell(number=0, shell="cat /proc/[0-9]*/environ | grep -ao 'canary-[a-z0-9-]*'")
-    found = {word for word in spied["text"].split() if word.startswith("canary-")}
-    yield check(9, "canaries in the processes that a desktop sees", "none", found or "none", not found)
+    look = "echo looked; cat /proc/[0-9]*/environ 2>/dev/null | grep -ao 'canary-[a-z0-9-]*'; true"
+    spied = devices.tell(number=0, shell=look)
+    looked, *found = spied["text"].split()
+    found = {word for word in found if word.startswith("canary-")}
+    is_held = looked == "looked" and not found
+    yield check(9, "canaries in the processes that a desktop sees", "none", found or looked, is_held)
     answer = _open_display(other["display"])
     yield check(9, "an X display without its cookie", "refused", answer, answer != "opened")
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +76,12 @@ def check(row: int, attack: str, expected: str, got: object, is_held: bool) -> F
     """A finding whose verdict is known."""
     text = " ".join(str(got).split())[:110]
     return Finding(row=row, attack=attack, expected=expected, got=text, verdict="held" if is_held else "OPEN")
+
+
+def check_all(row: int, attack: str, looked_at: Collection[object], bad: Collection[object]) -> Finding:
+    """A finding about all that was looked at; nothing to look at proves nothing."""
+    got = sorted(map(str, bad)) or ("none" if looked_at else "nothing to look at")
+    return check(row, attack, "none", got, bool(looked_at) and not bad)
 
 
 def check_cost(row: int, attack: str, cost: Cost, num_mb: int = 0) -> Finding:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from cua_rl.command_line.recipe import EXIT_CONFIG
 from scripts.red_team.findings import Finding, Targets, check, skipped
 from scripts.red_team.users import STRANGER_UID
 
@@ -35,12 +36,16 @@ OPEN = """
 import asyncio, sys
 from cua_rl.command_line.recipe import report_error
 from cua_rl.errors import CuaError
-from cua_rl.run.recorded_run import open_run_database
+from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.supervised.recorded import open_recorded_run
 async def main(way, folder):
-    opening = open_run_database(folder, {}) if way == "run.recorded_run" else open_recorded_run(folder, None)
-    async with opening:
-        print("opened")
+    if way == "run.recorded_run":
+        async with open_run_database(folder, {}) as (database, name):
+            await find_training(database, name)
+    else:
+        async with open_recorded_run(folder, None):
+            pass
+    print("opened")
 try:
     asyncio.run(main(*sys.argv[1:]))
 except CuaError as error:
@@ -49,11 +54,21 @@ except CuaError as error:
 WAYS = ("run.recorded_run", "supervised.recorded", "serve_monitor FOLDER", "serve_monitor of a folder of runs")
 
 
+_LIMIT_S = 90.0
+
+
+def make_witness(folder: Path) -> Path:
+    """A path at which every user, such as that of a server, can make a file."""
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder / "witness"
+
+
 def set_traps(data: Path, witness: Path) -> None:
     """Let a database folder start programs, load libraries, listen and admit everybody, if its own files decide."""
     program = f"'touch {witness}; false'"
-    traps = "".join(f"{name} = {program}\n" for name in ("restore_command", "archive_command", "recovery_end_command"))
-    traps += f"archive_mode = on\nsession_preload_libraries = '{witness}.so'\nlisten_addresses = '*'\nport = 5999\n"
+    traps = "".join(f"{name} = {program}\n" for name in ("restore_command", "recovery_end_command"))
+    traps += f"session_preload_libraries = '{witness}.so'\nlisten_addresses = '*'\nport = 5999\n"
     for name in ("postgresql.conf", "postgresql.auto.conf"):
         (data / name).write_text(traps)
     (data / "recovery.signal").touch()
@@ -88,12 +103,12 @@ def attack_run_folders(targets: Targets) -> Iterator[Finding]:
     place.mkdir()
     made = place.with_name("made")
     subprocess.run([sys.executable, "-c", MAKE, str(made)], env=targets.environment(), check=True, timeout=300)
-    server, witness = FalseServer(targets.folder / "false"), targets.folder / "witness"
+    server, witness = FalseServer(targets.folder / "false"), make_witness(targets.folder / "witnessed")
     try:
         for kind in ("settings", "a link as its log", "a false address", "another user"):
             attack = f"{kind} in a run's folder"
             if kind == "another user" and os.geteuid() != 0:
-                yield skipped(16, attack, "not root: nobody else's folder can be made")
+                yield skipped(16, attack, "needs root, which can make files of another user")
                 continue
             folder = place / kind.replace(" ", "-")
             shutil.copytree(made, folder)
@@ -105,8 +120,9 @@ def attack_run_folders(targets: Targets) -> Iterator[Finding]:
                 witness.unlink(missing_ok=True)
                 server.num_clients = 0
                 # a folder that is not opened would be no proof for the first two
-                is_opened, is_harmless = said == "opened", kind in ("settings", "a false address")
-                is_held = is_opened == is_harmless and "Internal Server Error" not in said and not found
+                is_harmless = kind in ("settings", "a false address")
+                is_refused = "expected " in said or said == f"it ended with status {EXIT_CONFIG}"
+                is_held = (said == "opened" if is_harmless else is_refused) and not found
                 expected = "opened, runs nothing" if is_harmless else "refused"
                 yield check(16, f"{way}: {attack}", expected, found or said, is_held)
             shutil.rmtree(folder)
@@ -144,12 +160,15 @@ def _open(targets: Targets, way: str, folder: Path) -> str:
         text=True,
     )
     assert monitor.stdout is not None
+    limit = threading.Timer(_LIMIT_S, monitor.kill)
+    limit.start()
     try:
         for line in monitor.stdout:
             if line.startswith("monitor: "):
                 return _look(line.split()[1], monitor)
-        return "it ended"
+        return f"it ended with status {monitor.wait(timeout=60)}"
     finally:
+        limit.cancel()
         monitor.send_signal(signal.SIGINT)
         monitor.communicate(timeout=60)
 

@@ -1,23 +1,30 @@
 """Attacks on database, trainer, model server and agents, on what a run writes, and on its end."""
 
+import asyncio
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import chz
+import dotenv as dotenv  # read by recipes when they start, perhaps from where their user cannot
 import httpx
 import psutil
 import psycopg
 import psycopg.conninfo
 from psycopg.sql import SQL, Identifier
 
-from scripts.red_team.findings import Findings, Targets, canaries_of, check, guest_users, skipped
-from scripts.red_team.targets import ALL_CANARIES, command_line, listeners, status_of
-from scripts.red_team.users import STRANGER_UID, as_user, inspect
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.errors import CuaError, boundary
+from cua_rl.sandbox import can_sandbox
+from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, guest_users, skipped
+from scripts.red_team.targets import ALL_CANARIES, SAID, command_line, listeners, status_of
+from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 
 _KEPT = (0, 1, 2, 3, 14, 23, 24)
 """chown, dac_override, dac_read_search, fowner, ipc_lock, sys_nice, sys_resource of linux/capability.h."""
@@ -25,28 +32,30 @@ LOADS_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "NODE_O
 
 
 def attack_database(targets: Targets) -> Findings:
-    """Row 1: a program of a desktop, or a stranger, asks the embedded Postgres to run a command."""
-    if os.geteuid() != 0:
-        yield skipped(1, "Postgres as another user", "not root")
-        return
+    """Row 1: a program of a desktop, a stranger, or the user of the run asks the embedded Postgres to run a command."""
     url = targets.run.database_url
-    users = {"a stranger": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
-    for who, uid in users.items():
+    for who, uid in (_other_users(targets) | {"the user of the run": os.geteuid()}).items():
         for role in ("postgres", "cua_rl"):
             said = as_user(uid, partial(_copy_to_program, url, role))
             yield check(1, f"COPY TO PROGRAM as {role} by {who}", "refused", said, said.startswith("refused"))
-    said = as_user(os.geteuid(), partial(_copy_to_program, url, None))
-    yield check(1, "COPY TO PROGRAM with the role of the run", "refused", said, said.startswith("refused"))
-    services = {process.uids().real for process in targets.run.find("/bin/postgres")}
-    shared = services & set(guest_users(targets).values())
-    yield check(1, "users shared by desktops and database", "none", shared or "none", not shared)
-    capable = [p.pid for p in targets.run.find("/bin/postgres") if p.uids().real != 0 and _capabilities(p.pid)]
-    yield check(1, "capabilities of Postgres", "none", capable or "none", not capable)
+    if os.geteuid() != 0:
+        yield skipped(1, "Postgres as another user", "needs root, which can become another user")
+        return
+    services = [each for each in targets.run.find("/bin/postgres") if each.uids().real != 0]
+    shared = {each.uids().real for each in services} & set(guest_users(targets).values())
+    yield check_all(1, "users shared by desktops and database", services, shared)
+    yield check_all(1, "capabilities of Postgres", services, [each.pid for each in services if _capabilities(each.pid)])
 
 
-def _copy_to_program(url: str, role: str | None) -> str:
-    address = url if role is None else psycopg.conninfo.make_conninfo(url, user=role)
-    with psycopg.connect(address, connect_timeout=5) as connection:
+def _other_users(targets: Targets) -> dict[str, int]:
+    """Users of programs that attack a run, none for whoever cannot become them."""
+    if os.geteuid() != 0:
+        return {}
+    return {"a stranger": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
+
+
+def _copy_to_program(url: str, role: str) -> str:
+    with psycopg.connect(psycopg.conninfo.make_conninfo(url, user=role), connect_timeout=5) as connection:
         connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
     return "Postgres ran a command"
 
@@ -60,7 +69,7 @@ def _capabilities(pid: int) -> int:
 def attack_trainer(targets: Targets) -> Findings:
     """Row 3: an open rendezvous of the trainer's two ranks, and wildcard addresses of anything else."""
     if os.geteuid() != 0:
-        yield skipped(3, "listeners of the run", "not root: its processes refuse inspection")
+        yield skipped(3, "listeners of the run", "needs root: its processes refuse inspection by their own user")
         return
     every = listeners(targets.run.processes())
     wild = [
@@ -68,11 +77,11 @@ def attack_trainer(targets: Targets) -> Findings:
         for ip, port, each in every
         if ip in ("0.0.0.0", "::", "::ffff:0.0.0.0")
     ]
-    yield check(3, "listeners on all addresses", "none", wild or "none", not wild)
+    yield check_all(3, "listeners on all addresses", every, wild)
     ranks = targets.run.find("cua_rl.training.worker", "torch.distributed")
     ports = [f"{ip}:{port}" for ip, port, _ in listeners(ranks)]
-    is_held = all(port.startswith("127.") for port in ports)
-    yield check(3, "TCP listeners of two trainer ranks", "on loopback", ports or "none", is_held)
+    beyond = [port for port in ports if not port.startswith("127.")]
+    yield check_all(3, "TCP listeners of two trainer ranks beyond loopback", ports, beyond)
 
 
 def attack_model_server(targets: Targets) -> Findings:
@@ -91,17 +100,16 @@ def attack_model_server(targets: Targets) -> Findings:
                 status = status_of(method, base + path, json=body)
                 yield check(4, f"{method} {path} of vLLM without a key", "401", status, status in (401, 403))
     if not ports:
-        yield check(4, "TCP ports of vLLM", "none, or a key", "none", True)
+        yield check_all(4, "TCP ports of vLLM", servers, ports)
     if os.geteuid() == 0:
         ranks = targets.run.find("cua_rl.training.worker")
         computing = {each for process in (*servers, *ranks) for each in (process, *process.children(recursive=True))}
         kept = sum(1 << number for number in _KEPT)
         strong = [command_line(each)[-40:] for each in computing if _capabilities(each.pid) & ~kept]
-        yield check(4, "more capabilities of vLLM and ranks than seven", "none", strong or "none", not strong)
-    found = sorted(
-        {f"{canary} {command_line(each)[-30:]}" for each in targets.run.guarded() for canary in canaries_of(each)}
-    )
-    yield check(4, "canaries in what the run started", "none", found or "none", not found)
+        yield check_all(4, "more capabilities of vLLM and ranks than seven", ranks and servers, strong)
+    guarded = targets.run.guarded()
+    found = {f"{canary} {command_line(each)[-30:]}" for each in guarded for canary in canaries_of(each)}
+    yield check_all(4, "canaries in what the run started", guarded, sorted(found))
 
 
 def attack_agent(targets: Targets) -> Findings:
@@ -114,8 +122,11 @@ def attack_agent(targets: Targets) -> Findings:
     seen = json.dumps({pid: variables for pid, variables in spied["seen"].items() if pid != own})
     found = [canary for canary in ALL_CANARIES if canary in seen]
     yield check(7, "canaries in the environment of other processes", "none", found or "none", not found)
-    found = spied["beside"]
-    yield check(7, "an agent reads .env, .git and the run beside it", "none", found or "none", not found)
+    attack, found = "an agent reads .env, .git and the run beside it", spied["beside"]
+    if found and os.geteuid() != 0 and not can_sandbox():
+        yield Finding(row=7, attack=attack, expected="", got=f"{found}, without a sandbox", verdict="not promised")
+    else:
+        yield check(7, attack, "none", found or "none", not found)
 
 
 def attack_secrets(targets: Targets) -> Findings:
@@ -147,7 +158,7 @@ def attack_secrets(targets: Targets) -> Findings:
             continue
         found = [text for part, text in run.texts.items() if any(part in text for text in said)]
         # without their errors, what agents printed did not come here
-        is_met = sum(text.count("agent ended with status 1") for text in said) >= len(run.pieces)
+        is_met = sum(text.count(SAID) for text in said) >= len(run.pieces)
         attack = f"{len(run.texts)} shapes and encodings of secrets in {place}"
         yield check(13, attack, "none", found or ("none" if is_met else "nor their errors"), is_met and not found)
     paths = [run.run_folder, *written]
@@ -158,40 +169,64 @@ def attack_secrets(targets: Targets) -> Findings:
 def attack_inspection(targets: Targets) -> Findings:
     """Row 20: a program without privileges debugs the processes of a run, as another user and as the run's own."""
     own = os.geteuid()
-    others = {"another user": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
-    for who, uid in others.items():
-        if own != 0:
-            yield skipped(20, f"{who} debugs processes of the run", "not root")
-            continue
+    for who, uid in _other_users(targets).items():
         run = [each.pid for each in targets.run.processes() if each.uids().real != uid]
         got = {pid: as_user(uid, partial(inspect, pid)) for pid in run}
         bad = [f"{pid}: {said}" for pid, said in got.items() if not said.startswith("refused")]
-        yield check(20, f"{who} debugs {len(got)} processes of the run", "refused", bad or "refused", not bad)
+        yield check_all(20, f"{who} debugs {len(got)} processes of the run", got, bad)
     if own != 0:
-        for process in targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker"):
-            said = as_user(own, partial(inspect, process.pid))
-            attack = f"our user debugs {command_line(process)[-50:]}"
-            yield check(20, attack, "refused", said, said.startswith("refused"))
-    yield from attack_recipe(targets)
+        yield skipped(20, "another user debugs processes of the run", "needs root, which can become another user")
+        run = targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker")
+        said = [f"{as_user(own, partial(inspect, each.pid))}: {command_line(each)[-50:]}" for each in run]
+        bad = [one for one in said if not one.startswith("refused")]
+        yield check_all(20, f"our user debugs {len(run)} processes of the run", run, bad)
+    yield from attack_recipe()
 
 
-def attack_recipe(targets: Targets) -> Findings:
+def attack_recipe() -> Findings:
     """Row 20: a recipe that a user without privileges has started, and a debugger of the same user."""
-    uid = os.geteuid() or STRANGER_UID
-    (targets.folder / "no-runs").mkdir()
-    command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", str(targets.folder / "no-runs"), "port=0"]
-    environment = targets.environment() | {"HOME": "/", "PYTHONPATH": str(Path(__file__).parents[2])}
-    privileges: dict[str, Any] = {} if os.geteuid() else {"user": uid, "group": uid, "extra_groups": ()}
-    with subprocess.Popen(
-        command, env=environment, cwd="/", stdout=subprocess.PIPE, text=True, **privileges
-    ) as monitor:
-        assert monitor.stdout is not None
-        if not monitor.stdout.readline().startswith("monitor: "):
-            yield skipped(20, "a recipe of another user", "it cannot read this Python")
-            return
-        said = as_user(uid, partial(inspect, monitor.pid))
-        monitor.terminate()
-    yield check(20, "a debugger of the user who started a recipe", "refused", said, said.startswith("refused"))
+    said = as_user(os.geteuid() or STRANGER_UID, _inspect_own_recipe)
+    attack = "a debugger of the user who started a recipe"
+    yield check(20, attack, "refused", said, said.startswith("refused"))
+
+
+def _inspect_own_recipe() -> str:
+    """What a program gets of a recipe; no exec, as in `as_user`. Before it is a recipe, it must give itself away."""
+    ours, theirs = socket.socketpair()
+    recipe = os.fork()
+    if recipe == 0:
+        ours.close()  # so that it ends when nobody is left to tell it to go on
+
+        async def wait(config: _NoSettings) -> None:
+            del config
+            theirs.send(b"recipe")
+            await asyncio.Event().wait()
+
+        try:
+            allow_inspection()  # as after exec
+            theirs.send(b"program")
+            if theirs.recv(9):
+                run_recipe(_NoSettings, wait, [])
+        finally:
+            os._exit(1)
+    theirs.close()
+    try:
+        ours.settimeout(60)
+        ours.recv(9)
+        with boundary(CuaError, "expected to debug a program of the same user, got nothing"):
+            inspect(recipe)
+        ours.send(b"go on")
+        if not ours.recv(9):
+            raise CuaError("expected a recipe to start, got its end")
+        return inspect(recipe)
+    finally:
+        os.kill(recipe, signal.SIGKILL)
+        os.waitpid(recipe, 0)
+
+
+@chz.chz
+class _NoSettings:
+    """Settings of a recipe that only waits."""
 
 
 def attack_environment_file(targets: Targets) -> Findings:
@@ -210,7 +245,7 @@ def attack_environment_file(targets: Targets) -> Findings:
         is_ignored = "127.0.0.1:9" not in said and f"user {STRANGER_UID}" in said
         yield check(14, ".env of another user", "ignored, with a warning", said, is_ignored)
     else:
-        yield skipped(14, ".env of another user", "not root: no file of another user can be made")
+        yield skipped(14, ".env of another user", "needs root, which can make files of another user")
     (inner / ".env").chmod(0o666)
     said = _read_environment_file(targets, inner)
     yield check(14, ".env that everybody may write", "ignored", said, "127.0.0.1:9" not in said)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -68,9 +69,9 @@ if number:
     body = json.dumps({"model": "policy", "input": "a", "max_output_tokens": 1}).encode()
     asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/responses", body, headers)
     urllib.request.urlopen(asked, timeout=300).read()
-    pieces = json.load(open(os.path.join(sys.path[0], "pieces.json")))
+    pieces = PIECES
     print(pieces[(number - 1) % len(pieces)])
-    sys.exit(1)
+    sys.exit(STATUS)
 told = {}
 for pid in filter(str.isdecimal, os.listdir("/proc")):
     try:
@@ -82,6 +83,11 @@ found = [path for path in beside if os.access(os.path.join(sys.path[0], path), o
 print(json.dumps({"environment": dict(os.environ), "seen": told, "pid": str(os.getpid()), "beside": found}), flush=True)
 time.sleep(7200)
 """
+
+
+_STATUS = 99
+SAID = f"agent ended with status {_STATUS}"
+"""The beginning of the error of an agent that has printed its secrets, instead of failing before."""
 
 
 class Numbers:
@@ -110,7 +116,7 @@ class Numbers:
 
 @dataclass
 class LiveRun:
-    """A training run in `folder / "closed" / "run"`, one of whose agents waits for ever."""
+    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits for ever."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -123,8 +129,8 @@ class LiveRun:
 
     @property
     def project(self) -> Path:
-        """The folder of the agent's program, which only the user of the run can enter, if sandboxes show it."""
-        return self.folder / "closed"
+        """The folder of the agent's program, below one that only the user of the run enters, if sandboxes show it."""
+        return self.folder / "closed" / "project"
 
     @property
     def run_folder(self) -> Path:
@@ -139,17 +145,18 @@ class LiveRun:
         """Start it, and wait for its first agent."""
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
-        self.project.mkdir(mode=0o700 if can_sandbox() else 0o755)
+        self.project.parent.mkdir(mode=0o700 if can_sandbox() else 0o755)
+        self.project.mkdir()
         (self.project / ".git").mkdir()
         for name in (".env", ".git/config"):
             (self.project / name).write_text("of the project")
         self.numbers = Numbers()
-        spy = self.project / "spy.py"
-        spy.write_text(SPY.replace("NUMBERS", repr(self.numbers.url)))
         shaped = shaped_texts()
         self.texts = shaped | encoded_texts({name: CANARIES[name] for name in ("HF_TOKEN", "SIGNING_KEY")})
         self.pieces = in_pieces(self.texts)
-        (self.project / "pieces.json").write_text(json.dumps(self.pieces))
+        spy = self.project / "spy.py"
+        values = {"NUMBERS": self.numbers.url, "PIECES": self.pieces, "STATUS": _STATUS}
+        spy.write_text(re.sub("|".join(values), lambda name: repr(values[name[0]]), SPY))
         # in quotes within quotes, and with the zeros of an environment, no command line can be written
         words = [text for text in shaped.values() if not {"'", "\0"} & set(text)]
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable  # one that every user can run
@@ -185,7 +192,7 @@ class LiveRun:
         self.wait_for(lambda: said.extend(_lines(logs, '{"environment"')) or said)
         self.spied = json.loads(said[0])
         # every piece twice: the group of the one that waits has no end
-        self.wait_for(lambda: self.log().count("agent ended with status 1") >= 2 * len(self.pieces) - 1)
+        self.wait_for(lambda: self.log().count(SAID) >= 2 * len(self.pieces) - 1)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         """Poll until `condition` holds; the run must not end before."""

