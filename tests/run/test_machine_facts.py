@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def test_packages_are_found_however_they_write_their_name(tmp_path: Path, monkey
         (tmp_path / f"{folder}.dist-info").mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {folder.partition('-')[2]}\n"
         (tmp_path / f"{folder}.dist-info" / "METADATA").write_text(metadata)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     found = library_versions(installed_packages())
 
