@@ -52,7 +52,7 @@ async def cli_main(config: DoctorConfig) -> None:
             needed.mkdir(parents=True, exist_ok=True)
     diagnosis = Diagnosis(folder)
     try:
-        await run_doctor(config, folder, diagnosis, say)
+        await run_doctor(config, diagnosis, say)
     finally:
         diagnosis.show(Console())
         diagnosis.write(path, {"started": started.isoformat(), **about(config, diagnosis)})

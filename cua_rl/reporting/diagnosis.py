@@ -87,7 +87,7 @@ class Diagnosis:
         table = Table("check", "verdict", "got", "do")
         for name, finding in self.findings.items():
             verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
-            table.add_row(name, verdict, Text(_short(finding.got)), Text(_short(finding.do)))
+            table.add_row(name, verdict, Text(first_line(finding.got)), Text(first_line(finding.do)))
         console.print(table)
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
@@ -98,6 +98,7 @@ class Diagnosis:
         write_text(path, json.dumps(report, indent=2) + "\n")
 
 
-def _short(text: str) -> str:
+def first_line(text: str) -> str:
+    """What a table has room for."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= _LONGEST_CELL else line[:_LONGEST_CELL] + "..."

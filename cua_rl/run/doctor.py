@@ -6,22 +6,21 @@ missing is not tried. The parts are those of a training run with the same settin
 
 import asyncio
 import os
-import platform
+import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.errors import CuaError, TrainingError
-from cua_rl.reporting.diagnosis import Diagnosis, Finding
+from cua_rl.reporting.diagnosis import Diagnosis, Finding, first_line
 from cua_rl.rl.parity import measure_parity, require_parity
 from cua_rl.run.examination import (
+    EMBEDDED,
     Examination,
     Need,
     as_gib,
@@ -32,8 +31,10 @@ from cua_rl.run.examination import (
     publish,
     sampled_datum,
     take_short_step,
+    take_unequal_steps,
 )
-from cua_rl.run.machine_checks import check_driver, check_gpus, check_versions
+from cua_rl.run.machine_checks import check_driver, check_gpus, check_machine, check_versions
+from cua_rl.run.machine_facts import read_server_log
 from cua_rl.run.memory_parts import GIB
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
@@ -43,7 +44,6 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import plan_run, sampling_params
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.settings import with_values
-from cua_rl.system import total_memory_bytes
 from cua_rl.training.client import TrainingClient
 
 _MISSING: Mapping[Need, str] = {
@@ -54,27 +54,28 @@ _MISSING: Mapping[Need, str] = {
 }
 _LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait for ever
 _NEARLY_FULL = 0.97
-_SHORTEST_UNEQUAL = 1024  # tokens
 _OVER_PLAN = 1.1  # the plan is within 10 % of peaks on fake tensors
 _LOW_UTILISATION = 0.15  # less than half of what to expect of a model of 4B and more
 _SLOW_PUBLICATION_S = 10.0
 _NUM_PUBLICATIONS = 4
 _NUM_BESIDE = 16  # requests at a time while adapters are published
+_LOG_LINES = 100
 _SAME_NORM = 0.05  # relative; bfloat16 rounds sums in another order differently
 
 
-async def run_doctor(config: CLIConfig, folder: Path, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
+async def run_doctor(
+    config: CLIConfig, diagnosis: Diagnosis, say: Callable[[str], None], embedded: CLIConfig = EMBEDDED
+) -> None:
     """Make all checks, one after the other, and end what they started; `say` receives each finding."""
     async with AsyncExitStack() as stack:
         # adapters of a large model take gigabytes
-        stack.callback(shutil.rmtree, folder / "adapters", ignore_errors=True)
-        exam = Examination(config=config, folder=folder, stack=stack)
-        if exam.gpus():
-            exam.there.add("GPU")
+        stack.callback(shutil.rmtree, diagnosis.folder / "adapters", ignore_errors=True)
+        exam = Examination(config=config, folder=diagnosis.folder, stack=stack, embedded=embedded)
         for name, find, needs in CHECKS:
             say(f"{name} ...")
             finding = await diagnosis.check(name, partial(attempt, exam, find, needs))
-            say(f"{name}: {finding.verdict} ({finding.seconds:.1f} s)")
+            said = f": {first_line(finding.got)}" if finding.verdict == "fail" else ""
+            say(f"{name}: {finding.verdict} ({finding.seconds:.1f} s){said}")
 
 
 async def attempt(
@@ -96,15 +97,25 @@ async def attempt(
         raise CuaError(f"expected a result within {limit_s:g} s, got none; read {logs}") from error
 
 
-async def check_plan(exam: Examination) -> Finding:
+async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ) -> Finding:
     """The settings work on this machine, the model fits into its memory, and its weights can be had."""
-    exam.plan = await plan_run(exam.config)
+    exam.plan = await plan_run(exam.config, environ)
     await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.model_path)
     exam.there.add("plan")
     memory = exam.plan.memory
     sides = {"trainer": memory.trainer, "server": memory.server}
     got = ", ".join(f"{name} {sum(parts.values()) / GIB:.1f} GiB" for name, parts in sides.items() if parts)
     return finding_of(f"{got} per process", figures=exam.plan.effective())
+
+
+async def plan_embedded(exam: Examination) -> Finding:
+    """Where the settings have no plan, that of the embedded model, so that the rest is examined with it."""
+    if "plan" in exam.there:
+        return Finding(verdict="not tried", got="the settings have a plan")
+    exam.config = exam.embedded
+    # without database and monitor, which may be what was refused
+    environ = {name: text for name, text in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
+    return await check_plan(exam, environ)
 
 
 async def start_server(exam: Examination) -> Finding:
@@ -118,7 +129,13 @@ async def start_server(exam: Examination) -> Finding:
         open_gateway(exam.config, exam.sampler, exam.plan.renderer, params)
     )
     exam.there.add("server")
-    return finding_of(f"servers: {len(servers)}, started in {time.monotonic() - clock:.0f} s")
+    got = f"servers: {len(servers)}, started in {time.monotonic() - clock:.0f} s"
+    if exam.config.base_url is not None:
+        return finding_of(got, figures={"logs": None, "missing": {"logs": "the servers of base_url keep them"}})
+    logs = sorted((exam.folder / "logs").glob("vllm*.log"))
+    said = {log.name: read_server_log(log.read_text(encoding="utf-8", errors="replace")) for log in logs}
+    sizes = ", ".join(f"{facts['kv_cache_tokens']} tokens" for facts in said.values())
+    return finding_of(f"{got}, KV cache: {sizes}", figures={"logs": said})
 
 
 async def start_trainer(exam: Examination) -> Finding:
@@ -156,21 +173,17 @@ async def check_backward(exam: Examination) -> Finding:
     await exam.trainer.forward_backward(datums, LossConfig())
     done = await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=exam.config.learning_rate))
     exam.trained = metrics = await exam.trainer.trainer_metrics()
-    for eighths in (3, 8, 5):  # rows that differ in length fragment the allocator's memory
-        datum = long_datum(exam, 200 + eighths, max(length * eighths // 8, min(length, _SHORTEST_UNEQUAL)))
-        await exam.trainer.forward_backward([datum], LossConfig())
-        await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))
+    unequal = await take_unequal_steps(exam)
     later = await exam.trainer.trainer_metrics()
-    for name in ("trainer/peak_cuda_gib", "trainer/peak_reserved_gib"):
-        if name in metrics:
-            exam.trained = exam.trained | {name: max(metrics[name], later[name])}
+    for name in metrics.keys() & {"trainer/peak_cuda_gib", "trainer/peak_reserved_gib"}:
+        exam.trained = exam.trained | {name: max(metrics[name], later[name])}
     speed, utilisation = metrics["trainer/tokens"] / metrics["trainer/busy_s"], metrics["trainer/matmul_frac"]
     mfu = metrics.get("trainer/mfu_frac")
     got = (
         f"{len(datums)} x {length} tokens: {speed:.0f} tokens/s, {100 * utilisation:.0f} % of a large matrix product"
         f"{'' if mfu is None else f', MFU {100 * mfu:.0f} %'}, |gradient| {done.grad_norm:.3g}"
     )
-    figures = {"tokens_per_s": speed, "grad_norm": done.grad_norm, **metrics}
+    figures = {"tokens_per_s": speed, "grad_norm": done.grad_norm, **metrics, "unequal": {**unequal, **later}}
     if not 0 < done.grad_norm < float("inf"):
         do = "nothing can be learned: try trainer.dtype=float32, and report it with doctor.json"
         return Finding(verdict="fail", got=got, do=do, figures=figures)
@@ -304,23 +317,27 @@ async def check_two_processes(exam: Examination) -> Finding:
 
 
 def about(config: CLIConfig, diagnosis: Diagnosis) -> dict[str, object]:
-    """What doctor.json says beside the findings: machine, settings and, if a check failed, the ends of the logs."""
-    logs = sorted((diagnosis.folder / "logs").glob("*.log")) if diagnosis.failed() else []
-    ends = {path.name: path.read_text(encoding="utf-8", errors="replace").splitlines()[-100:] for path in logs}
-    system = {
-        "platform": platform.platform(),
-        "num_cores": os.cpu_count(),
-        "memory_gib": round(total_memory_bytes() / GIB, 1),
-        "cua_rl": version("cua_rl"),
-    }
-    return {"system": system, "config": plain_config(config), "logs": ends}
+    """What doctor.json says beside the findings: settings and, if a check failed or warned, what the logs say."""
+    is_well = all(finding.verdict in ("ok", "not tried") for finding in diagnosis.findings.values())
+    logs = [] if is_well else sorted((diagnosis.folder / "logs").glob("*.log"))
+    told = {path.name: warnings_and_end(path.read_text(encoding="utf-8", errors="replace")) for path in logs}
+    return {"config": plain_config(config), "logs": told}
+
+
+def warnings_and_end(log: str) -> list[str]:
+    """The last lines of a log, after the first warnings and errors before them."""
+    lines = log.splitlines()
+    warned = [line for line in lines[:-_LOG_LINES] if re.search(r"\b(WARNING|ERROR|CRITICAL)\b|(Warning|Error):", line)]
+    return [*warned[:_LOG_LINES], *lines[-_LOG_LINES:]]
 
 
 CHECKS: Sequence[tuple[str, Callable[[Examination], Awaitable[Finding]], Sequence[Need]]] = (
+    ("machine", check_machine, ()),
     ("versions", check_versions, ()),
+    ("GPUs", check_gpus, ()),
     ("driver", check_driver, ("GPU",)),
-    ("GPUs", check_gpus, ("GPU",)),
     ("memory plan", check_plan, ()),
+    ("embedded model", plan_embedded, ()),
     ("model server", start_server, ("plan",)),
     ("trainer", start_trainer, ("plan",)),
     ("canary", check_canary, ("server", "trainer")),

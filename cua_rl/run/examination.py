@@ -1,5 +1,6 @@
 """What the doctor examines: a run's model server and trainer as they start, and what the checks ask of them."""
 
+import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from cua_rl.policy import AdapterRef
 from cua_rl.reporting.diagnosis import Finding
 from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.gpus import ask_nvidia_smi
+from cua_rl.run.machine_facts import gather_facts, read_clocks
 from cua_rl.run.preflight import Screen
 from cua_rl.run.training import canary_prompt
 from cua_rl.run.training_config import CLIConfig
@@ -32,14 +34,11 @@ from cua_rl.settings import with_values
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum, ModelTurn
 
+EMBEDDED = CLIConfig()
 Need = Literal["GPU", "plan", "server", "trainer"]
 SMI_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used"
 _PHONE = Screen(kind="android", width_px=1080, height_px=2400)
 _SHORT_TOKENS = 1024
-
-
-def _ask_driver() -> str:
-    return ask_nvidia_smi(fields=SMI_FIELDS)
 
 
 @dataclass(kw_only=True)
@@ -50,7 +49,9 @@ class Examination:
     folder: Path
     stack: AsyncExitStack
     """Ends the processes."""
-    ask_driver: Callable[[], str] = _ask_driver
+    embedded: CLIConfig = EMBEDDED
+    """Settings of the embedded model, which is examined where `config` has no plan."""
+    ask_driver: Callable[[str], str] = ask_nvidia_smi
     there: set[Need] = field(default_factory=set[Need])
     """Which of the next fields are set."""
     plan: RunPlan = field(init=False)
@@ -69,7 +70,7 @@ class Examination:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible in ("", "-1"):
             return []
-        rows = [[part.strip() for part in line.split(",")] for line in self.ask_driver().splitlines()]
+        rows = [[part.strip() for part in line.split(",")] for line in self.ask_driver(SMI_FIELDS).splitlines()]
         chosen = [row for row in rows if row[0] in (visible or "").split(",")]
         return chosen or rows  # under UUIDs, all
 
@@ -88,6 +89,19 @@ async def take_short_step(exam: Examination) -> float:
     length = min(_SHORT_TOKENS, exam.plan.max_model_len)
     await exam.trainer.forward_backward([long_datum(exam, seed, length) for seed in (101, 102)], LossConfig())
     return (await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))).grad_norm
+
+
+async def take_unequal_steps(exam: Examination) -> dict[str, object]:
+    """Steps whose rows differ in length, which fragments the allocator's memory; the GPUs' clocks meanwhile."""
+    length = exam.plan.max_model_len
+    lengths = [max(length * eighths // 8, min(length, _SHORT_TOKENS)) for eighths in (3, 8, 5)]
+    datums = [long_datum(exam, 200 + index, length) for index, length in enumerate(lengths)]
+    async with asyncio.TaskGroup() as group:
+        clocks = group.create_task(asyncio.to_thread(gather_facts, {"clocks": read_clocks}), name="clocks")
+        for datum in datums:
+            await exam.trainer.forward_backward([datum], LossConfig())
+            await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))
+    return {"lengths": lengths, **clocks.result()}
 
 
 def long_datum(exam: Examination, seed: int, length: int) -> Datum:

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.sampling.vllm_command import Platform
 
 ALONE_UTILIZATION = 0.85
@@ -75,18 +75,30 @@ class GpuWishes:
     has_trainer: bool = True
 
 
-def ask_nvidia_smi(search_path: str | None = None, fields: str = "index,uuid,memory.total") -> str:
+def ask_nvidia_smi(fields: str = "index,uuid,memory.total", search_path: str | None = None) -> str:
     """What NVML (NVIDIA's management library) says of every GPU here, a line of `fields` each; "" without GPUs.
 
     Unlike /proc/driver/nvidia, it works inside WSL2, and lists only the GPUs that a container was given.
     """
+    try:
+        return run_nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", search_path=search_path)
+    except ConfigError:
+        return ""
+
+
+def run_nvidia_smi(*arguments: str, search_path: str | None = None) -> str:
+    """What nvidia-smi prints; raises `ConfigError` without a driver that works, and `CuaError` if it hangs."""
     folders = (search_path or os.environ.get("PATH", os.defpath), _WSL_FOLDER)
     program = shutil.which("nvidia-smi", path=os.pathsep.join(folders))
     if program is None:
-        return ""
-    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S)
-    return done.stdout if done.returncode == 0 else ""
+        raise ConfigError("expected nvidia-smi in PATH, got none; on a machine with a GPU, install NVIDIA's driver")
+    with boundary(CuaError, "nvidia-smi, which waits for the driver (see dmesg, or restart the machine)"):
+        command = [program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ConfigError(f"expected nvidia-smi to answer, got {said!r}; mend or update NVIDIA's driver")
+    return done.stdout
 
 
 def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia_smi) -> tuple[Gpu, ...]:

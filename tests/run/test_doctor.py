@@ -7,21 +7,24 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from cua_rl.errors import ParityError, SamplingError
+from cua_rl.errors import CuaError, ParityError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.policy import AdapterRef
 from cua_rl.recipes.doctor import DoctorConfig, main
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.reporting.diagnosis import Diagnosis, Finding
+from cua_rl.reporting.diagnosis import Diagnosis, Finding, Verdict
 from cua_rl.run.doctor import (
     CHECKS,
+    about,
     attempt,
     check_backward,
     check_memory,
@@ -30,6 +33,7 @@ from cua_rl.run.doctor import (
     check_publication,
     check_sampling,
     check_two_processes,
+    plan_embedded,
     run_doctor,
     start_server,
 )
@@ -81,7 +85,7 @@ async def exam(tmp_path: Path) -> AsyncGenerator[Examination]:
     fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), max_model_len=2048)
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url, AsyncExitStack() as stack:
         config = DoctorConfig(base_url=url, max_concurrent_rollouts=4)
-        exam = Examination(config=config, folder=tmp_path, stack=stack, ask_driver=lambda: IDLE)
+        exam = Examination(config=config, folder=tmp_path, stack=stack, ask_driver=lambda _: IDLE)
         assert (await check_plan(exam)).verdict == "ok"
         assert (await start_server(exam)).verdict == "ok"
         exam.trainer = DoctorsTrainer()  # type: ignore[assignment]
@@ -129,12 +133,63 @@ async def test_a_slow_or_crowded_gpu_is_a_warning(exam: Examination, mfu: float,
 async def test_a_gpu_that_another_program_uses_is_named(exam: Examination) -> None:
     assert (await check_gpus(exam)).verdict == "ok"
 
-    exam.ask_driver = lambda: IDLE.replace("23034, 3\n1", "23034, 9000\n1")
+    exam.ask_driver = lambda _: IDLE.replace("23034, 3\n1", "23034, 9000\n1")
     finding = await check_gpus(exam)
 
     assert finding.verdict == "warn"
     assert finding.got == "NVIDIA L4: 22.5 GiB, 8.8 in use, NVIDIA L4: 22.5 GiB, 0.0 in use"
     assert finding.do.startswith("other programs use GPU 0: ")
+
+
+async def test_a_driver_that_hangs_is_a_finding_and_a_machine_without_gpus_is_none(exam: Examination) -> None:
+    def hang(_: str) -> str:
+        raise CuaError("nvidia-smi, which waits for the driver: TimeoutExpired")
+
+    exam.ask_driver = hang
+    finding = await Diagnosis(exam.folder).check("GPUs", lambda: check_gpus(exam))
+    assert (finding.verdict, "TimeoutExpired" in finding.got) == ("fail", True)
+
+    exam.ask_driver = lambda _: ""
+    assert (await check_gpus(exam)).verdict == "not tried"
+    assert "GPU" not in exam.there
+
+
+async def test_a_refused_plan_leaves_the_rest_to_the_embedded_model(exam: Examination) -> None:
+    served, refused = exam.config, DoctorConfig(model_name="/nowhere/a-model", base_url=exam.config.base_url)
+    exam.config, exam.embedded, exam.there = refused, served, set()
+    diagnosis = Diagnosis(exam.folder)
+
+    for name, find, needs in CHECKS[4:7]:
+        await diagnosis.check(name, partial(attempt, exam, find, needs))
+
+    assert [finding.verdict for finding in diagnosis.findings.values()] == ["fail", "ok", "ok"]
+    assert list(diagnosis.findings) == ["memory plan", "embedded model", "model server"]
+    assert "/nowhere/a-model" in diagnosis.findings["memory plan"].got
+    assert diagnosis.findings["embedded model"].figures["model_path"] == str(TINY_QWEN3_VL)
+    assert diagnosis.findings["model server"].figures["logs"] is None
+    assert diagnosis.failed() == ["memory plan"]  # which makes the exit status 1
+    assert (await plan_embedded(exam)).verdict == "not tried"  # one plan is enough
+
+
+@pytest.mark.parametrize(("verdict", "is_told"), [("ok", False), ("not tried", False), ("warn", True), ("fail", True)])
+def test_logs_are_told_of_warnings_too_with_those_of_long_before_the_end(
+    tmp_path: Path, verdict: Verdict, is_told: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    early = ["INFO starts", "(EngineCore pid=7) WARNING 11-25 20:54:06 [cpu.py:2] slow", "x.py:138: FutureWarning: old"]
+    lines = [*early, *(f"INFO route {index}" for index in range(120))]
+    (tmp_path / "logs" / "vllm.log").write_text("\n".join(lines))
+    diagnosis = Diagnosis(tmp_path, findings={"GPUs": Finding(verdict=verdict, got="")})
+
+    assert about(DoctorConfig(), diagnosis)["logs"] == ({"vllm.log": [*early[1:], *lines[-100:]]} if is_told else {})
+
+
+async def test_steps_of_unequal_lengths_are_reported_with_the_clocks_meanwhile(exam: Examination) -> None:
+    unequal: Any = (await check_backward(exam)).figures["unequal"]
+
+    assert unequal["lengths"] == [1024, 2048, 1280]  # of 2048: 3/8 is shorter than the least, then 8/8, 5/8
+    assert unequal["trainer/tokens"] == 9000.0
+    assert unequal["clocks"] or "nvidia-smi" in unequal["missing"]["clocks"]
 
 
 async def test_no_second_trainer_is_asked_for_on_other_hosts(exam: Examination) -> None:
@@ -161,7 +216,7 @@ async def test_a_peak_above_the_plan_is_a_warning(
     planned = {"weights": 8 * GIB, "activations": 2 * GIB, "CUDA": 1 * GIB}
     exam.plan = replace(exam.plan, memory=replace(exam.plan.memory, machine=machine, trainer=planned))
     exam.trained = {"trainer/peak_cuda_gib": peak_gib, "trainer/peak_reserved_gib": peak_gib + 0.4}
-    exam.ask_driver = lambda: IDLE.replace("23034, 3\n1", f"23034, {used}\n1")
+    exam.ask_driver = lambda _: IDLE.replace("23034, 3\n1", f"23034, {used}\n1")
 
     finding = await check_memory(exam)
 
@@ -175,16 +230,20 @@ async def test_what_depends_on_a_failed_check_is_not_tried(tmp_path: Path, monke
     diagnosis = Diagnosis(tmp_path)
     said: list[str] = []
 
-    await run_doctor(DoctorConfig(base_url="http://127.0.0.1:9"), tmp_path, diagnosis, said.append)
+    nobody = DoctorConfig(base_url="http://127.0.0.1:9")
+
+    await run_doctor(nobody, diagnosis, said.append, embedded=nobody)
 
     verdicts = {name: (finding.verdict, finding.got) for name, finding in diagnosis.findings.items()}
     assert list(verdicts) == [name for name, _, _ in CHECKS]
     assert verdicts["driver"] == verdicts["GPUs"] == verdicts["memory against plan"] == ("not tried", "no GPU")
-    assert diagnosis.failed() == ["memory plan"]
+    assert diagnosis.failed() == ["memory plan", "embedded model"]
     assert diagnosis.findings["memory plan"].do.startswith("start one there, set ")
     assert verdicts["model server"] == verdicts["trainer"] == ("not tried", "no memory plan")
     assert verdicts["canary"] == ("not tried", "the model server does not run")
     assert f"{CHECKS[-1][0]}: not tried (0.0 s)" in said
+    refusal = next(line for line in said if line.startswith("memory plan: fail"))
+    assert "ConfigError: base_url: expected a vLLM server at" in refusal
 
 
 async def test_what_set_up_says_of_the_driver_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +251,7 @@ async def test_what_set_up_says_of_the_driver_is_a_finding(tmp_path: Path, monke
     program.write_text('#!/bin/sh\ncase "$1" in *driver*) echo 470.57;; *cap*) echo 8.9;; esac\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    exam = Examination(config=DoctorConfig(), folder=tmp_path, stack=AsyncExitStack(), ask_driver=lambda: IDLE)
+    exam = Examination(config=DoctorConfig(), folder=tmp_path, stack=AsyncExitStack(), ask_driver=lambda _: IDLE)
 
     finding = await check_driver(exam)
 

@@ -103,11 +103,11 @@ def test_gpus_are_counted_by_the_driver_of_the_container(tmp_path: Path) -> None
     asked = f'case "$1" in *index,uuid,memory.total) printf "{TWO_GPUS[:-1]}\\n";; esac'
     program.write_text(f"#!{shutil.which('sh')}\n{asked}\n")
     program.chmod(0o755)
-    assert ask_nvidia_smi(str(tmp_path)) == TWO_GPUS
+    assert ask_nvidia_smi(search_path=str(tmp_path)) == TWO_GPUS
 
     program.write_text(f"#!{shutil.which('sh')}\necho NVIDIA-SMI has failed; exit 9\n")
-    assert ask_nvidia_smi(str(tmp_path)) == ""
-    assert ask_nvidia_smi(os.devnull) == ""
+    assert ask_nvidia_smi(search_path=str(tmp_path)) == ""
+    assert ask_nvidia_smi(search_path=os.devnull) == ""
 
 
 def test_a_server_that_would_leave_its_gpus_idle_is_refused() -> None:
