@@ -31,20 +31,23 @@ class GuestAccount:
 
 
 @asynccontextmanager
-async def open_guest_account(argv: tuple[str, ...], name: str) -> AsyncGenerator[GuestAccount]:
+async def open_guest_account(
+    argv: tuple[str, ...], name: str, inside: tuple[str, ...] = ()
+) -> AsyncGenerator[GuestAccount]:
     """An account for this command, released at the end of the block; `name` is the prefix of its home's name."""
-    account = await claim_guest_account(argv, name)
+    account = await claim_guest_account(argv, name, inside)
     try:
         yield account
     finally:
         await asyncio.to_thread(account.release)
 
 
-async def claim_guest_account(argv: tuple[str, ...], name: str) -> GuestAccount:
-    """An account for this command, which the caller releases."""
+async def claim_guest_account(argv: tuple[str, ...], name: str, inside: tuple[str, ...] = ()) -> GuestAccount:
+    """An account for this command, which the caller releases; `inside` is the network of its sandbox."""
     home = await asyncio.to_thread(make_scratch_folder, name)
     try:
-        return GuestAccount(user=await asyncio.to_thread(_claim_guest_user, argv, home), home=home)
+        user = await asyncio.to_thread(_claim_guest_user, argv, home)
+        return GuestAccount(user=replace(user, sandbox=(*inside, *user.sandbox)), home=home)
     except BaseException:
         await asyncio.to_thread(remove_tree, home)
         raise

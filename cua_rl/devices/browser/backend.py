@@ -35,6 +35,8 @@ class _Host:
     """A browser and the pages that live in it."""
 
     browser: OwnedBrowser
+    inside: tuple[str, ...]
+    """As of the sites of its pages."""
     pages: set[BrowserPage] = field(default_factory=set[BrowserPage])
 
 
@@ -92,7 +94,7 @@ class BrowserPages:
         return None if place is None else self._idle.pop(place)[1]
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
-        host = await self._find_host()
+        host = await self._find_host(() if site is None else site.inside)
         own_urls = () if site is None else (site.url,)
         settings = replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
         with boundary(DeviceError, "make a page"):
@@ -123,23 +125,23 @@ class BrowserPages:
         host.pages.add(page)
         return page
 
-    async def _find_host(self) -> _Host:
-        """The first browser below its limit of pages, else a new one; dead browsers are removed with their pages."""
+    async def _find_host(self, inside: tuple[str, ...]) -> _Host:
+        """The first browser there below its limit of pages, else a new one; dead ones are removed with their pages."""
         async with self._starting:
             for host in [host for host in self._hosts if not host.browser.is_running]:
                 logger.warning("a browser with %d pages has ended; a new one takes its place", len(host.pages))
                 self._hosts.remove(host)
                 await host.browser.close()
             for host in self._hosts:
-                if len(host.pages) < PAGES_PER_BROWSER:
+                if host.inside == inside and len(host.pages) < PAGES_PER_BROWSER:
                     return host
             if self._playwright is None:
                 raise RuntimeError("the pages were never entered")
             urls, scale = self.settings.allowed_urls, self.settings.drawn_scale
-            browser = OwnedBrowser(self._playwright, self._program, urls, scale)
+            browser = OwnedBrowser(self._playwright, self._program, urls, scale, inside)
             await browser.__aenter__()
             self.num_browsers_started += 1
-            self._hosts.append(_Host(browser))
+            self._hosts.append(_Host(browser, inside))
             return self._hosts[-1]
 
     async def _take_back(self, page: BrowserPage) -> None:

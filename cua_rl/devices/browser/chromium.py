@@ -154,11 +154,19 @@ if TYPE_CHECKING:
 class OwnedBrowser:
     """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
 
-    def __init__(self, playwright: "Playwright", program: Path, allowed_urls: Sequence[str], scale: float) -> None:
+    def __init__(
+        self,
+        playwright: "Playwright",
+        program: Path,
+        allowed_urls: Sequence[str],
+        scale: float,
+        inside: Sequence[str] = (),
+    ) -> None:
         self._playwright = playwright
         self._program = program
         self._allowed_urls = tuple(allowed_urls)
         self._scale = scale
+        self._inside = inside
         self._user = SystemUser()
         self._profile: Path | None = None
         self._lifeline: int | None = None
@@ -227,7 +235,7 @@ class OwnedBrowser:
         folder = await asyncio.to_thread(public_copy, self._program.resolve().parent)
         program = self._program if folder == self._program.resolve().parent else folder / self._program.resolve().name
         command = [*chromium_command(program, self._profile, self._allowed_urls, self._scale), *flags]
-        guarded = command if user is None else user.command(command)
+        guarded = [*self._inside, *(command if user is None else user.command(command))]
         interpreter, *guard = (*GUARD, str(self._profile / "lifeline"), str(_STOP_TIMEOUT_S), *guarded)
         with boundary(DeviceError, f"start {self._program}"):
             return await self._playwright.chromium.launch(

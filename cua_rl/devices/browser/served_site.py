@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from cua_rl.devices.browser.settings import RESET_METHODS, SiteProgram
+from cua_rl.devices.browser.site_network import SiteNetwork
 from cua_rl.errors import DeviceError, TaskError, UnusableError, boundary
 from cua_rl.guest_account import GuestAccount, claim_guest_account, open_guest_account
 from cua_rl.processes import OwnedProcess, free_port
@@ -23,6 +24,7 @@ _FIRST_SIGNAL = 128  # exit statuses above are those of programs that a signal e
 _POLL_S = 0.02
 _PYTHON = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 """Its folder may belong to other users, and the log of a killed program should be complete."""
+_MACHINE = SiteNetwork()
 _NUM_PORTS_TRIED = 3  # another program may take a port before the server binds it
 
 
@@ -34,6 +36,7 @@ class ServedSite:
     port: int
     process: OwnedProcess
     account: GuestAccount
+    network: SiteNetwork
     give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
     end: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
 
@@ -46,6 +49,11 @@ class ServedSite:
     def url(self) -> str:
         """The prefix of all its addresses."""
         return f"{self.address}/"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """As of its network."""
+        return self.network.inside
 
     async def answer(self, name: str) -> str:
         """The page answers all queries; raises `TaskError`."""
@@ -86,7 +94,7 @@ class ServedSite:
 
     async def _request(self, method: str, path: str) -> None:
         with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
-            async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            async with self.network.client() as client:
                 response = await client.request(method, f"{self.address}{path}")
         if not response.is_success:
             raise DeviceError(
@@ -95,7 +103,7 @@ class ServedSite:
             )
 
     async def _run(self, argv: tuple[str, ...]) -> None:
-        status, said = await run_guest(argv, self.program.folder, {"CUA_SITE_URL": self.address})
+        status, said = await run_guest(argv, self.program.folder, {"CUA_SITE_URL": self.address}, self.inside)
         if status != 0:
             raise DeviceError(
                 f"expected {self.program.reset!r} to reset the site, it ended with status {status}: "
@@ -109,9 +117,10 @@ def split_command(command: str, *, port: int, url: str) -> tuple[str, ...]:
 
 
 class SiteServers:
-    """The servers of a run: one per page in use, reused if they can be reset."""
+    """The servers of a run in one network: one per page in use, reused if they can be reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: SiteNetwork = _MACHINE) -> None:
+        self._network = network
         self._idle: list[ServedSite] = []
         self._running: set[ServedSite] = set()
         self._ports: set[int] = set()
@@ -141,7 +150,7 @@ class SiteServers:
         for _ in range(_NUM_PORTS_TRIED):
             site = await self._launch(program)
             try:
-                if await _answers(site.process, site.port):
+                if await _answers(site):
                     return site
                 said = await asyncio.to_thread(site.process.log_tail, 10)
             except BaseException:
@@ -169,10 +178,16 @@ class SiteServers:
         while (port := free_port()) in self._ports:
             pass
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
-        account = await claim_guest_account(_named_files(argv, program.folder), "site")
+        account = await claim_guest_account(_named_files(argv, program.folder), "site", self._network.inside)
         process = _make_process(argv, account, program.folder, {})
         site = ServedSite(
-            program=program, port=port, process=process, account=account, give_back=self.give_back, end=self._stop
+            program=program,
+            port=port,
+            process=process,
+            account=account,
+            network=self._network,
+            give_back=self.give_back,
+            end=self._stop,
         )
         self._ports.add(port)
         self._running.add(site)
@@ -192,9 +207,11 @@ class SiteServers:
         self._ports.discard(site.port)
 
 
-async def run_guest(argv: tuple[str, ...], folder: Path, told: Mapping[str, str]) -> tuple[int, str]:
+async def run_guest(
+    argv: tuple[str, ...], folder: Path, told: Mapping[str, str], inside: tuple[str, ...] = ()
+) -> tuple[int, str]:
     """Run a program in a guest account; returns exit status and end of its output. If cancelled, end the program."""
-    async with open_guest_account(_named_files(argv, folder), "check") as account:
+    async with open_guest_account(_named_files(argv, folder), "check", inside) as account:
         process = _make_process(argv, account, folder, told)
         try:
             async with process:
@@ -222,23 +239,23 @@ def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     return (argv[0], str(folder), *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
 
 
-async def _answers(process: OwnedProcess, port: int) -> bool:
+async def _answers(site: ServedSite) -> bool:
     """Wait for the first response, of any status; False if the server ends first. Raises `DeviceError` on timeout."""
     try:
         async with (
             asyncio.timeout(_START_TIMEOUT_S),
-            httpx.AsyncClient(timeout=None, trust_env=False) as client,
+            site.network.client() as client,
         ):
-            while process.is_running:
+            while site.process.is_running:
                 try:
-                    await client.get(f"http://127.0.0.1:{port}/")
+                    await client.get(site.url)
                 except httpx.TransportError:
                     await asyncio.sleep(_POLL_S)
                 else:
-                    return process.is_running  # the answer may be of another program, which has taken the port
+                    return site.process.is_running  # the answer may be of another program, which has taken the port
     except TimeoutError:
         raise DeviceError(
-            f"expected the site to answer on port {port} within {_START_TIMEOUT_S:g} s, it did not; see that "
-            f"site_command passes {{port}} on: {process.log_tail(5)}"
+            f"expected the site to answer on port {site.port} within {_START_TIMEOUT_S:g} s, it did not; see that "
+            f"site_command passes {{port}} on, and serves by itself (docs/sites.md): {site.process.log_tail(5)}"
         ) from None
     return False

@@ -1,0 +1,64 @@
+"""The network of a run's sites: a loopback interface that they, their browsers and their checks have to themselves."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import httpx
+
+from cua_rl.devices.browser import site_relay
+from cua_rl.errors import DeviceError
+from cua_rl.guest_account import open_guest_account
+from cua_rl.processes import OwnedProcess
+from cua_rl.sandbox import can_sandbox, join_sandbox
+from cua_rl.scratch import make_scratch_folder
+from cua_rl.system_users import bare_environment
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNetwork:
+    """Where sites listen; by default on the loopback interface of the machine, which all its users reach."""
+
+    inside: tuple[str, ...] = ()
+    """The beginning of a command that runs the rest in the network."""
+    relay: str | None = None
+    """The Unix socket that leads requests into it."""
+
+    def client(self) -> httpx.AsyncClient:
+        """Makes requests in the network, without a time limit."""
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=self.relay), timeout=httpx.Timeout(None), trust_env=False
+        )
+
+
+@asynccontextmanager
+async def open_site_network() -> AsyncGenerator[SiteNetwork]:
+    """A network of its own, without a way out, or the machine's where the kernel permits no namespaces.
+
+    Raises:
+        DeviceError: it cannot be made.
+    """
+    if not await asyncio.to_thread(can_sandbox):
+        yield SiteNetwork()
+        return
+    command = (sys.executable, "-P", site_relay.__file__)
+    async with open_guest_account(command, "net") as account:
+        relay = account.home / "relay"
+        program, *rest = account.user.sandbox
+        process = OwnedProcess(
+            [*command, str(relay)],
+            name="site-network",
+            log_path=make_scratch_folder("log") / "output.log",
+            environment=bare_environment(account.home),
+            user=replace(account.user, sandbox=(program, "--unshare-net", *rest)),
+        )
+        async with process:
+            while not await asyncio.to_thread(relay.exists):
+                if not process.is_running:
+                    raise DeviceError(f"expected a network for sites, got none: {process.log_tail(5)}")
+                await asyncio.sleep(_POLL_S)
+            yield SiteNetwork(inside=tuple(join_sandbox(process.command_pid(), "net")), relay=str(relay))
