@@ -89,8 +89,8 @@ def _require_readable(files: tuple[str, ...], user: SystemUser) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or done.stdout:
         raise ConfigError(
-            "expected a program that other users can read, because a run that root starts gives it a user of its own, "
-            f"got {done.stderr.strip() or ', '.join(done.stdout.split())}; move program, interpreter and packages to a "
+            "expected a program and files that other users can read, because root gives programs users of their own, "
+            f"got {done.stderr.strip() or ', '.join(done.stdout.split())}; move them, interpreter and packages to a "
             "folder that every user can read, or let others pass through its parents (chmod o+x) and read it "
             "(chmod o+r), or start the run as another user"
         )

@@ -10,6 +10,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -64,12 +65,12 @@ def sandbox(files: Iterable[str], home: Path) -> list[str]:
     return [*words, "--"]
 
 
-def desktop_sandbox(temporary: Path, *places: Path) -> list[str]:
-    """The beginning of a command that runs the rest in a sandbox without a network, which writes to these places.
+def sandbox_to_join(files: Iterable[str], temporary: Path, *places: Path) -> list[str]:
+    """The beginning of a command that runs the rest in a sandbox without a way out, which writes to these places.
 
     It has the machine's devices: to join one with terminals of its own, ordinary users lack the rights.
     """
-    view = _view(set(), temporary, *places)
+    view = _view(set(_ways(files)), temporary, *places)
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 
@@ -129,7 +130,8 @@ def _ways(files: Iterable[str]) -> Iterator[Path]:
 
 def _kept(folder: str, on_ways: set[str], depth: int) -> list[str] | None:
     """What makes the folder without what is kept back; None if it holds nothing of that kind."""
-    with os.scandir(folder) as entries:
+    names: dict[str, bool] = {}
+    with suppress(PermissionError), os.scandir(folder) as entries:  # what we cannot read, a guest of ours cannot either
         names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
     if _PACKAGES & names.keys() or len(names) > _MAX_NAMES:
         return None

@@ -9,11 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, require_readable_pages
+from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, pages_on_disk
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.errors import ConfigError, DeviceError, boundary
+from cua_rl.guest_account import require_readable
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright
@@ -63,7 +64,7 @@ class BrowserPages:
     async def __aenter__(self) -> Self:
         from playwright.async_api import async_playwright
 
-        await asyncio.to_thread(require_readable_pages, self.settings.allowed_urls)
+        await asyncio.to_thread(require_readable, ("true", *pages_on_disk(self.settings.allowed_urls)))
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 

@@ -75,7 +75,7 @@ class ServedSite:
     async def reset(self) -> None:
         """Restore the initial state for the next rollout; raises `DeviceError`."""
         reset = self.program.reset
-        if reset is None:
+        if not reset:
             return
         await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
         method, _, path = reset.partition(" ")

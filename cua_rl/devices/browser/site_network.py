@@ -12,7 +12,7 @@ from cua_rl.devices.browser import site_relay
 from cua_rl.errors import DeviceError
 from cua_rl.guest_account import open_guest_account
 from cua_rl.processes import OwnedProcess
-from cua_rl.sandbox import can_sandbox, join_sandbox
+from cua_rl.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import bare_environment
 
@@ -48,13 +48,13 @@ async def open_site_network() -> AsyncGenerator[SiteNetwork]:
     command = (sys.executable, "-P", site_relay.__file__)
     async with open_guest_account(command, "net") as account:
         relay = account.home / "relay"
-        program, *rest = account.user.sandbox
+        box = sandbox_to_join(command, account.home / ".tmp", account.home)
         process = OwnedProcess(
             [*command, str(relay)],
             name="site-network",
             log_path=make_scratch_folder("log") / "output.log",
             environment=bare_environment(account.home),
-            user=replace(account.user, sandbox=(program, "--unshare-net", *rest)),
+            user=replace(account.user, sandbox=tuple(box)),
         )
         async with process:
             while not await asyncio.to_thread(relay.exists):
