@@ -7,12 +7,13 @@ the same sandbox. Where the kernel permits no namespaces, there are no sandboxes
 
 import logging
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from cua_rl.system_users import problem_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +36,14 @@ _MAX_NAMES = 1000
 @cache
 def can_sandbox() -> bool:
     """Whether programs can have sandboxes; logs once what remains without them."""
-    trial = [*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"]
-    try:
-        done = subprocess.run(trial, capture_output=True, text=True, check=False, cwd="/")
-    except FileNotFoundError:
-        problem = "there is no bwrap: install bubblewrap"
-    else:
-        if done.returncode == 0:
-            return True
-        problem = done.stderr.strip().rpartition("\n")[2]
+    problem = problem_of([*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"])
+    if problem is None:
+        return True
     logger.warning(
-        "agents, harnesses, sites and desktops run without sandboxes (%s): they see the machine's processes and "
-        "network and, unless root starts the run, the files of your user; in a container, permit user namespaces, or "
-        "give it the capability SYS_ADMIN (docs/security.md)",
+        "agents, harnesses, browsers, sites and desktops run without sandboxes (%s): they see the machine's processes "
+        "and network and, unless root starts the run, the files of your user, and its other users reach the sites; "
+        "install bubblewrap and, in a container, permit user namespaces, or give it the capability SYS_ADMIN "
+        "(docs/security.md)",
         problem,
     )
     return False

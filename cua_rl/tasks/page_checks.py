@@ -125,7 +125,7 @@ async def run_check(check: PageCheck, address: str | None, device: Device, answe
     said = (answer or "").replace("\0", "").encode("utf-8", "replace").decode()[:_MAX_ANSWER_CHARACTERS]
     port = site.port if isinstance(site, ServedSite) else 0
     argv = split_command(check.command, port=port, url=url)
-    inside = site.inside if isinstance(site, ServedSite) else ()
+    inside = site.servers.network.inside if isinstance(site, ServedSite) else ()
     status, printed = await run_guest(argv, check.folder, {"CUA_SITE_URL": url, "CUA_ANSWER": said}, inside)
     if isinstance(site, ServedSite):
         site.require_running()  # otherwise a verdict on a dead site would count

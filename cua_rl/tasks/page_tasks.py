@@ -9,7 +9,6 @@ anew with every rollout. Without one, what a server keeps between rollouts is th
 """
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,8 @@ from urllib.parse import urlsplit
 
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.page import as_page
-from cua_rl.devices.browser.served_site import ServedSite, SiteServers
+from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import RESET_METHODS, PageSettings, SiteProgram
-from cua_rl.devices.browser.site_network import open_site_network
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.query_values import PAGE_QUERIES
@@ -31,8 +29,6 @@ from cua_rl.tasks.fields import Fields, read_mapping
 from cua_rl.tasks.page_checks import PageCheck, parse_check, require_program, run_check
 from cua_rl.tasks.source_config import TaskSourceConfig
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-
-logger = logging.getLogger(__name__)
 
 PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
@@ -212,46 +208,27 @@ class UserPages(BrowserPages):
         urls = allowed_urls(configs) or (_NOWHERE,)
         super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
         self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
-        self._goes_out = [url for config in configs if config.site_command for url in config.allowed_urls]
+        self._other_urls = {url for config in configs if config.site_command for url in config.allowed_urls}
         self._servers = SiteServers()
 
     async def make(self, request: DeviceRequest) -> Device:
         """A blank page, with a server if the task needs one; `task.prepare` opens the address."""
         if request.site is None:
             return await self.lend(request.task_id)
-        site: ServedSite = await self._servers.take(request.site)
-        try:
-            return await self.lend(request.task_id, site=site)
-        except BaseException:
-            await site.release()
-            raise
+        return await self.lend(request.task_id, site=await self._servers.take(request.site))
 
     async def __aenter__(self) -> Self:
         """Try each site once: a command that does not work ends the run, not every rollout."""
         await super().__aenter__()
         try:
-            if self._goes_out:
-                logger.warning(
-                    "other users of this machine can reach the sites of the run, whose pages request %s, for "
-                    "which they need its network (docs/sites.md)",
-                    ", ".join(self._goes_out),
-                )
-            elif self._programs:
-                self._servers = SiteServers(await self._stack.enter_async_context(open_site_network()))
+            if self._programs:
+                self._servers = await self._open_servers(self._other_urls)
             for program in self._programs:
-                try:
-                    await self._servers.start(program)
-                except DeviceError as error:
-                    raise ConfigError(f"{error}; correct site_command") from None
-                finally:
-                    await self._servers.close()
+                await self._servers.start(program)
+                await self._servers.close()
         except BaseException as error:
-            await self.__aexit__(type(error), error, None)
+            await self.__aexit__()
+            if isinstance(error, DeviceError):
+                raise ConfigError(f"{error}; correct site_command") from None
             raise
         return self
-
-    async def __aexit__(self, *error: object) -> None:
-        try:
-            await super().__aexit__(*error)
-        finally:
-            await self._servers.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Self, cast
 from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, pages_on_disk
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
+from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import Clip, PageSettings
+from cua_rl.devices.browser.site_network import SiteNetwork, open_site_network
 from cua_rl.errors import ConfigError, DeviceError, boundary
-from cua_rl.guest_account import require_readable
+from cua_rl.guest_account import open_guest_account
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright
@@ -37,7 +40,6 @@ class _Host:
 
     browser: OwnedBrowser
     inside: tuple[str, ...]
-    """As of the sites of its pages."""
     pages: set[BrowserPage] = field(default_factory=set[BrowserPage])
 
 
@@ -54,6 +56,7 @@ class BrowserPages:
         self._program = program or find_chromium()
         self._max_idle = max_idle
         self._stack = AsyncExitStack()
+        self._network = SiteNetwork()
         self._playwright: Playwright | None = None
         self._hosts: list[_Host] = []
         self._idle: list[tuple[str, BrowserPage]] = []
@@ -64,7 +67,9 @@ class BrowserPages:
     async def __aenter__(self) -> Self:
         from playwright.async_api import async_playwright
 
-        await asyncio.to_thread(require_readable, ("true", *pages_on_disk(self.settings.allowed_urls)))
+        files = ("true", *pages_on_disk(self.settings.allowed_urls))
+        async with open_guest_account(files, "pages"):  # which tells whether browsers can read them
+            pass
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 
@@ -75,12 +80,25 @@ class BrowserPages:
         self._idle.clear()
         await self._stack.aclose()
 
+    async def _open_servers(self, other_urls: Collection[str] = ()) -> SiteServers:
+        """Servers of pages that may also request these addresses, in their network; they end with the pages."""
+        self._network = await self._stack.enter_async_context(open_site_network(other_urls))
+        servers = SiteServers(self._network)
+        self._stack.push_async_callback(servers.close)
+        return servers
+
     async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
         """A page for one user, returned with `close`; raises `DeviceError`.
 
-        With a site, the page is fresh, may request the site besides `allowed_urls`, and releases it when returned.
+        With a site, the page is fresh, may request the site besides `allowed_urls`, and releases it when returned; the
+        site is released as well if there is no page.
         """
-        page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
+        try:
+            page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
+        except BaseException:
+            if site is not None:
+                await site.release()
+            raise
         self._keys[page] = key
         page.site = site
         page.lend()
@@ -95,7 +113,7 @@ class BrowserPages:
         return None if place is None else self._idle.pop(place)[1]
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
-        host = await self._find_host(() if site is None else site.inside)
+        host = await self._find_host(() if site is None else self._network.inside)
         own_urls = () if site is None else (site.url,)
         settings = replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
         with boundary(DeviceError, "make a page"):

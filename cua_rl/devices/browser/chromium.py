@@ -163,7 +163,7 @@ class OwnedBrowser:
         public = await asyncio.to_thread(public_copy, folder)
         program = self._program if public == folder else public / self._program.resolve().name
         files = (str(program), *pages_on_disk(self._allowed_urls))
-        self._account = account = await claim_guest_account(files, "browser", self._inside)
+        self._account = account = await asyncio.to_thread(claim_guest_account, files, "browser", self._inside)
         try:
             await asyncio.to_thread(os.mkfifo, account.home / "lifeline", 0o600)
             reader = os.open(account.home / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # a writer needs a reader

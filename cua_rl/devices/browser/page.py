@@ -35,11 +35,6 @@ class PageSite(Protocol):
         """The prefix of all its addresses."""
         ...
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The beginning of a command that runs a browser where these addresses are reached."""
-        ...
-
     async def answer(self, name: str) -> str:
         """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
         ...

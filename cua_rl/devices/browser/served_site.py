@@ -1,9 +1,11 @@
 """Servers of the user's own web sites: one per browser page, started, reset between rollouts and stopped by us."""
 
 import asyncio
+import logging
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from cua_rl.guest_account import GuestAccount, claim_guest_account, open_guest_a
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import bare_environment, remove_tree
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _RESET_TIMEOUT_S = 60.0
@@ -36,9 +40,7 @@ class ServedSite:
     port: int
     process: OwnedProcess
     account: GuestAccount
-    network: SiteNetwork
-    give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
-    end: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
+    servers: "SiteServers" = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -49,11 +51,6 @@ class ServedSite:
     def url(self) -> str:
         """The prefix of all its addresses."""
         return f"{self.address}/"
-
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """As of its network."""
-        return self.network.inside
 
     async def answer(self, name: str) -> str:
         """The page answers all queries; raises `TaskError`."""
@@ -90,11 +87,11 @@ class ServedSite:
 
     async def release(self, *, is_clean: bool = True) -> None:
         """Give it back, or stop it if a script of the last page might still change its state."""
-        await (self.give_back if is_clean else self.end)(self)
+        await (self.servers.give_back if is_clean else self.servers.end)(self)
 
     async def _request(self, method: str, path: str) -> None:
         with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
-            async with self.network.client() as client:
+            async with self.servers.network.client() as client:
                 response = await client.request(method, f"{self.address}{path}")
         if not response.is_success:
             raise DeviceError(
@@ -103,7 +100,8 @@ class ServedSite:
             )
 
     async def _run(self, argv: tuple[str, ...]) -> None:
-        status, said = await run_guest(argv, self.program.folder, {"CUA_SITE_URL": self.address}, self.inside)
+        told, inside = {"CUA_SITE_URL": self.address}, self.servers.network.inside
+        status, said = await run_guest(argv, self.program.folder, told, inside)
         if status != 0:
             raise DeviceError(
                 f"expected {self.program.reset!r} to reset the site, it ended with status {status}: "
@@ -120,7 +118,7 @@ class SiteServers:
     """The servers of a run in one network: one per page in use, reused if they can be reset."""
 
     def __init__(self, network: SiteNetwork = _MACHINE) -> None:
-        self._network = network
+        self.network = network
         self._idle: list[ServedSite] = []
         self._running: set[ServedSite] = set()
         self._ports: set[int] = set()
@@ -130,18 +128,18 @@ class SiteServers:
         """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
         for dead in [site for site in self._idle if not site.process.is_running]:
             self._idle.remove(dead)
-            await self._stop(dead)
+            await self.end(dead)
         found = next((site for site in self._idle if site.program == program), None)
         if found is not None:
             self._idle.remove(found)
             try:
                 await found.reset()
             except BaseException:
-                await self._stop(found)
+                await self.end(found)
                 raise
             return found
         if self._idle:  # stop one of another site, so that there are no more servers than pages
-            await self._stop(self._idle.pop(0))
+            await self.end(self._idle.pop(0))
         return await self.start(program)
 
     async def start(self, program: SiteProgram) -> ServedSite:
@@ -151,12 +149,14 @@ class SiteServers:
             site = await self._launch(program)
             try:
                 if await _answers(site):
+                    if not self.network.inside:
+                        await _warn_if_open(site)
                     return site
                 said = await asyncio.to_thread(site.process.log_tail, 10)
             except BaseException:
-                await self._stop(site)
+                await self.end(site)
                 raise
-            await self._stop(site)
+            await self.end(site)
         raise DeviceError(
             f"expected site_command {program.command!r} to serve the site, it ended (in {str(program.folder)!r}): "
             f"{said.strip() or 'it printed nothing'}"
@@ -167,38 +167,38 @@ class SiteServers:
         if site.process.is_running and site.program.reset is not None:
             self._idle.append(site)
         else:
-            await self._stop(site)
+            await self.end(site)
 
     async def close(self) -> None:
         """End all servers."""
         self._idle.clear()
-        await asyncio.gather(*(self._stop(site) for site in list(self._running)))
+        await asyncio.gather(*(self.end(site) for site in list(self._running)))
 
     async def _launch(self, program: SiteProgram) -> ServedSite:
         while (port := free_port()) in self._ports:
             pass
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
-        account = await claim_guest_account(_named_files(argv, program.folder), "site", self._network.inside)
+        account = await asyncio.to_thread(
+            claim_guest_account, _named_files(argv, program.folder), "site", self.network.inside
+        )
         process = _make_process(argv, account, program.folder, {})
         site = ServedSite(
             program=program,
             port=port,
             process=process,
             account=account,
-            network=self._network,
-            give_back=self.give_back,
-            end=self._stop,
+            servers=self,
         )
         self._ports.add(port)
         self._running.add(site)
         try:
             await process.start()
         except BaseException:
-            await self._stop(site)
+            await self.end(site)
             raise
         return site
 
-    async def _stop(self, site: ServedSite) -> None:
+    async def end(self, site: ServedSite) -> None:
         """Stop it and all processes that it started, and remove its home; safe to call twice."""
         await site.process.stop()
         await asyncio.to_thread(site.account.release)
@@ -244,7 +244,7 @@ async def _answers(site: ServedSite) -> bool:
     try:
         async with (
             asyncio.timeout(_START_TIMEOUT_S),
-            site.network.client() as client,
+            site.servers.network.client() as client,
         ):
             while site.process.is_running:
                 try:
@@ -259,3 +259,17 @@ async def _answers(site: ServedSite) -> bool:
             f"site_command passes {{port}} on, and serves by itself (docs/sites.md): {site.process.log_tail(5)}"
         ) from None
     return False
+
+
+async def _warn_if_open(site: ServedSite) -> None:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            # another address of the loopback interface, on which a server of 127.0.0.1 alone does not listen
+            _, writer = await asyncio.open_connection("127.0.0.2", site.port)
+        writer.close()
+        logger.warning(
+            "site_command %r: expected a server on 127.0.0.1 alone, got one on all addresses (0.0.0.0:%d), which "
+            "other machines may reach; let it bind 127.0.0.1",
+            site.program.command,
+            site.port,
+        )

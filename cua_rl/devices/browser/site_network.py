@@ -1,8 +1,9 @@
 """The network of a run's sites: a loopback interface that they, their browsers and their checks have to themselves."""
 
 import asyncio
+import logging
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from cua_rl.processes import OwnedProcess
 from cua_rl.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import bare_environment
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 
@@ -36,13 +39,15 @@ class SiteNetwork:
 
 
 @asynccontextmanager
-async def open_site_network() -> AsyncGenerator[SiteNetwork]:
-    """A network of its own, without a way out, or the machine's where the kernel permits no namespaces.
+async def open_site_network(other_urls: Collection[str] = ()) -> AsyncGenerator[SiteNetwork]:
+    """A network of its own; the machine's if pages request other addresses too, or the kernel permits no namespaces.
 
     Raises:
         DeviceError: it cannot be made.
     """
-    if not await asyncio.to_thread(can_sandbox):
+    if other_urls:
+        logger.warning("other users of the machine reach the sites, whose pages need its network for %s", other_urls)
+    if other_urls or not await asyncio.to_thread(can_sandbox):
         yield SiteNetwork()
         return
     command = (sys.executable, "-P", site_relay.__file__)

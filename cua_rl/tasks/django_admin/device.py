@@ -8,7 +8,6 @@ from typing import Self
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import PageSettings
-from cua_rl.devices.browser.site_network import open_site_network
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError
@@ -34,26 +33,19 @@ class AdminPages(BrowserPages):
         # its pages do come to rest, however long a busy machine takes to serve them
         super().__init__(PageSettings(allowed_urls=(_NOWHERE,), scale=scale, settle_timeout_s=20.0))
         self._servers = SiteServers()
+        self._folder = Path()
         self._empty_database: asyncio.Task[Path] | None = None
 
     async def make(self, request: DeviceRequest) -> Device:
         """A page whose site `task.prepare` resets."""
         made = self._empty_database
         if made is None or (made.done() and made.exception()):  # on first use
-            made = self._empty_database = asyncio.create_task(make_empty_database(make_scratch_folder("admin")))
-        site = AdminSite(served=await self._servers.take(SITE), empty_database=await asyncio.shield(made))
-        try:
-            return await self.lend(request.task_id, site=site)
-        except BaseException:
-            await site.release()
-            raise
+            made = self._empty_database = asyncio.create_task(make_empty_database(self._folder))
+        site = AdminSite(empty_database=await asyncio.shield(made), served=await self._servers.take(SITE))
+        return await self.lend(request.task_id, site=site)
 
     async def __aenter__(self) -> Self:
-        self._servers = SiteServers(await self._stack.enter_async_context(open_site_network()))
+        self._servers = await self._open_servers()
+        self._folder = await asyncio.to_thread(make_scratch_folder, "admin")
+        self._stack.callback(remove_tree, self._folder)
         return await super().__aenter__()
-
-    async def __aexit__(self, *error: object) -> None:
-        await super().__aexit__(*error)
-        await self._servers.close()
-        if self._empty_database is not None and self._empty_database.done() and not self._empty_database.exception():
-            await asyncio.to_thread(remove_tree, self._empty_database.result().parent)

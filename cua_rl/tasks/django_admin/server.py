@@ -40,11 +40,6 @@ class AdminSite:
         """Beginning of all its addresses."""
         return self.served.url
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """As of its network."""
-        return self.served.inside
-
     async def reset(self, state: SiteState) -> None:
         """Put its database back, holding this state and nothing else."""
         with boundary(DeviceError, "put the site's database back"):
