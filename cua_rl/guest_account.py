@@ -43,18 +43,14 @@ async def open_guest_account(
 
 
 def claim_guest_account(argv: tuple[str, ...], name: str, inside: tuple[str, ...] = ()) -> GuestAccount:
-    """An account for this command, which the caller releases: a user of its own if root runs this process.
-
-    It is in a sandbox, if there can be one, in the network that `inside` leads to.
+    """An account for this command, which the caller releases; in the network that the command `inside` leads to.
 
     Raises:
         ConfigError: it cannot read the program, or a file among its arguments.
     """
     files = (shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word)))
-    home = make_scratch_folder(name)
-    user = SystemUser()
+    user, home = claim_user(GUEST_UIDS), make_scratch_folder(name)
     try:
-        user = claim_user(GUEST_UIDS)
         user.make_folder(home)  # it exists, and becomes the user's
         user.make_folder(home / ".tmp")
         if can_sandbox():

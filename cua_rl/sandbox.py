@@ -37,16 +37,15 @@ _MAX_NAMES = 1000
 def can_sandbox() -> bool:
     """Whether programs can have sandboxes; logs once what remains without them."""
     problem = problem_of([*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"])
-    if problem is None:
-        return True
-    logger.warning(
-        "agents, harnesses, browsers, sites and desktops run without sandboxes (%s): they see the machine's processes "
-        "and network and, unless root starts the run, the files of your user, and its other users reach the sites; "
-        "install bubblewrap and, in a container, permit user namespaces, or give it the capability SYS_ADMIN "
-        "(docs/security.md)",
-        problem,
-    )
-    return False
+    if problem is not None:
+        logger.warning(
+            "agents, harnesses, browsers, sites and desktops run without sandboxes (%s): they see the machine's "
+            "processes and network and, unless root starts the run, the files of your user, and its other users reach "
+            "the sites; install bubblewrap and, in a container, permit user namespaces, or give it the capability "
+            "SYS_ADMIN (docs/security.md)",
+            problem,
+        )
+    return problem is None
 
 
 def sandbox(files: Iterable[str], home: Path) -> list[str]:
@@ -70,7 +69,7 @@ def sandbox_to_join(files: Iterable[str], temporary: Path, *places: Path) -> lis
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 
-def join_sandbox(pid: int, *namespaces: str) -> list[str]:
+def join_sandbox(pid: int, namespaces: str = "mount net pid ipc uts") -> list[str]:
     """The beginning of a command that runs the rest in these namespaces of the sandbox whose `bwrap` has this number.
 
     Raises:
@@ -81,7 +80,7 @@ def join_sandbox(pid: int, *namespaces: str) -> list[str]:
     except (FileNotFoundError, IndexError):
         raise ProcessLookupError(f"the sandbox of process {pid} has ended") from None
     ours = ["--user", "--preserve-credentials"] if os.geteuid() else []
-    return ["nsenter", f"--target={inner}", *ours, *(f"--{name}" for name in namespaces), "--"]
+    return ["nsenter", f"--target={inner}", *ours, *(f"--{name}" for name in namespaces.split()), "--"]
 
 
 def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:

@@ -172,14 +172,13 @@ def can_change_user() -> bool:
     if os.geteuid() != 0:
         return False
     problem = problem_of(SystemUser(uid=GUEST_UIDS[-1]).command(["true"]))
-    if problem is None:
-        return True
-    logger.warning(
-        "programs run as root: it cannot give them users of their own here (%s); install util-linux, and give the "
-        "container the capabilities SETUID, SETGID, SETPCAP, CHOWN and KILL",
-        problem,
-    )
-    return False
+    if problem is not None:
+        logger.warning(
+            "programs run as root: it cannot give them users of their own here (%s); install util-linux, and give the "
+            "container the capabilities SETUID, SETGID, SETPCAP, CHOWN and KILL",
+            problem,
+        )
+    return problem is None
 
 
 @cache
@@ -199,7 +198,7 @@ def computing_prefix() -> tuple[str, ...]:
     if shutil.which("nvidia-modprobe"):
         subprocess.run(["nvidia-modprobe", "-u", "-c", "0"], check=False, capture_output=True, cwd="/")
     kept = ",+".join(("--bounding-set=-all", *_COMPUTING_CAPABILITIES))  # setpriv leaves out what we lack ourselves
-    words = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", kept, "--")
+    words = (*_SHED_PRIVILEGES, kept, "--")
     if problem := problem_of([*words, "true"]):
         logger.warning("model server and trainer keep the capabilities of root: %s", problem)
     return () if problem else words

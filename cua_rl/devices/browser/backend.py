@@ -17,7 +17,7 @@ from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.browser.site_network import SiteNetwork, open_site_network
 from cua_rl.errors import ConfigError, DeviceError, boundary
-from cua_rl.guest_account import open_guest_account
+from cua_rl.guest_account import claim_guest_account
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright
@@ -68,8 +68,7 @@ class BrowserPages:
         from playwright.async_api import async_playwright
 
         files = ("true", *pages_on_disk(self.settings.allowed_urls))
-        async with open_guest_account(files, "pages"):  # which tells whether browsers can read them
-            pass
+        await asyncio.to_thread(lambda: claim_guest_account(files, "pages").release())  # raises if it cannot read them
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 
@@ -90,8 +89,7 @@ class BrowserPages:
     async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
         """A page for one user, returned with `close`; raises `DeviceError`.
 
-        With a site, the page is fresh, may request the site besides `allowed_urls`, and releases it when returned; the
-        site is released as well if there is no page.
+        With a site, the page is fresh and may request it besides `allowed_urls`; the site is released with the page.
         """
         try:
             page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
@@ -156,8 +154,7 @@ class BrowserPages:
                     return host
             if self._playwright is None:
                 raise RuntimeError("the pages were never entered")
-            urls, scale = self.settings.allowed_urls, self.settings.drawn_scale
-            browser = OwnedBrowser(self._playwright, self._program, urls, scale, inside)
+            browser = OwnedBrowser(self._playwright, self._program, self.settings, inside)
             await browser.__aenter__()
             self.num_browsers_started += 1
             self._hosts.append(_Host(browser, inside))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
+from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.guest_account import GuestAccount, claim_guest_account
 from cua_rl.processes import GUARD
@@ -131,17 +132,11 @@ class OwnedBrowser:
     """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
 
     def __init__(
-        self,
-        playwright: "Playwright",
-        program: Path,
-        allowed_urls: Sequence[str],
-        scale: float,
-        inside: tuple[str, ...] = (),
+        self, playwright: "Playwright", program: Path, settings: PageSettings, inside: tuple[str, ...]
     ) -> None:
         self._playwright = playwright
         self._program = program
-        self._allowed_urls = tuple(allowed_urls)
-        self._scale = scale
+        self._settings = settings
         self._inside = inside
         self._account: GuestAccount | None = None
         self._lifeline: int | None = None
@@ -162,7 +157,7 @@ class OwnedBrowser:
         folder = self._program.resolve().parent
         public = await asyncio.to_thread(public_copy, folder)
         program = self._program if public == folder else public / self._program.resolve().name
-        files = (str(program), *pages_on_disk(self._allowed_urls))
+        files = (str(program), *pages_on_disk(self._settings.allowed_urls))
         self._account = account = await asyncio.to_thread(claim_guest_account, files, "browser", self._inside)
         try:
             await asyncio.to_thread(os.mkfifo, account.home / "lifeline", 0o600)
@@ -195,7 +190,8 @@ class OwnedBrowser:
 
     async def _launch_in_sandbox(self, program: Path, account: GuestAccount) -> "Browser":
         """Launch in Chromium's sandbox, by kernel namespaces or its setuid helper; without that one if both fail."""
-        command = chromium_command(program, account.home, self._allowed_urls, self._scale)
+        urls, scale = self._settings.allowed_urls, self._settings.drawn_scale
+        command = chromium_command(program, account.home, urls, scale)
         ways = [account.user.command(command)]
         if account.user.uid is None and not account.user.sandbox:
             ways.append(command)  # the helper has to gain privileges

@@ -121,8 +121,6 @@ class SiteServers:
         self.network = network
         self._idle: list[ServedSite] = []
         self._running: set[ServedSite] = set()
-        self._ports: set[int] = set()
-        """Includes ports of servers that are starting: two on the same port could not be told apart."""
 
     async def take(self, program: SiteProgram) -> ServedSite:
         """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
@@ -175,21 +173,13 @@ class SiteServers:
         await asyncio.gather(*(self.end(site) for site in list(self._running)))
 
     async def _launch(self, program: SiteProgram) -> ServedSite:
-        while (port := free_port()) in self._ports:
+        files = _named_files(split_command(program.command, port=0, url=""), program.folder)
+        account = await asyncio.to_thread(claim_guest_account, files, "site", self.network.inside)
+        while (port := free_port()) in {site.port for site in self._running}:  # some are starting
             pass
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
-        account = await asyncio.to_thread(
-            claim_guest_account, _named_files(argv, program.folder), "site", self.network.inside
-        )
         process = _make_process(argv, account, program.folder, {})
-        site = ServedSite(
-            program=program,
-            port=port,
-            process=process,
-            account=account,
-            servers=self,
-        )
-        self._ports.add(port)
+        site = ServedSite(program=program, port=port, process=process, account=account, servers=self)
         self._running.add(site)
         try:
             await process.start()
@@ -204,7 +194,6 @@ class SiteServers:
         await asyncio.to_thread(site.account.release)
         await asyncio.to_thread(remove_tree, site.process.log_path.parent)
         self._running.discard(site)
-        self._ports.discard(site.port)
 
 
 async def run_guest(
@@ -242,10 +231,7 @@ def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
 async def _answers(site: ServedSite) -> bool:
     """Wait for the first response, of any status; False if the server ends first. Raises `DeviceError` on timeout."""
     try:
-        async with (
-            asyncio.timeout(_START_TIMEOUT_S),
-            site.servers.network.client() as client,
-        ):
+        async with asyncio.timeout(_START_TIMEOUT_S), site.servers.network.client() as client:
             while site.process.is_running:
                 try:
                     await client.get(site.url)

@@ -11,8 +11,7 @@ from contextlib import suppress
 
 async def main(path: str) -> None:
     """Relay until the process is ended."""
-    server = await asyncio.start_unix_server(_relay, path)
-    await server.serve_forever()
+    await (await asyncio.start_unix_server(_relay, path)).serve_forever()
 
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -165,8 +165,7 @@ class DesktopSession:
         try:
             if self._server is None:
                 raise ProcessLookupError("it was stopped")
-            pid = self._server.command_pid()
-            join = join_sandbox(pid, "mount", "net", "pid", "ipc", "uts") if can_sandbox() else []
+            join = join_sandbox(self._server.command_pid()) if can_sandbox() else []
         except ProcessLookupError as error:
             raise DeviceError(f"expected a desktop whose X server runs, got none: {error}") from None
         return [*join, *self._user.command(["env", "-C", str(self.home), *command])]

@@ -29,9 +29,9 @@ class AdminPages(BrowserPages):
             raise ConfigError(
                 "expected Django for django_admin tasks, it is not installed; pip install 'cua_rl[browser]'"
             )
-        scale = 1.0 if scale is None else scale
         # its pages do come to rest, however long a busy machine takes to serve them
-        super().__init__(PageSettings(allowed_urls=(_NOWHERE,), scale=scale, settle_timeout_s=20.0))
+        wanted = 1.0 if scale is None else scale
+        super().__init__(PageSettings(allowed_urls=(_NOWHERE,), scale=wanted, settle_timeout_s=20.0))
         self._servers = SiteServers()
         self._folder = Path()
         self._empty_database: asyncio.Task[Path] | None = None
