@@ -44,7 +44,7 @@ class TrainerConfig:
     gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     sharding: Sharding = setting(
         "none",
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
         "each node holds all shards; offload: one layer at a time, from main memory",
     )
     memory_fraction: float = setting(1.0, "share of its GPU's memory that a process may allocate")

@@ -1,6 +1,4 @@
-"""A conversation as typed items, shaped like the OpenAI Responses API; shared by agent, gateway, renderers and
-database.
-"""
+"""A conversation as typed items, shaped like the OpenAI Responses API, for agent, gateway, renderers and database."""
 
 from base64 import b64encode
 from collections.abc import Mapping

@@ -15,10 +15,10 @@ from cua_rl.masking import is_secret_name
 logger = logging.getLogger(__name__)
 
 FILE_VARIABLE = "CUA_RL_ENV_FILE"
-_LOADS_CODE = {
-    *("LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "GCONV_PATH", "BASH_ENV", "NODE_OPTIONS"),
-    *("PYTHONSTARTUP", "PYTHONHOME", "PYTHONPATH", "PYTHONINSPECT", "PYTHONBREAKPOINT"),
-}
+_LOADS_CODE = (
+    "LD_PRELOAD LD_AUDIT LD_LIBRARY_PATH DYLD_INSERT_LIBRARIES DYLD_LIBRARY_PATH DYLD_FRAMEWORK_PATH GCONV_PATH "
+    "BASH_ENV NODE_OPTIONS NODE_PATH PYTHONSTARTUP PYTHONHOME PYTHONPATH PYTHONUSERBASE PYTHONINSPECT PYTHONBREAKPOINT"
+)
 """Variables by which a file of settings would decide which code every child process runs."""
 
 
@@ -38,7 +38,7 @@ def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, 
     if not _is_trusted(path, is_named=bool(environ.get(FILE_VARIABLE))):
         return dict(environ)
     values = {name: value for name, value in dotenv_values(path).items() if value is not None}
-    if found := sorted(_LOADS_CODE & values.keys()):
+    if found := sorted(values.keys() & set(_LOADS_CODE.split())):
         raise ConfigError(
             f"{path}: expected settings and keys, got {', '.join(found)}, which loads code into every program that a "
             "run starts; remove it, or export it in the shell if you mean it"
@@ -49,7 +49,6 @@ def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def load_environment_file() -> None:
-    """Add the variables of the file to this process's environment."""
     os.environ.update(with_environment_file(os.environ))
 
 

@@ -97,9 +97,7 @@ class BatchTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """The optimizer step is done; its adapter is served, or about to be. `datums_sha256` identifies the training data
-    bit for bit.
-    """
+    """The optimizer step is done. `datums_sha256` identifies the training data bit for bit."""
 
     step: int
     policy_version: int

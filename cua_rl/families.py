@@ -28,8 +28,8 @@ _QWEN2_5_VISION: Mapping[LoraModule, str] = {
 }
 
 
-SERVED_IN_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
-"""Layers of Qwen3-VL's vision tower and merger, as `Family.served_modules`."""
+_SERVED_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_SERVED_LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,6 @@ class Family:
     """Regular expressions of the linear layers that get an adapter, by their names in Transformers."""
     served_modules: Sequence[str] = ()
     """The only layers for whose adapters the server makes room, by their last names; () are all."""
-    cpu_problem: str | None = None
-    """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
     full_training_problem: str | None = None
     """Why not all of its weights can be trained; None if they can."""
     cpu_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -60,14 +58,21 @@ FAMILIES: Mapping[str, Family] = {
         lora_targets={"language": rf"{_DENSE}|{_LINEAR_ATTENTION}", **_QWEN3_VISION},
         cpu_dtype="bfloat16",  # the only one that its linear attention knows there
     ),
+    # as of qwen3_vl_moe; the expert that every token visits stays as it is, too
+    "qwen3_5_moe": Family(
+        renderer="qwen3_5",
+        lora_targets={"language": rf"{_LAYERS}{_ATTENTION}|{_LINEAR_ATTENTION}", **_QWEN3_VISION},
+        served_modules=(*_SERVED_ATTENTION, *_SERVED_LINEAR_ATTENTION),
+        cpu_dtype="bfloat16",
+        half_rounding=0.2,
+    ),
     "qwen3_vl": Family(renderer="qwen3_vl", lora_targets={"language": _DENSE, **_QWEN3_VISION}),
     # attention only: router and experts stay as they are, so that sampler and trainer choose the same experts
     "qwen3_vl_moe": Family(
         renderer="qwen3_vl",
         lora_targets={"language": _LAYERS + _ATTENTION, **_QWEN3_VISION},
         # vLLM would make room for adapters of all experts: 9 GiB for four of Qwen3-VL-30B-A3B of rank 32
-        served_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
-        cpu_problem="vLLM accepts an adapter for a mixture of experts on a CPU, and dies at the first request",
+        served_modules=_SERVED_ATTENTION,
         full_training_problem="Transformers saves the experts in a layout that vLLM does not read",
         half_rounding=0.2,  # a token near the border between two experts may visit another one
     ),

@@ -227,10 +227,8 @@ async def serve_app(
 ) -> AsyncGenerator[str]:
     """Serve an app while the block runs and yield its root address; port 0 takes a free one.
 
-    At the end of the block, open requests have `grace_s` seconds before they are cancelled.
-
-    Raises:
-        ConfigError: cannot listen on host and port.
+    At the end of the block, open requests have `grace_s` seconds before they are cancelled. Raises `ConfigError` if it
+    cannot listen on host and port.
     """
     listener: socket.socket | None = None
     try:

@@ -1,6 +1,4 @@
-"""Whether a rollout did its task: what a validator read from the device, or the verdict of a judge, a vision-language
-model.
-"""
+"""Whether a rollout did its task: what a validator read from the device, or the verdict of a judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -189,7 +189,6 @@ def written_forms(secret: str) -> frozenset[str]:
 
 
 def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Secrets of the environment and of the configuration."""
     return sorted({*environment_secrets(environ), *_given})
 
 
@@ -285,7 +284,6 @@ class _Masker:
         return {key: self.value(key if is_secret_name(key) else name, entry) for key, entry in entries.items()}
 
     def named(self, value: str) -> str:
-        """The value of a secret name."""
         if not value or value == MASK:
             return value
         self.found.append(value)

@@ -218,11 +218,7 @@ def meaning(name: str) -> str | None:
 
 
 def check_names(metrics: Mapping[str, float]) -> None:
-    """Refuse names that this module does not list.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
+    """Refuse names that this module does not list; raises `ValueError` if a name is unknown."""
     unknown = [name for name in metrics if meaning(name) is None]
     if unknown:
         raise ValueError(
@@ -231,11 +227,7 @@ def check_names(metrics: Mapping[str, float]) -> None:
 
 
 def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of all parts: two that write the same name would be two quantities, of which one is lost.
-
-    Raises:
-        ValueError: more than one part has a name.
-    """
+    """The metrics of all parts; raises `ValueError` if two have a name, because one of the quantities would be lost."""
     merged: dict[str, float] = {}
     for part in parts:
         twice = sorted(merged.keys() & part.keys())

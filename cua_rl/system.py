@@ -101,7 +101,6 @@ def hide_arguments(secrets: Sequence[str], platform: str = sys.platform) -> bool
 
 
 def resident_bytes(platform: str = sys.platform) -> int:
-    """Resident memory of this process."""
     if platform != LINUX:
         return 1024 * int(_output_of("ps", "-o", "rss=", "-p", str(os.getpid())))
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

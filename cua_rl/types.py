@@ -209,7 +209,7 @@ class Datum:
                 )
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError(f"expected the first token of {self.rollout_id!r} off-mask: nothing predicts it")
-        if not all(isfinite(logprob) for logprob in self.sampling_logprobs):
+        if not all(map(isfinite, self.sampling_logprobs)):
             raise ValueError(f"expected finite sampling log-probabilities in {self.rollout_id!r}")
 
     @property

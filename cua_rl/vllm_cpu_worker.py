@@ -5,7 +5,9 @@ small; and a request without adapter in a batch with adapters gets the last slot
 fixes both.
 
 It also fixes requests with a seed whose prompt is computed in chunks: vLLM rewinds their random generator by an offset,
-which generators on CPU do not have, and the engine dies.
+which generators on CPU do not have, and the engine dies. And mixtures of experts: as soon as there are adapters, vLLM
+chooses a Triton kernel for the experts, which a CPU does not have; the experts themselves get no adapters
+(`Family.served_modules`), so those kernels do that serve a model without any.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.platforms import current_platform
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -112,10 +115,11 @@ class RewindingModelRunner(CPUModelRunner):
 
 
 class GroupedLoraCPUWorker(CPUWorker):
-    """The CPU worker, told to use `GroupedLoraCPU` and `RewindingModelRunner`."""
+    """The CPU worker, told to use `GroupedLoraCPU`, `RewindingModelRunner` and a CPU's kernels for experts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         wrapper = f"{__name__}.{GroupedLoraCPU.__name__}"
         type(current_platform).get_punica_wrapper = classmethod(lambda _: wrapper)  # pyright: ignore[reportAttributeAccessIssue]
+        FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
         cpu_worker.CPUModelRunner = RewindingModelRunner  # pyright: ignore[reportPrivateImportUsage]
         super().__init__(*args, **kwargs)

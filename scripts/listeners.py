@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-STRANGER_UID = 61_184
-"""Belongs to nobody: the number after those that programs of a run get."""
+from scripts.red_team.users import STRANGER_UID, as_user
+
 _LISTENS = 0x10000  # the flag __SO_ACCEPTCON in /proc/net/unix
 _TIMEOUT_S = 1.0
 _QUESTION = b"GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
@@ -84,7 +84,7 @@ def list_listeners(pid: int) -> list[Listener]:
     return list(found.values())
 
 
-def answer_to_stranger(listener: Listener, uid: int = STRANGER_UID) -> str:
+def answer_to_stranger(listener: Listener) -> str:
     """What somebody without a secret gets: the error, or the beginning of the answer ("" for none).
 
     Root asks as another user. Anyone else cannot: then a file that is closed to others counts as a refusal.
@@ -92,14 +92,7 @@ def answer_to_stranger(listener: Listener, uid: int = STRANGER_UID) -> str:
     if os.geteuid() != 0 and listener.kind == "unix" and not listener.lock.startswith("none"):
         return "PermissionError, not tried"
 
-    def ask() -> str:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        return _ask(listener)
-
-    return _in_child(ask)
+    return as_user(STRANGER_UID if os.geteuid() == 0 else os.geteuid(), lambda: _ask(listener))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,21 +154,6 @@ def _converse(connection: socket.socket) -> str:
     with suppress(TimeoutError, ConnectionResetError):
         return connection.recv(100).decode(errors="replace")
     return ""
-
-
-def _in_child(ask: Callable[[], str]) -> str:
-    """The result of a function in a child, which may give its privileges away."""
-    read_end, write_end = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            os.write(write_end, ask().encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, encoding="utf-8", errors="replace") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 
 from cua_rl.environment_file import FILE_VARIABLE, with_environment_file
 from cua_rl.errors import ConfigError
+from scripts.red_team.services import LOADS_CODE
 
 
 def made(folder: Path, text: str, owner: int | None = None) -> dict[str, str]:
@@ -20,7 +21,7 @@ def made(folder: Path, text: str, owner: int | None = None) -> dict[str, str]:
     return {FILE_VARIABLE: str(path)}
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS"])
+@pytest.mark.parametrize("name", [*LOADS_CODE, "LD_AUDIT", "PYTHONSTARTUP", "DYLD_LIBRARY_PATH", "PYTHONUSERBASE"])
 def test_a_variable_that_loads_code_is_refused(name: str, tmp_path: Path) -> None:
     environ = made(tmp_path, f"HF_TOKEN=x\n{name}=/tmp/theirs\n")
 

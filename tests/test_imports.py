@@ -1,5 +1,6 @@
-"""The controller starts without the libraries of the trainer and the model server."""
+"""What the package imports: no heavy libraries at a start, and nothing that runs what others have written."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -22,3 +23,56 @@ def test_a_training_run_imports_without_heavy_libraries() -> None:
 def test_each_part_of_the_controller_imports_alone(suffix: str) -> None:
     """A module that works only after another one was imported would fail here."""
     subprocess.run([sys.executable, "-c", f"import cua_rl.{suffix}"], check=True, timeout=120, cwd=Path.cwd())
+
+
+RUNS_WHAT_IT_READS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "copyreg"}
+OBJECT_COLLECTIVES = {
+    *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+OWN_CHILDREN = {
+    "cua_rl/planning/report.py": "a pool of processes that it starts itself, which read nothing from outside",
+    "cua_rl/trajectories/parquet.py": "starts a reader, whose answers come as bytes",
+    "cua_rl/vllm_cpu_server.py": "lets vLLM fork its engine",
+}
+"""Who may start processes through `multiprocessing`, which pickles arguments for the child."""
+
+
+def find_readers_of_code(path: Path) -> set[str]:
+    """What in a module could run code that somebody sent."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                found.add(module.partition(".")[0])
+            case ast.Attribute(attr=name) if name in OBJECT_COLLECTIVES:
+                found.add(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load"), keywords=keywords):
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
+                found |= {"torch.load"} if given.get("weights_only") != "True" else set()
+            case ast.Call(func=ast.Attribute(attr="recv"), args=[], keywords=[]):
+                found.add("recv()")  # of multiprocessing: a socket's takes a number of bytes
+            case _:
+                pass
+    starts_children = "multiprocessing" in found and path.as_posix() not in OWN_CHILDREN
+    return found & {*RUNS_WHAT_IT_READS, *OBJECT_COLLECTIVES, "torch.load", "recv()"} | (
+        {"multiprocessing"} if starts_children else set()
+    )
+
+
+def test_no_module_reads_what_could_run_code() -> None:
+    found = {str(path): find_readers_of_code(path) for path in Path("cua_rl").rglob("*.py")}
+
+    assert {path: readers for path, readers in found.items() if readers} == {}
+
+
+def test_readers_of_code_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import os, pickle\nfrom multiprocessing.connection import Client\nfrom torch import distributed\n"
+        "distributed.all_gather_object([], 1)\ntorch.load('a', weights_only=False)\nClient('a').recv()\n"
+    )
+
+    assert find_readers_of_code(path) == {"pickle", "multiprocessing", "all_gather_object", "torch.load", "recv()"}

@@ -13,49 +13,31 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts/install_system_packages.sh"
-BASICS = ("bash", "env", "true")
+from scripts.red_team.installation import (
+    ROOT,
+    add_apt,
+    add_double,
+    install_system_packages,
+    locks,
+    make_doubles,
+    undigested_names,
+    unhashed_installations,
+    unlocked,
+)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A PATH on which nothing is installed yet; what apt is asked for is kept in a file."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in BASICS:
-        (folder / name).symlink_to(shutil.which(name) or "")
-    add(folder, "timeout", 'shift 2; exec "$@"')
-    add(folder, "apt-cache", "exit 0")
-    return folder
-
-
-def add(folder: Path, name: str, body: str = "exit 0") -> None:
-    (folder / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
-    (folder / name).chmod(0o755)
-
-
-def run(path: Path, **more: str) -> tuple[str, list[str]]:
-    """What the script says, and the apt commands that it runs; it must always end well."""
-    asked = path.parent / "asked"
-    add(path, "id", f"echo {0 if (path / 'is-root').exists() else 1000}")
-    environment = {"PATH": str(path), "ASKED": str(asked)} | more
-    done = subprocess.run(["bash", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr, asked.read_text().splitlines() if asked.exists() else []
-
-
-def add_apt(path: Path, fails_at: str = "nothing") -> None:
-    add(path, "apt-get", f'echo "$*" >>"$ASKED"; case "$*" in *{fails_at}*) exit 100;; esac')
+    return make_doubles(tmp_path / "bin")
 
 
 def test_root_installs_what_is_missing(path: Path) -> None:
     add_apt(path)
     (path / "is-root").touch()
-    add(path, "Xvfb")
-    add(path, "google-chrome")  # any Chromium will do
+    add_double(path, "Xvfb")
+    add_double(path, "google-chrome")  # any Chromium will do
 
-    said, (update, download, install) = run(path)
+    said, (update, download, install) = install_system_packages(path)
 
     assert said.startswith("system packages: installing openbox mousepad")
     assert update.endswith("update")
@@ -67,9 +49,9 @@ def test_root_installs_what_is_missing(path: Path) -> None:
 
 def test_a_user_whose_sudo_asks_for_no_password_installs_through_it(path: Path) -> None:
     add_apt(path)
-    add(path, "sudo", 'shift; exec "$@"')  # sudo -n COMMAND
+    add_double(path, "sudo", 'shift; exec "$@"')  # sudo -n COMMAND
 
-    said, commands = run(path)
+    said, commands = install_system_packages(path)
 
     assert "installing xvfb" in said
     assert len(commands) == 3
@@ -77,9 +59,9 @@ def test_a_user_whose_sudo_asks_for_no_password_installs_through_it(path: Path) 
 
 def test_other_users_are_told_the_one_line_to_run(path: Path) -> None:
     add_apt(path)
-    add(path, "sudo", "exit 1")
+    add_double(path, "sudo", "exit 1")
 
-    said, commands = run(path)
+    said, commands = install_system_packages(path)
 
     assert commands == []
     assert "sudo apt-get update && sudo apt-get install --no-install-recommends xvfb openbox" in said
@@ -89,7 +71,7 @@ def test_root_who_declines_is_told_what_is_missing_and_nothing_is_installed(path
     add_apt(path)
     (path / "is-root").touch()
 
-    said, commands = run(path, CUA_RL_NO_SYSTEM_PACKAGES="1")
+    said, commands = install_system_packages(path, CUA_RL_NO_SYSTEM_PACKAGES="1")
 
     assert commands == []
     assert "browser and desktop devices need xvfb openbox" in said
@@ -99,7 +81,7 @@ def test_what_root_installs_is_said_before_it_is_installed(path: Path) -> None:
     add_apt(path, fails_at="update")
     (path / "is-root").touch()
 
-    said, _ = run(path)
+    said, _ = install_system_packages(path)
 
     announced, _, _ = said.partition("apt's servers do not answer")
     assert "as root with apt-get (CUA_RL_NO_SYSTEM_PACKAGES=1 declines)" in announced
@@ -109,7 +91,7 @@ def test_servers_that_do_not_answer_are_said_and_end_nothing(path: Path) -> None
     add_apt(path, fails_at="update")
     (path / "is-root").touch()
 
-    said, commands = run(path)
+    said, commands = install_system_packages(path)
 
     assert len(commands) == 1
     assert "apt's servers do not answer, so xvfb" in said
@@ -118,9 +100,9 @@ def test_servers_that_do_not_answer_are_said_and_end_nothing(path: Path) -> None
 def test_packages_that_this_system_does_not_have_are_left_out(path: Path) -> None:
     add_apt(path)
     (path / "is-root").touch()
-    add(path, "apt-cache", '[ "$2" != chromium-headless-shell ]')
+    add_double(path, "apt-cache", '[ "$2" != chromium-headless-shell ]')
 
-    said, commands = run(path)
+    said, commands = install_system_packages(path)
 
     assert "apt knows no chromium-headless-shell here" in said
     assert commands[-1].endswith(("nodejs npm", "npm fonts-liberation"))
@@ -129,19 +111,19 @@ def test_packages_that_this_system_does_not_have_are_left_out(path: Path) -> Non
 def test_a_machine_that_has_everything_is_left_alone(path: Path) -> None:
     add_apt(path)
     for name in ("Xvfb", "openbox", "mousepad", "pcmanfm", "xterm", "setpriv", "node", "npm", "chromium"):
-        add(path, name)
+        add_double(path, name)
 
-    _, commands = run(path)
+    _, commands = install_system_packages(path)
 
     # fonts are files, not programs: this machine may have them or not
     assert all("xvfb" not in command for command in commands)
 
 
 def test_set_up_refuses_other_systems_in_a_sentence(path: Path) -> None:
-    add(path, "uname", "echo MINGW64_NT-10.0")
+    add_double(path, "uname", "echo MINGW64_NT-10.0")
 
     done = subprocess.run(
-        ["bash", SCRIPT.with_name("setup.sh")],
+        ["bash", ROOT / "scripts/setup.sh"],
         env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -167,9 +149,9 @@ def check_gpus(
     for name in ("head", "sort"):
         if not (path / name).exists():
             (path / name).symlink_to(shutil.which(name) or "")
-    add(path, "nvidia-smi", f'case "$1" in *driver*) echo {driver};; *) printf "{capabilities}";; esac')
-    add(path, "python", f'case "$2" in *Python.h*) exit {int(not headers)};; *) echo 3.12;; esac')
-    script = SCRIPT.with_name("check_gpus.sh")
+    add_double(path, "nvidia-smi", f'case "$1" in *driver*) echo {driver};; *) printf "{capabilities}";; esac')
+    add_double(path, "python", f'case "$2" in *Python.h*) exit {int(not headers)};; *) echo 3.12;; esac')
+    script = ROOT / "scripts/check_gpus.sh"
     done = subprocess.run(
         ["bash", script, "python"],
         env={"PATH": str(path), "CUDA_VISIBLE_DEVICES": visible},
@@ -181,7 +163,7 @@ def check_gpus(
 
 
 def test_a_gpu_that_is_left_out_may_be_too_old(path: Path) -> None:
-    add(path, "gcc")
+    add_double(path, "gcc")
     of_two = '$(case "$*" in *--id=0*) echo 9.0;; *) echo 9.0; echo 6.1;; esac)\\n'
 
     assert check_gpus(path, capabilities=of_two, visible="0") == (0, "13\n", "")
@@ -189,19 +171,19 @@ def test_a_gpu_that_is_left_out_may_be_too_old(path: Path) -> None:
 
 
 def test_gpus_with_a_current_driver_get_the_tested_wheels(path: Path) -> None:
-    add(path, "gcc")
+    add_double(path, "gcc")
 
     assert check_gpus(path, capabilities="9.0\\n8.6\\n") == (0, "13\n", "")
 
 
 def test_an_older_driver_gets_wheels_for_cuda_12(path: Path) -> None:
-    add(path, "gcc")
+    add_double(path, "gcc")
 
     assert check_gpus(path, driver="550.54.15") == (0, "12\n", "")
 
 
 def test_a_gpu_without_bfloat16_is_told_what_to_set(path: Path) -> None:
-    add(path, "gcc")
+    add_double(path, "gcc")
 
     status, _, said = check_gpus(path, capabilities="7.5\\n")
 
@@ -221,10 +203,10 @@ def test_everything_that_gpus_lack_is_said_at_once(path: Path) -> None:
 
 def pins(kind: str) -> dict[str, str]:
     """Versions by normalised name."""
-    locks = (ROOT / f"constraints/{kind}.txt").read_text()
+    pinned = (ROOT / f"constraints/{kind}.txt").read_text()
     if kind == "cpu":
-        locks += (ROOT / "constraints/cpu-torch.txt").read_text().replace("+cpu", "")
-    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", locks, re.MULTILINE))
+        pinned += (ROOT / "constraints/cpu-torch.txt").read_text().replace("+cpu", "")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", pinned, re.MULTILINE))
 
 
 # torch for CUDA wants its own Triton, the kernels of vLLM for CUDA their own tvm-ffi, vLLM for CPU one setuptools
@@ -250,42 +232,21 @@ def test_lower_bounds_are_versions_that_were_tried(kind: str) -> None:
         assert pinned.startswith(bound.version), requirement
 
 
-LOCKS = sorted(path for folder in ("constraints", "examples/harnesses") for path in (ROOT / folder).rglob("*.txt"))
-
-
-@pytest.mark.parametrize("lock", LOCKS, ids=str)
+@pytest.mark.parametrize("lock", locks(), ids=str)
 def test_every_package_of_a_lock_has_one_version_and_hashes(lock: Path) -> None:
-    text = re.sub(r"^ *#.*\n", "", lock.read_text(), flags=re.MULTILINE)
-
-    requirements = re.split(r"\n(?=\S)", text.strip())
-
-    pattern = r"[a-z0-9-]+(\[[a-z0-9,-]+\])?==\S+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+"
-    assert requirements
-    assert [one for one in requirements if not re.fullmatch(pattern, one)] == []
-
-
-INSTALLERS = ("scripts/*.sh", "benchmarks/*.sh", "examples/**/*.sh", "deploy/*.sh", "Makefile", "Dockerfile", ".ci/run")
+    assert unlocked(lock) == []
 
 
 def test_every_installation_takes_hashed_files_of_a_lock_from_one_index() -> None:
-    files = [path for pattern in INSTALLERS for path in ROOT.glob(pattern)]
-    text = "\n".join(path.read_text().replace("\\\n", "") for path in files)
+    number, others = unhashed_installations()
 
-    assert "extra-index" not in text
-    commands = [line for line in text.splitlines() if re.search(r"pip\"? install", line) and "apt" not in line]
-    assert len(commands) >= 8
-    assert [one for one in commands if "--require-hashes" not in one and "--no-index" not in one] == []
+    assert (number >= 8, others) == (True, [])
 
 
 def test_images_and_actions_are_named_by_their_digests() -> None:
-    text = "".join((ROOT / name).read_text() for name in ("Dockerfile", "compose.yaml", ".github/workflows/check.yml"))
-    text += "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+    number, others = undigested_names()
 
-    outside = re.findall(r"(?:ARG DEBIAN=|image: |uses: )(\S+)", text)
-
-    assert len(outside) >= 9
-    for name in outside:
-        assert name in ("cua_rl:cpu", "cua_rl:gpu") or re.search(r"@sha256:[0-9a-f]{64}$|@[0-9a-f]{40}$", name), name
+    assert (number >= 9, others) == (True, [])
 
 
 def test_a_file_of_another_hash_ends_set_up(tmp_path: Path) -> None:

@@ -57,10 +57,7 @@ OnTurn = Callable[[AgentTurn], Awaitable[None]]
 
 
 class ModelAccess(Protocol):
-    """Access of agents to the model: each open rollout has its own OpenAI address, and its requests are recorded.
-
-    The gateway implements it.
-    """
+    """Access of agents to the model: each open rollout has its own OpenAI address, and its requests are recorded."""
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process."""
@@ -73,11 +70,7 @@ class ModelAccess(Protocol):
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> AbstractContextManager[ModelAddress]:
-        """Give an agent in another process access to the rollout, and to `device`, while the block runs.
-
-        `watch` admits requests and is notified of their answers. Raises `ConfigError` if other processes cannot
-        connect.
-        """
+        """Expose the rollout, and `device`, to another process in the block; `ConfigError` if none can connect."""
         ...
 
 
@@ -103,10 +96,7 @@ class Agent(Protocol):
 
         The agent charges the policy's time to `clock`, and ends with `MAX_TIME` once it is used up.
 
-        Raises:
-            SamplingError: the model did not answer.
-            DeviceError: the device failed.
-            AgentError: an agent outside this process failed before the model answered.
-            ConfigError: this configuration can never work.
+        Raises `SamplingError` if the model did not answer, `DeviceError` if the device failed, `AgentError` if an agent
+        outside this process failed before the model answered, `ConfigError` if this configuration can never work.
         """
         ...

@@ -156,13 +156,7 @@ class ExternalAgent:
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
-        """Run the program until it ends, finishes the task on the device, or is out of turns or time.
-
-        Raises:
-            AgentError: the program failed or ended before the model's first answer.
-            SamplingError: the model did not answer.
-            DeviceError: the device failed.
-        """
+        """Run the program until it ends, finishes the task, or is out of turns or time; raises as `Agent.run` does."""
         clock.charge_between_calls()
         timed = TimedDevice(device, clock)
         join = TurnJoin(seen=await timed.observe(), on_turn=on_turn)

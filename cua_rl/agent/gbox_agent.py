@@ -5,6 +5,7 @@ client records what the model read and sampled.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +25,7 @@ from cua_rl.agent.element_tools import (
 from cua_rl.agent.history import FullHistory, History, system_item, tool_result_item, user_item
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
+from cua_rl.agent.ui_tars import UiTars
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.errors import ConfigError, SamplingError, boundary
@@ -33,7 +35,7 @@ from cua_rl.types import AgentTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-    from openai.types.responses import Response
+    from openai.types.responses import Response, ResponseFunctionToolCall
 
 CONFIGURATION = "configuration"
 """The gateway's error code for a request that would fail in every rollout, so the run must stop."""
@@ -44,12 +46,14 @@ _NO_CALL = "No tool call could be read from your answer."
 class GBoxAgent:
     """The built-in agent. It keeps no state between calls of `run`, so one instance serves all rollouts.
 
-    With a `grounder` the model describes elements and the grounder finds them; without one it gives coordinates.
+    With a `grounder` the model describes elements and the grounder finds them; with `ui_tars` it answers in that
+    format, without tools; with neither it gives coordinates.
     """
 
     model: str = "policy"
     history: History = field(default_factory=FullHistory)
     grounder: Grounder | None = None
+    ui_tars: UiTars | None = None
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -64,9 +68,12 @@ class GBoxAgent:
         client, images = access.openai_client(task.rollout_id), access.image_urls(task.rollout_id)
         timed = TimedDevice(device, clock)
         seen = await timed.observe()
-        system = load_system_prompt(device.kind, of_elements=self.grounder is not None)
-        items = [system_item(system), user_item(task.instruction, images.url(seen))]
-        conversation = _Conversation(timed, self.grounder, images, seen, items)
+        if self.ui_tars is not None:
+            items = self.ui_tars.opening(device.kind, task.instruction, images.url(seen))
+        else:
+            system = load_system_prompt(device.kind, of_elements=self.grounder is not None)
+            items = [system_item(system), user_item(task.instruction, images.url(seen))]
+        conversation = _Conversation(timed, self.grounder, self.ui_tars, images, seen, items)
         for index in range(task.max_turns):
             with clock.uncharged():
                 response = await self._respond(conversation, client)
@@ -109,7 +116,7 @@ class GBoxAgent:
                     model=self.model,
                     extra_body={
                         "input": self.history.visible(conversation.items),
-                        "tools": [function_tool(conversation.tool)],
+                        "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
                     },
                 )
             except BadRequestError as error:
@@ -129,6 +136,7 @@ class _Conversation:
 
     device: Device
     grounder: Grounder | None
+    ui_tars: UiTars | None
     images: ImageUrls
     seen: EncodedImage
     """The last screenshot."""
@@ -142,16 +150,9 @@ class _Conversation:
         return tool_for(self.device.kind) if self.grounder is None else element_tool_for(self.device.kind)
 
     async def take_turn(self, response: "Response") -> DeviceStep | Finish:
-        """Execute the first tool call and append the items that the model reads next."""
-        calls = [item for item in response.output if item.type == "function_call"]
-        if not calls:
-            is_cut_off = response.status == "incomplete"
-            problem = "Your answer was cut off: it was too long." if is_cut_off else _NO_CALL
-            message = f"{problem} Answer with one call of {self.tool.name}, in the form that its definition asks for."
-            self.items.append(user_item(message))
-            return DeviceStep(error=message)
-        call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
-        parsed = await self._parse(call)
+        """Execute the first tool call, or UI-TARS' action, and append the items that the model reads next."""
+        calls = [item for item in response.output if item.type == "function_call"] if self.ui_tars is None else []
+        parsed = await self._parse(response, calls)
         if isinstance(parsed, Finish):
             return parsed
         if isinstance(parsed, str):
@@ -163,13 +164,24 @@ class _Conversation:
                 self.seen, shown = step.after, self.images.url(step.after)
                 self.cursor = cursor_after(parsed) or self.cursor
                 self.durations_s["observe"] = step.observe_s
-        self.items.append(tool_result_item(call.call_id, step.error or "", shown))
+        if calls:
+            self.items.append(tool_result_item(calls[0].call_id, step.error or "", shown))
+        else:
+            self.items.append(user_item(step.error or "", shown))
         self.items += [tool_result_item(extra.call_id, "Ignored: one call per answer.") for extra in calls[1:]]
         return step
 
-    async def _parse(self, call: ToolCall) -> Action | Finish | str:
-        """The action in pixels, or the end of the rollout; a message for the model if the call asks for neither."""
+    async def _parse(self, response: "Response", calls: Sequence["ResponseFunctionToolCall"]) -> Action | Finish | str:
+        """The action in pixels, or the end of the rollout; a message for the model if it asks for neither."""
         parsed: Aim | Action | Finish | ParseFailure
+        if self.ui_tars is not None:
+            parsed = self.ui_tars.parse(response.output_text, self.seen)
+            return parsed.message if isinstance(parsed, ParseFailure) else parsed
+        if not calls:
+            is_cut_off = response.status == "incomplete"
+            problem = "Your answer was cut off: it was too long." if is_cut_off else _NO_CALL
+            return f"{problem} Answer with one call of {self.tool.name}, in the form that its definition asks for."
+        call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
         if self.grounder is None:
             parsed = parse_action(call, width_px=self.seen.width_px, height_px=self.seen.height_px, cursor=self.cursor)
         else:

@@ -168,12 +168,9 @@ class HarnessAgent:
     ) -> AgentOutcome:
         """Run the program until it ends or its time is up; its result is stored in `device` for validation.
 
-        Raises:
-            AgentError: the program failed.
-            SamplingError: the model did not answer.
-            DeviceError: the program's environment failed.
-            TimeoutError: the program did not ask the model in time.
-            ConfigError: the program reports that it cannot run with this configuration, or `device` is of another kind.
+        Raises `AgentError` if the program failed, `SamplingError` if the model did not answer, `DeviceError` if the
+        program's environment failed, `TimeoutError` if the program did not ask the model in time, `ConfigError` if the
+        program reports that it cannot run with this configuration, or `device` is of another kind.
         """
         if not isinstance(device, HarnessWorld):
             raise ConfigError(f"expected tasks of a harness with agent=harness, got the device {device.device_id!r}")
@@ -188,11 +185,7 @@ class HarnessAgent:
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=answered, clock=clock)
         with access.expose(task.rollout_id, watch) as address, boundary(AgentError, "run the harness"):
             assignment = HarnessAssignment(
-                task=task,
-                world=device,
-                address=address,
-                deadline_s=clock.policy_left_s,
-                judge=self.judge,
+                task=task, world=device, address=address, deadline_s=clock.policy_left_s, judge=self.judge
             )
             end = await self._work(assignment, watch)
         watch.check_time()
@@ -202,10 +195,7 @@ class HarnessAgent:
         )
 
     async def _work(self, assignment: HarnessAssignment, watch: RolloutWatch) -> RunEnd:
-        """Wait for the program to end; end it after a fault, and when its time is up.
-
-        It is not ended when the turns are used up, because it may still have to compute its score.
-        """
+        """Wait for the program to end; end it after a fault or out of time, not out of turns: it may still score."""
         over = asyncio.Event()
         working = asyncio.create_task(self.program.work(assignment, over), name=f"harness-{assignment.task.rollout_id}")
         watching = asyncio.create_task(watch.over.wait())

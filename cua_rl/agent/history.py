@@ -65,7 +65,6 @@ class DropOldScreenshots:
 
 
 def system_item(prompt: str) -> Json:
-    """The system prompt."""
     return {"type": "message", "role": "system", "content": _content(prompt, None)}
 
 
@@ -86,11 +85,7 @@ def _content(text: str, image_url: str | None) -> list[Json]:
 
 
 def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:
-    """The history policy of this name; block_drop and last_n use `max_images`, block_drop also `block`.
-
-    Raises:
-        ConfigError: the numbers contradict each other.
-    """
+    """The history policy of this name; raises `ConfigError` if the numbers contradict each other."""
     smallest = {"full": 0, "last_n": 1, "block_drop": 2}[policy]
     if max_images < smallest:
         raise ConfigError(

@@ -66,10 +66,8 @@ class MiniAgent:
 
         The server has no call that ends a run: it fails by itself once the rollout's address is closed.
 
-        Raises:
-            AgentError: no run could be started or followed, or it failed through no fault of the policy.
-            SamplingError: the model did not answer.
-            TimeoutError: the run hangs.
+        Raises `AgentError` if no run could be started or followed, or it failed through no fault of the policy,
+        `SamplingError` if the model did not answer, `TimeoutError` if the run hangs.
         """
         if not isinstance(device, GymDevice):
             raise AgentError(
@@ -159,10 +157,7 @@ class _Turns:
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Pass on every complete turn, or all turns once the run is over.
-
-        A turn is complete when the next screen and the report have arrived, or the report is long overdue.
-        """
+        """Pass on turns whose next screen and report have arrived or are long overdue; all turns at the end."""
         while (index := self._num_handed_on) < len(self._answers):
             num_later = len(self._answers) - index - 1
             step = self.journal.step_of(self._answers[index].response_id, index)

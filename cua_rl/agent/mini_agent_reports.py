@@ -9,22 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from cua_rl.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.conversation import EncodedImage
 from cua_rl.json_types import Json, as_number
 
@@ -123,13 +108,16 @@ Pixel = tuple[int, int]
 FINISH_NAMES = frozenset({"finished", "finish", "terminate", "answer"})
 """Actions that end the run."""
 
-_BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS, "app_switch": Button.RECENTS}
+_BUTTONS = {button.value: button for button in actions.Button} | {
+    "menu": actions.Button.RECENTS,
+    "app_switch": actions.Button.RECENTS,
+}
 _LARGEST = 1e9
 """Limit for coordinates and milliseconds: the model wrote some of them, and pixels of 1e308 overflow."""
 _SCROLL_SHARE = 0.3  # share of the screen, because reports give a direction without a distance
 
 
-def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> Action | None:
+def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> actions.Action | None:
     """The action in pixels of the screen that it was decided on; None if it cannot be parsed."""
     maker = _MAKERS.get(reported.name.lower().replace("-", "_"))
     return maker(reported.args, screen) if maker is not None else None
@@ -150,61 +138,65 @@ def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
     return max(0, min(round(x), screen.width_px - 1)), max(0, min(round(y), screen.height_px - 1))
 
 
-def _at(make: Callable[[Pixel, Json], Action]) -> "_Maker":
+def _at(make: Callable[[Pixel, Json], actions.Action]) -> "_Maker":
     """Makes an action at one point, from the point and the other arguments."""
 
-    def maker(args: Json, screen: EncodedImage) -> Action | None:
+    def maker(args: Json, screen: EncodedImage) -> actions.Action | None:
         pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
         return None if pixel is None else make(pixel, args)
 
     return maker
 
 
-def _drag(args: Json, screen: EncodedImage) -> Action | None:
+def _drag(args: Json, screen: EncodedImage) -> actions.Action | None:
     start = _pixel(args, screen, "startPoint", "point", "coordinate")
     end = _pixel(args, screen, "endPoint", "coordinate2")
     if start is None or end is None:
         return _scroll(args, screen)
-    return Drag(x=start[0], y=start[1], to_x=end[0], to_y=end[1], duration_s=_seconds(args, 0.3))
+    return actions.Drag(x=start[0], y=start[1], to_x=end[0], to_y=end[1], duration_s=_seconds(args, 0.3))
 
 
-def _scroll(args: Json, screen: EncodedImage) -> Action | None:
+def _scroll(args: Json, screen: EncodedImage) -> actions.Action | None:
     """The direction is that of the content to reveal: down shows what is below."""
     x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
     across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
     match args.get("direction"):
         case "down":
-            return Scroll(x=x, y=y, down_px=along)
+            return actions.Scroll(x=x, y=y, down_px=along)
         case "up":
-            return Scroll(x=x, y=y, down_px=-along)
+            return actions.Scroll(x=x, y=y, down_px=-along)
         case "right":
-            return Scroll(x=x, y=y, right_px=across)
+            return actions.Scroll(x=x, y=y, right_px=across)
         case "left":
-            return Scroll(x=x, y=y, right_px=-across)
+            return actions.Scroll(x=x, y=y, right_px=-across)
         case _:
             return None
 
 
-def _type(args: Json, screen: EncodedImage) -> Action | None:
+def _type(args: Json, screen: EncodedImage) -> actions.Action | None:
     text = args.get("content", args.get("text"))
-    return TypeText(text=text) if isinstance(text, str) else None
+    return actions.TypeText(text=text) if isinstance(text, str) else None
 
 
-def _press(args: Json, screen: EncodedImage) -> Action | None:
+def _press(args: Json, screen: EncodedImage) -> actions.Action | None:
     key = args.get("key", args.get("button"))
     if not isinstance(key, str) or not key:
         return None
     button = _BUTTONS.get(key.lower())
-    return PressButton(button=button) if button else PressKey(keys=tuple(key.lower().replace("+", " ").split()))
+    return (
+        actions.PressButton(button=button)
+        if button
+        else actions.PressKey(keys=tuple(key.lower().replace("+", " ").split()))
+    )
 
 
-def _button(button: Button) -> "_Maker":
-    return lambda args, screen: PressButton(button=button)
+def _button(button: actions.Button) -> "_Maker":
+    return lambda args, screen: actions.PressButton(button=button)
 
 
-def _open(args: Json, screen: EncodedImage) -> Action | None:
+def _open(args: Json, screen: EncodedImage) -> actions.Action | None:
     app = args.get("content", args.get("target"))
-    return OpenApp(name=app) if isinstance(app, str) else None
+    return actions.OpenApp(name=app) if isinstance(app, str) else None
 
 
 def _seconds(args: Json, default: float) -> float:
@@ -212,31 +204,21 @@ def _seconds(args: Json, default: float) -> float:
     return default if given is None else given / 1000
 
 
-_Maker = Callable[[Json, EncodedImage], Action | None]
+_Maker = Callable[[Json, EncodedImage], actions.Action | None]
 _MAKERS: Mapping[str, _Maker] = {
-    "click": _at(lambda at, args: Click(x=at[0], y=at[1])),
-    "tap": _at(lambda at, args: Click(x=at[0], y=at[1])),
-    "left_click": _at(lambda at, args: Click(x=at[0], y=at[1])),
-    "double_click": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
-    "double_tap": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
-    "left_double": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
-    "right_click": _at(lambda at, args: RightClick(x=at[0], y=at[1])),
-    "right_single": _at(lambda at, args: RightClick(x=at[0], y=at[1])),
-    "move": _at(lambda at, args: MoveMouse(x=at[0], y=at[1])),
-    "long_press": _at(lambda at, args: LongPress(x=at[0], y=at[1], duration_s=_seconds(args, 1.0))),
-    "swipe": _drag,
-    "drag": _drag,
+    **dict.fromkeys(("click", "tap", "left_click"), _at(lambda at, args: actions.Click(x=at[0], y=at[1]))),
+    **dict.fromkeys(
+        ("double_click", "double_tap", "left_double"), _at(lambda at, args: actions.DoubleClick(x=at[0], y=at[1]))
+    ),
+    **dict.fromkeys(("right_click", "right_single"), _at(lambda at, args: actions.RightClick(x=at[0], y=at[1]))),
+    "move": _at(lambda at, args: actions.MoveMouse(x=at[0], y=at[1])),
+    "long_press": _at(lambda at, args: actions.LongPress(x=at[0], y=at[1], duration_s=_seconds(args, 1.0))),
+    **dict.fromkeys(("swipe", "drag"), _drag),
     "scroll": _scroll,
-    "type": _type,
-    "input": _type,
-    "press": _press,
-    "key": _press,
-    "hotkey": _press,
-    "press_key": _press,
-    "system_button": _press,
-    "press_home": _button(Button.HOME),
-    "press_back": _button(Button.BACK),
-    "open": _open,
-    "open_app": _open,
-    "wait": lambda args, screen: Wait(duration_s=_seconds(args, 1.0)),
+    **dict.fromkeys(("type", "input"), _type),
+    **dict.fromkeys(("press", "key", "hotkey", "press_key", "system_button"), _press),
+    "press_home": _button(actions.Button.HOME),
+    "press_back": _button(actions.Button.BACK),
+    **dict.fromkeys(("open", "open_app"), _open),
+    "wait": lambda args, screen: actions.Wait(duration_s=_seconds(args, 1.0)),
 }

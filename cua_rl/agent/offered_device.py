@@ -39,10 +39,7 @@ class _OpenTurn:
 
 
 class TurnJoin:
-    """Joins answers and actions to turns: the actions between two answers belong to the first one.
-
-    A turn is complete, and passed to `on_turn`, when the next one begins. `seen` is the last screenshot.
-    """
+    """Joins answers and actions to turns, each complete when the next begins; `seen` is the last screenshot."""
 
     def __init__(self, *, seen: EncodedImage, on_turn: Callable[[AgentTurn], Awaitable[None]]) -> None:
         self.seen = seen
@@ -123,7 +120,6 @@ class OfferedDevice:
         """The action with which the agent ended the rollout, if it did."""
 
     def accepts(self, token: str) -> bool:
-        """True if the token is this device's."""
         return secrets.compare_digest(token.encode(), self.token.encode())
 
     def describe(self) -> dict[str, object]:

@@ -63,47 +63,40 @@ class RolloutClock:
 
     def charge_between_calls(self) -> None:
         """From here on, time between calls is the policy's."""
-        self._charge()
-        self._acts_between_calls = True
-        self._rearm()
+        with self._accounted():
+            self._acts_between_calls = True
 
     def next_turn(self) -> None:
         """Restart the time limit of the device."""
-        self._charge()
-        self._turn_left_s = self._turn_s
-        self._rearm()
+        with self._accounted():
+            self._turn_left_s = self._turn_s
 
     def credit(self, seconds: float) -> None:
         """Return time to the policy's budget that was charged by mistake; negative to charge more."""
-        self._charge()
-        self._policy_left_s += seconds
-        self._rearm()
+        with self._accounted():
+            self._policy_left_s += seconds
 
     @contextmanager
     def call(self) -> Generator[None]:
         """The block is a call of model server or device."""
-        self._charge()
-        self._num_calls += 1
-        self._rearm()
+        with self._accounted():
+            self._num_calls += 1
         try:
             yield
         finally:
-            self._charge()
-            self._num_calls -= 1
-            self._rearm()
+            with self._accounted():
+                self._num_calls -= 1
 
     @contextmanager
     def uncharged(self) -> Generator[None]:
         """Nobody is charged for the time of the block: the model samples, or the database is away."""
-        self._charge()
-        self._num_pauses += 1
-        self._rearm()
+        with self._accounted():
+            self._num_pauses += 1
         try:
             yield
         finally:
-            self._charge()
-            self._num_pauses -= 1
-            self._rearm()
+            with self._accounted():
+                self._num_pauses -= 1
 
     @contextmanager
     def wait(self, duration_s: float) -> Generator[None]:
@@ -114,13 +107,11 @@ class RolloutClock:
             nonlocal ended
             if not ended:
                 ended = True
-                self._charge()
-                self._num_waits -= 1
-                self._rearm()
+                with self._accounted():
+                    self._num_waits -= 1
 
-        self._charge()
-        self._num_waits += 1
-        self._rearm()
+        with self._accounted():
+            self._num_waits += 1
         timer = asyncio.get_running_loop().call_later(duration_s, end)
         try:
             yield
@@ -148,6 +139,13 @@ class RolloutClock:
         is_policys = self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
         return is_policys and not self._num_pauses
 
+    @contextmanager
+    def _accounted(self) -> Generator[None]:
+        """The block changes who is charged, or what is left: charge up to here, and go on with what it sets."""
+        self._charge()
+        yield
+        self._rearm()
+
     def _charge(self) -> None:
         """Charge the time since the last change to its owner."""
         now = asyncio.get_running_loop().time()
@@ -169,10 +167,7 @@ class RolloutClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedDevice:
-    """A device that charges waits to the policy's budget and all other work to its own time limit.
-
-    A wait that exceeds the rest of the budget is cut short.
-    """
+    """A device that charges waits to the policy, cut short when its budget ends, and other work to itself."""
 
     device: Device
     clock: RolloutClock

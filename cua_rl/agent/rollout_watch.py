@@ -17,10 +17,7 @@ class RolloutOver(Exception):
 
 
 class RolloutWatch:
-    """Admits requests up to the turn limit and records what ended the rollout.
-
-    `on_answer` is called with every recorded answer, one at a time and in order, before the agent gets it.
-    """
+    """Admits requests up to the turn limit, passes every answer on in order, and records what ended the rollout."""
 
     def __init__(
         self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]], clock: RolloutClock

@@ -43,10 +43,8 @@ def parse_command_line(
     """Build the configuration.
 
     Prints the settings of `sections` (or all) and exits with status 0 for `--help`, below them `shown_presets`: what
-    the class itself may set.
-
-    Raises:
-        ConfigError: a name is unknown, a value has the wrong type or is missing, or a rule between settings is broken.
+    the class itself may set. Raises `ConfigError` if a name is unknown, a value has the wrong type or is missing, or a
+    rule between settings is broken.
     """
     if asked := [place for place, argument in enumerate(argv) if argument in HELP_WORDS]:
         topics = [argument for argument in argv[asked[0] + 1 :] if "=" not in argument and argument.isidentifier()]
@@ -78,10 +76,8 @@ def load_config(config_class: type[Config], path: Path | str, **given: object) -
 
 
 def make_config(config_class: type[Config], settings: Mapping[str, object]) -> Config:
-    """The configuration with these values, under any of the names that a command line takes.
-
-    Raises:
-        ConfigError: a name is unknown, a value is missing, or a rule between settings is broken.
+    """The configuration with these values, under any of the names that a command line takes; raises `ConfigError` if a
+    name is unknown, a value is missing, or a rule between settings is broken.
     """
     names = SettingNames(config_class)
     # a group that is given whole stays whole

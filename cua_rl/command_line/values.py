@@ -33,11 +33,7 @@ def is_sequence(kind: Any) -> bool:
 
 
 def parse_value(text: str, kind: Any) -> object:
-    """Parse `text` as the first member of `kind` that it fits.
-
-    Raises:
-        UnfitValueError: it fits none.
-    """
+    """Parse `text` as the first member of `kind` that it fits; raises `UnfitValueError` if it fits none."""
     members = holds(kind)
     if type(None) in members and text.strip().lower() in NONE_WORDS:
         return None

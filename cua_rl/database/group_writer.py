@@ -135,12 +135,7 @@ def _members(event: GroupEnded, parent: Parent) -> list[EndedRollout]:
 
 
 def ensure_group(
-    connection: Connection,
-    source: SourceRow,
-    group_id: str,
-    group_index: int,
-    task: Mapping[str, object],
-    at: datetime,
+    connection: Connection, source: SourceRow, group_id: str, group_index: int, task: Mapping[str, object], at: datetime
 ) -> int:
     """The key of a group of a source, inserted as running if it is new."""
     query = select(Group.id).where(source.owns_group, Group.group_id == group_id)

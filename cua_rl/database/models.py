@@ -13,22 +13,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    DateTime,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    func,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -44,7 +29,7 @@ RUN_STATUSES = ("running", "completed", "failed", "cancelled")
 class Base(DeclarativeBase):
     """Naming rules and column types common to all tables."""
 
-    metadata = MetaData(
+    metadata = sa.MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -55,34 +40,34 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[object, object]] = {
         str: AnyText(),
-        int: Integer(),
-        float: Double[float](),
-        datetime: DateTime(timezone=True),
+        int: sa.Integer(),
+        float: sa.Double[float](),
+        datetime: sa.DateTime(timezone=True),
         JsonDict: AnyJson(),
-        list[int]: NumberArray(Integer()),
-        list[float]: NumberArray(Double[float]()),
-        UUID: Uuid(),
+        list[int]: NumberArray(sa.Integer()),
+        list[float]: NumberArray(sa.Double[float]()),
+        UUID: sa.Uuid(),
     }
 
 
 def _key() -> Mapped[int]:
-    return mapped_column(BigInteger, Identity(), primary_key=True)
+    return mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
 
 
 def _foreign_key(target: str, *, index: bool = False) -> Mapped[Any]:
-    return mapped_column(BigInteger, ForeignKey(target, ondelete="CASCADE"), index=index)
+    return mapped_column(sa.BigInteger, sa.ForeignKey(target, ondelete="CASCADE"), index=index)
 
 
 def _now() -> Mapped[datetime]:
-    return mapped_column(DateTime(timezone=True), server_default=func.now())
+    return mapped_column(sa.DateTime(timezone=True), server_default=sa.func.now())
 
 
 def _updated() -> Mapped[datetime]:
-    return mapped_column(DateTime(timezone=True), server_default=func.now(), onupdate=func.now())
+    return mapped_column(sa.DateTime(timezone=True), server_default=sa.func.now(), onupdate=sa.func.now())
 
 
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
+def _one_of(column: str, values: tuple[str, ...]) -> sa.CheckConstraint:
+    return sa.CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
 
 
 class Training(Base):
@@ -90,9 +75,9 @@ class Training(Base):
 
     __tablename__ = "trainings"
     __table_args__ = (
-        UniqueConstraint("run_name", "log_path"),
+        sa.UniqueConstraint("run_name", "log_path"),
         _one_of("status", RUN_STATUSES),
-        Index("ix_trainings_latest", "started_at", "id"),
+        sa.Index("ix_trainings_latest", "started_at", "id"),
     )
 
     id: Mapped[int] = _key()
@@ -130,7 +115,7 @@ class SourceColumns:
     group_size: Mapped[int]
     num_groups: Mapped[int]
     num_ended_groups: Mapped[int] = mapped_column(default=0)
-    task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
+    task_pks: Mapped[list[int]] = mapped_column(ARRAY(sa.BigInteger()))
     """The task instances that it was started with, in order."""
     metrics: Mapped[JsonDict | None]
     started_at: Mapped[datetime]
@@ -142,7 +127,7 @@ class Step(SourceColumns, Base):
     """One training step, counted from 1: its rollouts, then one optimizer step."""
 
     __tablename__ = "steps"
-    __table_args__ = (UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
+    __table_args__ = (sa.UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
 
     trained_policy_version: Mapped[int | None]
     """The version that the step produced."""
@@ -156,7 +141,7 @@ class Eval(SourceColumns, Base):
 
     __tablename__ = "evals"
     __table_args__ = (
-        UniqueConstraint("training_id", "phase", "step"),
+        sa.UniqueConstraint("training_id", "phase", "step"),
         _one_of("status", RUN_STATUSES),
         _one_of("phase", ("baseline", "eval")),
     )
@@ -168,17 +153,17 @@ class TaskRow(Base):
     """One task instance as it was defined when a run used it; a changed definition is a new row."""
 
     __tablename__ = "tasks"
-    __table_args__ = (Index("ix_tasks_task_id_seed", "task_id", "seed"),)
+    __table_args__ = (sa.Index("ix_tasks_task_id_seed", "task_id", "seed"),)
 
     id: Mapped[int] = _key()
-    definition_sha256: Mapped[str] = mapped_column(Text, unique=True)
+    definition_sha256: Mapped[str] = mapped_column(sa.Text, unique=True)
     task_id: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
     instruction: Mapped[str]
     category: Mapped[str]
     difficulty: Mapped[str]
     max_turns: Mapped[int]
-    tags: Mapped[list[str]] = mapped_column(ARRAY(Text()))
+    tags: Mapped[list[str]] = mapped_column(ARRAY(sa.Text()))
     created_at: Mapped[datetime] = _now()
 
 
@@ -187,9 +172,9 @@ class Group(Base):
 
     __tablename__ = "groups"
     __table_args__ = (
-        CheckConstraint("num_nonnulls(step_id, eval_id) = 1", name="one_parent"),
-        UniqueConstraint("step_id", "group_id"),
-        UniqueConstraint("eval_id", "group_id"),
+        sa.CheckConstraint("num_nonnulls(step_id, eval_id) = 1", name="one_parent"),
+        sa.UniqueConstraint("step_id", "group_id"),
+        sa.UniqueConstraint("eval_id", "group_id"),
         _one_of("status", RUN_STATUSES),
     )
 
@@ -199,9 +184,9 @@ class Group(Base):
     eval_id: Mapped[int | None] = _foreign_key("evals.id")
     group_id: Mapped[str]
     group_index: Mapped[int]
-    task_pk: Mapped[int | None] = mapped_column(BigInteger, ForeignKey("tasks.id"), index=True)
+    task_pk: Mapped[int | None] = mapped_column(sa.BigInteger, sa.ForeignKey("tasks.id"), index=True)
     task_id: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
     status: Mapped[str]
     num_rollouts: Mapped[int | None]
     """Members with a reward."""
@@ -220,20 +205,20 @@ class RolloutRow(Base):
 
     __tablename__ = "rollouts"
     __table_args__ = (
-        UniqueConstraint("training_id", "rollout_id"),
+        sa.UniqueConstraint("training_id", "rollout_id"),
         _one_of("status", RUN_STATUSES),
         _one_of("stop_reason", tuple(StopReason)),
-        Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
-        Index("ix_rollouts_rollout_id", "rollout_id"),
+        sa.Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
+        sa.Index("ix_rollouts_rollout_id", "rollout_id"),
     )
 
     id: Mapped[int] = _key()
     training_id: Mapped[int] = _foreign_key("trainings.id")
     group_pk: Mapped[int] = _foreign_key("groups.id", index=True)
-    task_pk: Mapped[int | None] = mapped_column(BigInteger, ForeignKey("tasks.id"), index=True)
+    task_pk: Mapped[int | None] = mapped_column(sa.BigInteger, sa.ForeignKey("tasks.id"), index=True)
     rollout_id: Mapped[str]
     task_id: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
     group_index: Mapped[int]
     member_index: Mapped[int]
     position: Mapped[int | None]
@@ -262,7 +247,9 @@ class Replay(Base):
 
     __tablename__ = "replays"
 
-    group_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True)
+    group_pk: Mapped[int] = mapped_column(
+        sa.BigInteger, sa.ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True
+    )
     position: Mapped[int] = mapped_column(primary_key=True)
     rollout_pk: Mapped[int] = _foreign_key("rollouts.id", index=True)
     advantage: Mapped[float]
@@ -275,7 +262,9 @@ class Environment(Base):
     __table_args__ = (_one_of("status", ("running", "released", "failed")),)
 
     id: Mapped[int] = _key()
-    rollout_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True)
+    rollout_pk: Mapped[int] = mapped_column(
+        sa.BigInteger, sa.ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True
+    )
     device_id: Mapped[str] = mapped_column(index=True)
     status: Mapped[str]
     error: Mapped[str | None]
@@ -289,8 +278,8 @@ class Screenshot(Base):
     __tablename__ = "screenshots"
     __table_args__ = (_one_of("format", ("png", "jpeg")),)
 
-    sha256: Mapped[str] = mapped_column(Text, primary_key=True)
-    data: Mapped[bytes] = mapped_column(LargeBinary)
+    sha256: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    data: Mapped[bytes] = mapped_column(sa.LargeBinary)
     format: Mapped[str]
     width_px: Mapped[int | None]
     """None for an image that an earlier version wrote when it had only appeared in prompts."""
@@ -303,13 +292,13 @@ class TurnRow(Base):
 
     __tablename__ = "turns"
     __table_args__ = (
-        UniqueConstraint("rollout_pk", "turn_index"),
-        CheckConstraint("cardinality(sampled_tokens) = cardinality(sampling_logprobs)", name="sampling_logprobs"),
-        CheckConstraint(
+        sa.UniqueConstraint("rollout_pk", "turn_index"),
+        sa.CheckConstraint("cardinality(sampled_tokens) = cardinality(sampling_logprobs)", name="sampling_logprobs"),
+        sa.CheckConstraint(
             "training_logprobs IS NULL OR cardinality(training_logprobs) = cardinality(sampled_tokens)",
             name="training_logprobs",
         ),
-        CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
+        sa.CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
     )
 
     id: Mapped[int] = _key()
@@ -338,8 +327,8 @@ class TurnRow(Base):
     durations_s: Mapped[JsonDict]
     action: Mapped[JsonDict | None]
     action_error: Mapped[str | None]
-    before_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
-    after_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
+    before_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
+    after_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     created_at: Mapped[datetime] = _now()
 
 
@@ -349,7 +338,9 @@ class ValidationRow(Base):
     __tablename__ = "validations"
 
     id: Mapped[int] = _key()
-    rollout_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True)
+    rollout_pk: Mapped[int] = mapped_column(
+        sa.BigInteger, sa.ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True
+    )
     query: Mapped[str]
     expected: Mapped[str]
     actual: Mapped[str]
@@ -362,7 +353,7 @@ class Checkpoint(Base):
     """A checkpoint on disk from which the run can resume."""
 
     __tablename__ = "checkpoints"
-    __table_args__ = (UniqueConstraint("training_id", "step"),)
+    __table_args__ = (sa.UniqueConstraint("training_id", "step"),)
 
     id: Mapped[int] = _key()
     training_id: Mapped[int] = _foreign_key("trainings.id")
@@ -377,7 +368,7 @@ class StatusChange(Base):
 
     __tablename__ = "status_history"
     __table_args__ = (
-        CheckConstraint("num_nonnulls(training_id, step_id, eval_id, group_pk, rollout_pk) = 1", name="one_subject"),
+        sa.CheckConstraint("num_nonnulls(training_id, step_id, eval_id, group_pk, rollout_pk) = 1", name="one_subject"),
     )
 
     id: Mapped[int] = _key()

@@ -65,9 +65,4 @@ class RolloutOverride(Base):
 
 
 Index("ix_rollouts_training_id_id", RolloutRow.training_id, RolloutRow.id)
-Index(
-    "ix_turns_failed",
-    TurnRow.rollout_pk,
-    TurnRow.failure_kind,
-    postgresql_where=TurnRow.failure_kind.is_not(None),
-)
+Index("ix_turns_failed", TurnRow.rollout_pk, TurnRow.failure_kind, postgresql_where=TurnRow.failure_kind.is_not(None))

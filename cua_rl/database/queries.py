@@ -35,7 +35,6 @@ async def find_training(session: AsyncSession, run_name: str, log_path: str | No
 
 
 async def rename_training(session: AsyncSession, training_id: int, run_name: str, log_path: str) -> None:
-    """Change the recorded name and folder of a run."""
     await session.execute(
         update(Training).where(Training.id == training_id).values(run_name=run_name, log_path=log_path)
     )

@@ -25,11 +25,15 @@ _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rol
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
 _INSERT_ROLLOUT = insert(RolloutRow).on_conflict_do_nothing().returning(RolloutRow.rollout_id, RolloutRow.id)
 _INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
+_OF_JUDGEMENT = (
+    *("prompt_sha256", "model", "screenshots", "decides", "success", "score", "reason", "agreement", "cost_usd"),
+    "duration_s",
+)
 _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _NEW_VALIDATION = insert(ValidationRow)
+_OF_VALIDATION = ("query", "expected", "actual", "success", "duration_s")
 _PUT_VALIDATION = _NEW_VALIDATION.on_conflict_do_update(
-    index_elements=["rollout_pk"],
-    set_={name: _NEW_VALIDATION.excluded[name] for name in ("query", "expected", "actual", "success", "duration_s")},
+    index_elements=["rollout_pk"], set_={name: _NEW_VALIDATION.excluded[name] for name in _OF_VALIDATION}
 )
 
 
@@ -52,10 +56,7 @@ class EndedRollout:
 
 
 def start_rollouts(
-    connection: Connection,
-    scope: Scope,
-    starts: Sequence[tuple[RolloutStarted, datetime]],
-    parents: Sequence[Parent],
+    connection: Connection, scope: Scope, starts: Sequence[tuple[RolloutStarted, datetime]], parents: Sequence[Parent]
 ) -> None:
     """Insert running rollouts with their devices; existing rows stay unchanged."""
     rows = [
@@ -64,12 +65,7 @@ def start_rollouts(
     ]
     keys = ensure_rollouts(connection, scope.require_training(), rows)
     devices = [
-        {
-            "rollout_pk": keys[event.rollout_id],
-            "device_id": event.device_id,
-            "status": "running",
-            "started_at": at,
-        }
+        {"rollout_pk": keys[event.rollout_id], "device_id": event.device_id, "status": "running", "started_at": at}
         for event, at in starts
     ]
     connection.execute(_INSERT_DEVICE, devices)
@@ -184,14 +180,7 @@ def write_validations(connection: Connection, validations: Mapping[int, Validati
     if not validations:
         return
     rows = [
-        {
-            "rollout_pk": key,
-            "query": found.query,
-            "expected": found.expected,
-            "actual": found.actual,
-            "success": found.success,
-            "duration_s": found.duration_s,
-        }
+        {"rollout_pk": key, **{name: getattr(found, name) for name in _OF_VALIDATION}}
         for key, found in validations.items()
     ]
     connection.execute(_PUT_VALIDATION, rows)
@@ -206,19 +195,10 @@ def insert_judgements(connection: Connection, judgements: Mapping[int, Judgement
     rows = [
         {
             "rollout_pk": key,
-            "prompt_sha256": judgement.prompt_sha256,
-            "model": judgement.model,
-            "screenshots": judgement.screenshots,
-            "decides": judgement.decides,
-            "success": judgement.success,
-            "score": judgement.score,
-            "reason": judgement.reason,
-            "agreement": judgement.agreement,
+            **{name: getattr(judgement, name) for name in _OF_JUDGEMENT},
             "votes": [asdict(vote) for vote in judgement.votes],
             "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
             "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
-            "cost_usd": judgement.cost_usd,
-            "duration_s": judgement.duration_s,
         }
         for key, judgement in judgements.items()
     ]

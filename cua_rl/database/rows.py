@@ -69,7 +69,6 @@ class SourceRow:
 def note_status(
     connection: Connection, table: Table, row_id: int, old_status: str | None, new_status: str, at: datetime
 ) -> None:
-    """Add a line to the status history."""
     subject = {_SUBJECT_COLUMNS[table]: row_id}
     connection.execute(
         insert(StatusChange).values(old_status=old_status, new_status=new_status, changed_at=at, **subject)
@@ -163,16 +162,8 @@ def _select_source(
 ) -> SourceRow | None:
     columns = select(table.id, table.training_id, table.attempt_id, table.group_size, table.task_pks)
     row = connection.execute(columns.where(*conditions)).one_or_none()
-    if row is None:
-        return None
-    return SourceRow(
-        table=table,
-        id=row.id,
-        training_id=row.training_id,
-        attempt_id=row.attempt_id,
-        group_size=row.group_size,
-        task_pks=row.task_pks,
-    )
+    # a public method of SQLAlchemy, in spite of its name
+    return None if row is None else SourceRow(table=table, **row._asdict())  # pyright: ignore[reportPrivateUsage]
 
 
 def require_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow:

@@ -31,9 +31,7 @@ _COUNT_TURNS = (
 
 
 def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken]) -> None:
-    """Insert turns of rollouts that have started, with new screenshots: a few statements for all of them, because most
-    of a statement's cost does not depend on its size.
-    """
+    """Insert turns of started rollouts, with new screenshots: a statement costs about the same for many."""
     rollout_ids = {event.rollout_id for event in events}
     query = select(RolloutRow.rollout_id, RolloutRow.id).where(
         RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id.in_(sorted(rollout_ids))

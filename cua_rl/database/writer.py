@@ -94,10 +94,8 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
 
 
 def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:
-    """Leave out events of rollouts that have ended: a worker that was given up may still write for a moment.
-
-    The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
-    """
+    """Leave out events of rollouts that have ended: a worker that was given up may still write for a moment."""
+    # The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
     training_id = scope.require_training()
     groups = {timed.event.group_id for timed in events if isinstance(timed.event, RolloutStarted)}
     rollouts = {timed.event.rollout_id for timed in events if isinstance(timed.event, TurnTaken)}
@@ -231,7 +229,6 @@ def _void(connection: Connection, scope: Scope, training_id: int, event: Trainin
 
 
 def count_completed_steps(connection: Connection, training_id: int) -> None:
-    """Set the number of completed steps of a training."""
     done = (Step.training_id == training_id) & (Step.status == "completed")
     count = select(func.count()).select_from(Step).where(done).scalar_subquery()
     connection.execute(update(Training).where(Training.id == training_id).values(num_completed_steps=count))

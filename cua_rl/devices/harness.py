@@ -151,7 +151,6 @@ class HarnessWorlds:
     abilities = HARNESS
 
     async def make(self, request: DeviceRequest) -> HarnessWorld:
-        """A place for one run."""
         return HarnessWorld(request.task_id, request.seed)
 
     async def __aenter__(self) -> Self:

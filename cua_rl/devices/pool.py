@@ -140,7 +140,6 @@ class DevicePool:
 
     @property
     def num_leased(self) -> int:
-        """Leases that have their device."""
         return self._meter.num_leased
 
     @property

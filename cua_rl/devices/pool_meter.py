@@ -48,11 +48,9 @@ class PoolMeter:
         self._make_s.append(make_s)
 
     def count_closed(self) -> None:
-        """A device is gone."""
         self.num_alive -= 1
 
     def count_fault(self, error: DeviceError | TimeoutError) -> None:
-        """A fault of a device or of the service behind it."""
         self._faults[error.kind if isinstance(error, DeviceError) else "time_limit"] += 1
 
     def take(self) -> dict[str, float]:
@@ -89,10 +87,8 @@ class MeterReading:
 
 
 def merge_readings(readings: Sequence[MeterReading]) -> dict[str, float]:
-    """The metrics of several pools and periods as those of one pool.
-
-    Pools need not be busiest at the same time, so `device/leased/max` is an upper bound.
-    """
+    """The metrics of several pools and periods as those of one pool."""
+    # Pools need not be busiest at the same time, so `device/leased/max` is an upper bound.
     merged: dict[str, float] = {}
     weights = {"device/lease_s/mean": "device/num_leases", "device/create_s/mean": "device/num_made"}
     for name in dict.fromkeys(name for reading in readings for name in reading.metrics):

@@ -68,10 +68,8 @@ async def run_missing_attempts(
 ) -> None:
     """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
 
-    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try.
-
-    Raises:
-        SamplingError: the first attempts all ended with faults, so the others would, too.
+    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try. Raises
+    `SamplingError` if the first attempts all ended with faults, so the others would, too.
     """
     faults_at_start: list[Attempt] = []
     has_worked = False
@@ -105,11 +103,7 @@ def missing_attempts(plan: AttemptPlan, known: Iterable[Attempt]) -> list[tuple[
 
 
 def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
-    """Attempts from the lines of attempts.jsonl; a later line for the same attempt replaces an earlier one.
-
-    Raises:
-        ConfigError: a line is not an attempt.
-    """
+    """Attempts from lines of attempts.jsonl, the last of each; raises `ConfigError` if a line is not an attempt."""
     names = {field.name for field in fields(Attempt)}
     attempts: dict[tuple[str, int, int], Attempt] = {}
     for record in records:
@@ -124,7 +118,6 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
 
 
 def attempt_record(attempt: Attempt) -> dict[str, object]:
-    """An attempt as a line of attempts.jsonl."""
     return {**asdict(attempt)}
 
 

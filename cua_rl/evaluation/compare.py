@@ -13,7 +13,6 @@ from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
 def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
     """The figures of the models in the order of `names`, and the comparison of each later one with the first."""
     outcomes = {name: outcomes_by_position(attempts, name) for name in names}
-    # a row has the fields of an `EvalResult`, and its name
     rows = [ModelRow(name=name, **asdict(summarise(list(tasks.values())))) for name, tasks in outcomes.items()]
     pairs = [compare_pair(names[0], outcomes[names[0]], other, outcomes[other]) for other in names[1:]]
     return Comparison(models=tuple(rows), pairs=tuple(pairs))

@@ -1,7 +1,7 @@
 """Evaluates a policy version on held-out task instances; success rates have confidence intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import fsum
 
@@ -9,6 +9,7 @@ from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.metrics import merge_metrics
 from cua_rl.policy import AdapterRef, SamplingParams
+from cua_rl.reporting.comparison import SuccessFigures
 from cua_rl.rollout.group import GroupPlan, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup
@@ -39,29 +40,8 @@ class TaskOutcomes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """Success on held-out tasks, each with the same weight; `low` and `high` are those of `TaskSums.interval`."""
-
-    success_rate: float
-    low: float
-    high: float
-    num_rollouts: int
-    num_faults: int
-    num_turns_mean: float
-    success_rate_by_category: Mapping[str, float]
-    success_rate_by_difficulty: Mapping[str, float] = field(default_factory=dict[str, float])
-    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
-    """pass@k for 1, 2, 4, ... and all attempts, over all tasks."""
-    num_short_tasks: Mapping[int, int] = field(default_factory=dict[int, int])
-    """By k, the tasks with fewer than k attempts, because of which pass@k is left out: it would be of other tasks."""
-    num_tasks: int = 0
-    """Tasks with at least one attempt without a fault."""
-    num_successes: int = 0
-    reward_mean: float = 0.0
-    worst: float = 0.0
-    """The success rate of first tries if those that a fault ended had all failed, mean over tasks."""
-    best: float = 0.0
-    """The same if they had succeeded."""
+class EvalResult(SuccessFigures):
+    """What an evaluation measured."""
 
     def metrics(self, suite: str) -> dict[str, float]:
         """The result as metrics, `eval/<suite>/...`."""
@@ -119,7 +99,6 @@ class Evaluator:
 
 
 def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
-    """Outcomes of a group's rollouts."""
     struck, judged = ({rollout.member_index for rollout in some} for some in (group.faulty, group.rollouts))
     return TaskOutcomes(
         category=task.category,

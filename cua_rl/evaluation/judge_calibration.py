@@ -1,7 +1,4 @@
-"""Accuracy of a judge on tasks with validators: the confusion matrix and its rates, with intervals.
-
-Training reads the record in `calibration.json`, which `recipes.calibrate_judge` writes.
-"""
+"""Accuracy of a judge on tasks with validators: confusion matrix and rates with intervals, in `calibration.json`."""
 
 import json
 from collections import defaultdict
@@ -85,7 +82,6 @@ class CalibrationRecord:
 
 
 def confusion(judged: Iterable[Judged]) -> Confusion:
-    """Count verdicts by truth."""
     items = list(judged)
 
     def count(truth: bool, verdict: bool) -> int:
@@ -123,11 +119,7 @@ def calibration_json(judge: JudgeConfig, judged: Sequence[Judged], more: Mapping
 
 
 def load_calibration(path: Path) -> CalibrationRecord:
-    """Read a record.
-
-    Raises:
-        ConfigError: there is no such file, or it is not a calibration record.
-    """
+    """Read a record; raises `ConfigError` if there is no such file, or it is not a calibration record."""
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
         counts = record["all"]

@@ -1,7 +1,4 @@
-"""Evaluation of models behind external OpenAI-compatible endpoints, without tokens and log-probabilities.
-
-It replaces the gateway of our own models, so that the same agent runs on both.
-"""
+"""Evaluation of models behind OpenAI-compatible endpoints: takes the place of our gateway, without tokens."""
 
 import logging
 import time
@@ -24,12 +21,7 @@ from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.request_error import ContextOverflow
-from cua_rl.sampling.gateway_app import (
-    RolloutAccess,
-    UnknownRollout,
-    in_process_client,
-    make_gateway_app,
-)
+from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types import ModelTurn
@@ -64,10 +56,7 @@ class _OpenRollout:
 
 
 class EndpointAccess:
-    """The model access of a `RolloutRunner` over an endpoint; an async context manager.
-
-    Only it and the request header hold the API key.
-    """
+    """The model access of a `RolloutRunner` over an endpoint; an async context manager, which alone holds the key."""
 
     def __init__(self, endpoint: Endpoint, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
         self._endpoint = endpoint
@@ -87,7 +76,6 @@ class EndpointAccess:
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """Close a rollout's address and return its turns."""
         turns = self.turns(rollout_id)
         del self._rollouts[rollout_id]
         return turns
@@ -97,7 +85,6 @@ class EndpointAccess:
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def expose(
@@ -107,7 +94,6 @@ class EndpointAccess:
         raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process, like that of the gateway."""
         return in_process_client(self._app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:
@@ -118,10 +104,8 @@ class EndpointAccess:
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.
 
-        Raises:
-            ContextOverflow: the conversation exceeds the model's context.
-            RequestRejected: the endpoint rejects the request.
-            SamplingError: it does not answer, or does not follow the API.
+        Raises `ContextOverflow` if the conversation exceeds the model's context, `RequestRejected` if the endpoint
+        rejects the request, `SamplingError` if it does not answer, or does not follow the API.
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat

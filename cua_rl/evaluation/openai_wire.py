@@ -51,18 +51,13 @@ def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, par
 
 
 def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> JsonDict:
-    """A Chat request."""
     return {
         "model": model,
         "messages": chat_messages(items),
         "tools": [
             {
                 "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": dict(tool.parameters),
-                },
+                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
             }
             for tool in tools
         ],
@@ -72,10 +67,7 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
 
 
 def chat_messages(items: Sequence[Item]) -> list[JsonDict]:
-    """Conversation items as Chat messages.
-
-    An answer is one message. Tool results can only be text, so their screenshots follow in a user message.
-    """
+    """Items as Chat messages; screenshots of tool results, which can only be text, follow in a user message."""
     messages: list[JsonDict] = []
     for kind, run in groupby((item for item in items if not isinstance(item, Reasoning)), _kind):
         group = list(run)
@@ -102,11 +94,7 @@ def chat_messages(items: Sequence[Item]) -> list[JsonDict]:
 
 
 def parse_responses_reply(body: object, tools: Sequence[Tool] = ()) -> Reply:
-    """Parse a Response object; the schemas of `tools` give types to calls that the endpoint left in the text.
-
-    Raises:
-        SamplingError: the answer is something else.
-    """
+    """Parse a Response; `tools` give types to calls left in the text. Raises `SamplingError` for anything else."""
     try:
         fields = cast("JsonDict", body)
         texts, thoughts, calls = "", "", list[ToolCall]()
@@ -134,11 +122,7 @@ def parse_responses_reply(body: object, tools: Sequence[Tool] = ()) -> Reply:
 
 
 def parse_chat_reply(body: object, tools: Sequence[Tool] = ()) -> Reply:
-    """Parse a Chat completion; `tools` as in `parse_responses_reply`.
-
-    Raises:
-        SamplingError: the answer is something else.
-    """
+    """Parse a Chat completion; `tools` and errors as in `parse_responses_reply`."""
     try:
         fields = cast("JsonDict", body)
         choice: JsonDict = fields["choices"][0]

@@ -43,11 +43,9 @@ def independent_trials(rate: float, variance: float, fewest: float, most: float,
 
 
 def _pseudo_task(rate: float) -> float:
-    """Squared distance from the rate of one more task, half of which is always and half never solved.
-
-    A few tasks that are never solved are easily missed, however often the others are attempted; without it, attempts
-    at ten tasks that are mostly solved alike would count as independent (`paired_interval` has the same).
-    """
+    """Squared distance from the rate of one more task, half of which is always and half never solved."""
+    # A few tasks that are never solved are easily missed, however often the others are attempted; without it, attempts
+    # at ten tasks that are mostly solved alike would count as independent (`paired_interval` has the same).
     return (rate**2 + (1 - rate) ** 2) / 2
 
 

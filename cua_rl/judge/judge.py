@@ -234,10 +234,8 @@ class Verdict:
 def parse_verdict(text: str) -> Verdict:
     """Parse {"success": bool, "reason": text, "score": 0 to 1 (optional)}; a code fence around it is allowed.
 
-    JSON inside other text is ignored: it could be a quotation of what the agent wrote.
-
-    Raises:
-        MalformedVerdict: the answer is anything else.
+    JSON inside other text is ignored: it could be a quotation of what the agent wrote. Raises `MalformedVerdict` if the
+    answer is anything else.
     """
 
     def unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -27,11 +27,7 @@ class Case:
 
 
 def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Part]:
-    """The system prompt, and the record with screenshots as a user message.
-
-    Raises:
-        JudgeError: there is no screenshot.
-    """
+    """The system prompt, and the record with its screenshots; raises `JudgeError` if there is no screenshot."""
     if not case.turns:
         raise JudgeError("expected at least one turn, and a screenshot with it, for the judge to decide from, got none")
     turns: list[dict[str, object]] = []
@@ -39,12 +35,7 @@ def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Pa
         actions = [{"type": type(action).__name__, **asdict(action)} for action in turn.agent.actions]
         told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
         turns.append({"turn": turn.index + 1, "actions": actions, **told})
-    record = {
-        "task": case.instruction,
-        "turns": turns,
-        "ended_by": str(case.stop_reason),
-        "answer": case.answer,
-    }
+    record = {"task": case.instruction, "turns": turns, "ended_by": str(case.stop_reason), "answer": case.answer}
     text = json.dumps(record, ensure_ascii=False, indent=1).encode("utf-8", "replace").decode()
     parts = [{"type": "text", "text": text}, *_screens(case.turns, screenshots)]
     return [{"role": "system", "content": prompt}, {"role": "user", "content": parts}]

@@ -112,7 +112,6 @@ class Databases:
             self._folders[database.key].opened.set()
 
     async def remove(self, database: Database) -> None:
-        """Remove a database and close its connections."""
         if self._databases.get(database.key) is database:
             del self._databases[database.key]
             if database.key in self._folders:
@@ -167,7 +166,6 @@ class Databases:
             ) from None
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._writer is not None:
             await asyncio.to_thread(self._writer.dispose)
         for database in self.all:

@@ -181,6 +181,5 @@ def _tokens(tokens: schemas.TurnTokens | None) -> str:
 
 
 def image_hashes(rollouts: Iterable[schemas.Rollout]) -> set[str]:
-    """The screenshots that the page shows."""
     shots = (shot for rollout in rollouts for turn in rollout.turns for shot in (turn.before, turn.after))
     return {shot.sha256 for shot in shots if shot is not None}

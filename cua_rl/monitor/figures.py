@@ -5,13 +5,15 @@ from itertools import pairwise
 from math import fsum, isfinite
 from typing import Any, cast
 
+from sqlalchemy import Row
+
+from cua_rl.database.models import Base, TaskRow
 from cua_rl.evaluation.statistics import TaskSums, independent_sums
 from cua_rl.json_types import JsonDict
 from cua_rl.monitor import schemas
 
 
 def make_rate(sums: TaskSums) -> schemas.Rate:
-    """A success rate with its interval."""
     low, high = sums.interval
     return schemas.Rate(
         num_successes=int(sums.num_successes),
@@ -48,6 +50,18 @@ def curve_ends(config: Mapping[str, Any]) -> list[int]:
     entries = [as_object(one) for one in cast("list[object]", changed)] if isinstance(changed, list) else []
     ends = [one.get("after_step") for one in entries if one.get("begins_curve") is True]
     return [end for end in ends if isinstance(end, int)]
+
+
+def columns(row: Base | Row[*tuple[Any, ...]], **others: Any) -> dict[str, Any]:
+    """What a row holds, for a response with fields of these names, and `others`; non-finite numbers are None."""
+    held = vars(row) if isinstance(row, Base) else row._asdict()  # pyright: ignore[reportPrivateUsage]  # a public method of SQLAlchemy
+    return {name: finite(value) if isinstance(value, float) else value for name, value in held.items()} | others
+
+
+def task_fields(task: TaskRow | None) -> dict[str, Any]:
+    """The description of a task; its definition is unknown to runs that another system sent."""
+    names = ("instruction", "category", "difficulty", "max_turns")
+    return {**dict.fromkeys(names), "tags": []} if task is None else columns(task)
 
 
 def finite(value: object) -> float | None:

@@ -12,7 +12,7 @@ from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
-from cua_rl.monitor.figures import as_object, fault_bounds, finite, finite_values, make_rate
+from cua_rl.monitor.figures import as_object, columns, fault_bounds, finite, finite_values, make_rate, task_fields
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
 
@@ -38,26 +38,15 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
     groups = await load_groups(run.session, mine)
     previous, following = await _neighbours(run, row)
     ended = [group for group in groups if group.num_rollouts is not None]
+    of_steps: dict[str, Any] = dict.fromkeys(("trained_policy_version", "num_datums", "datums_sha256"))
+    of_steps["rollouts_ended_at"] = row.ended_at
     return schemas.SourceDetail(
+        **of_steps | columns(row, phase=phase, metrics=finite_values(row.metrics)),
         run_id=run.run_id,
         run_name=run.training.run_name,
         is_run_alive=is_alive(run.training),
-        phase=phase,
-        step=row.step,
-        status=cast("schemas.StepStatus", row.status),
-        policy_version=row.policy_version,
-        trained_policy_version=row.trained_policy_version if isinstance(row, Step) else None,
-        group_size=row.group_size,
-        num_groups=row.num_groups,
-        num_ended_groups=row.num_ended_groups,
-        num_datums=row.num_datums if isinstance(row, Step) else None,
-        datums_sha256=row.datums_sha256 if isinstance(row, Step) else None,
         success=make_rate(sum_tasks((group.num_successes or 0, group.num_rollouts or 0) for group in ended)),
         fault_bounds=fault_bounds(row.metrics),
-        metrics=finite_values(row.metrics),
-        started_at=row.started_at,
-        rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
-        ended_at=row.ended_at,
         previous=previous,
         next=following,
         groups=groups,
@@ -128,23 +117,7 @@ async def load_overrides(session: AsyncSession, rollout_pks: Iterable[int]) -> O
 def rollout_cell(row: RolloutRow, overrides: Overrides) -> dict[str, Any]:
     """The fields of a `RolloutCell`."""
     success, reward = overrides.get(row.id, (None, None))
-    return {
-        "rollout_id": row.rollout_id,
-        "member_index": row.member_index,
-        "status": row.status,
-        "stop_reason": row.stop_reason,
-        "success": row.success,
-        "reward": finite(row.reward),
-        "advantage": finite(row.advantage),
-        "num_turns": row.num_turns,
-        "max_turns": row.max_turns,
-        "started_at": row.started_at,
-        "duration_s": finite(row.duration_s),
-        "device_id": row.device_id,
-        "error": row.error,
-        "override_success": success,
-        "override_reward": finite(reward),
-    }
+    return columns(row, override_success=success, override_reward=finite(reward))
 
 
 def _group_summary(
@@ -156,22 +129,8 @@ def _group_summary(
 ) -> schemas.GroupSummary:
     rewards = {row.reward for row in rollouts if row.reward is not None} | {replay.reward for replay in replays}
     return schemas.GroupSummary(
-        group_id=group.group_id,
-        group_index=group.group_index,
-        task_id=group.task_id,
-        seed=group.seed,
-        instruction=None if task is None else task.instruction,
-        category=None if task is None else task.category,
-        difficulty=None if task is None else task.difficulty,
-        status=cast("schemas.RunStatus", group.status),
-        num_rollouts=group.num_rollouts,
-        num_faulty=group.num_faulty,
-        num_successes=group.num_successes,
-        reward_mean=finite(group.reward_mean),
-        reward_std=finite(group.reward_std),
+        **task_fields(task) | columns(group),
         is_constant=group.status == "completed" and len(rewards) <= 1,
-        started_at=group.started_at,
-        ended_at=group.ended_at,
         rollouts=[schemas.RolloutCell(**rollout_cell(row, overrides)) for row in rollouts],
         replays=replays,
     )
@@ -190,9 +149,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     turns = await _clock_turns(run, ids, began)
     rollouts = [
         schemas.ClockRollout(
-            **cell.model_dump(),
-            started_s=cell.started_at.timestamp() - began,
-            turns=turns.get(cell.rollout_id, []),
+            **cell.model_dump(), started_s=cell.started_at.timestamp() - began, turns=turns.get(cell.rollout_id, [])
         )
         for cell in group.rollouts
     ]
@@ -232,15 +189,9 @@ async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str], began: float)
     found: dict[str, list[schemas.ClockTurn]] = defaultdict(list)
     for row in await run.session.execute(query):
         stages = [value for value in finite_values(row.durations_s).values() if value is not None]
-        turn = schemas.ClockTurn(
-            turn_index=row.turn_index,
-            started_s=finite(row.started_unix_s - began) or 0.0,
-            duration_s=max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0),
-            action=as_object(row.action) or None,
-            failure_kind=row.failure_kind,
-            action_error=row.action_error,
-            before_sha256=row.before_sha256,
-            after_sha256=row.after_sha256,
-        )
+        started_s = finite(row.started_unix_s - began) or 0.0
+        duration_s = max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0)
+        action = as_object(row.action) or None
+        turn = schemas.ClockTurn(**columns(row, started_s=started_s, duration_s=duration_s, action=action))
         found[row.rollout_id].append(turn)
     return found

@@ -19,17 +19,9 @@ from sqlalchemy import cast as cast_to_type
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 
+from cua_rl.database import reports
 from cua_rl.database.models import Environment, Eval, Screenshot, Step, TaskRow, Training
 from cua_rl.database.monitor_models import IngestItem, ProjectRun
-from cua_rl.database.reports import (
-    DeviceReport,
-    Report,
-    RolloutReport,
-    TurnDetail,
-    TurnReport,
-    ValidationReport,
-    write_report,
-)
 from cua_rl.database.rows import SourceRow, add_tasks, find_source_by_key
 from cua_rl.database.turn_writer import insert_images
 from cua_rl.errors import CuaError, DatabaseError
@@ -69,9 +61,9 @@ class _Batch:
     project_name: str
     received_at: datetime
 
-    def write(self, report: Report) -> int:
+    def write(self, report: reports.Report) -> int:
         """Write a report; returns the key of its row."""
-        return write_report(self.connection, report, self.received_at)
+        return reports.write_report(self.connection, report, self.received_at)
 
     def require_run(self, training_id: int | None) -> None:
         """Raise `ItemRefused` unless the run is this project's."""
@@ -289,19 +281,19 @@ def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int |
             rollout_pk = batch.require_row("rollouts", item.rollout_id)
             columns = received.turn_columns(item) | _screens(batch, item)
             # the interface counts turns from 1, we from 0
-            turn = TurnReport(
+            turn = reports.TurnReport(
                 rollout_pk=rollout_pk, turn_index=item.turn - 1, response_id=f"ingest-{item_id}", columns=columns
             )
             return batch.write(turn)
         case sent.SentAction():
             turn_pk = batch.require_row("turns", item.turn_id)
-            return batch.write(TurnDetail(turn_pk=turn_pk, columns=received.action_columns(item)))
+            return batch.write(reports.TurnDetail(turn_pk=turn_pk, columns=received.action_columns(item)))
         case sent.SentObservation():
             turn_pk = batch.require_row("turns", item.turn_id)
-            return batch.write(TurnDetail(turn_pk=turn_pk, columns=_observation_columns(batch, item)))
+            return batch.write(reports.TurnDetail(turn_pk=turn_pk, columns=_observation_columns(batch, item)))
         case sent.SentValidation():
             rollout_pk = batch.require_row("rollouts", item.rollout_id)
-            return batch.write(ValidationReport(rollout_pk=rollout_pk, validation=received.validation_of(item)))
+            return batch.write(reports.ValidationReport(rollout_pk=rollout_pk, validation=received.validation_of(item)))
         case _:
             return None
 
@@ -316,7 +308,7 @@ def _store_rollout(batch: _Batch, item: sent.SentRollout) -> int:
         ).one_or_none()
     ours, number = item.cua_rl, item.group_num or 0
     seed = ours.seed if ours.seed is not None else 0 if task is None else task.seed
-    report = RolloutReport(
+    report = reports.RolloutReport(
         source=_find_source(batch, item),
         group_id=(ours.group_id or f"group-{number}")[:200],
         group_index=number,
@@ -354,7 +346,7 @@ def _find_source(batch: _Batch, item: sent.SentRollout) -> SourceRow:
 
 def _write_device(batch: _Batch, rollout_pk: int, payload: Mapping[str, Any]) -> int:
     columns = received.device_columns(sent.SentEnvironment.model_validate(payload))
-    return batch.write(DeviceReport(rollout_pk=rollout_pk, columns=columns))
+    return batch.write(reports.DeviceReport(rollout_pk=rollout_pk, columns=columns))
 
 
 def _screens(batch: _Batch, item: sent.SentTurn) -> dict[str, str]:

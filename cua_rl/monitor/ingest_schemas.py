@@ -105,7 +105,6 @@ class Ours(BaseModel):
     model_config = ConfigDict(strict=True)
 
     def named(self) -> JsonDict:
-        """What was said."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
 

@@ -10,12 +10,10 @@ from cua_rl.monitor.security import AccessRules, make_token
 
 
 def openapi_schema() -> dict[str, Any]:
-    """The schema as /api/openapi.json has it."""
     return make_app(Databases([]), AccessRules(write_token=make_token())).openapi()
 
 
 def main() -> None:
-    """Print the schema."""
     sys.stdout.write(json.dumps(openapi_schema(), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 

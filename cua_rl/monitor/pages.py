@@ -18,21 +18,13 @@ def encode_cursor(*keys: object) -> str:
 
 
 def decode_number(cursor: str) -> int:
-    """The one key of a list that is sorted by number.
-
-    Raises:
-        CursorError: it is not one of our cursors.
-    """
+    """The one key of a list that is sorted by number; raises `CursorError` if it is not one of our cursors."""
     (key,) = _decode(cursor, 1)
     return _number(key)
 
 
 def decode_time_and_number(cursor: str) -> tuple[datetime, int]:
-    """The keys of a list that is sorted by time, then by number.
-
-    Raises:
-        CursorError: it is not one of our cursors.
-    """
+    """The keys of a list sorted by time, then by number; raises `CursorError` if it is not one of our cursors."""
     time, number = _decode(cursor, 2)
     try:
         parsed = datetime.fromisoformat(str(time))

@@ -28,7 +28,6 @@ def create_project(engine: Engine, name: str) -> tuple[int, str]:
 
 
 def find_project(connection: Connection, token: str) -> tuple[int, str] | None:
-    """Id and name of the project that the token belongs to."""
     row = connection.execute(project_of(token)).one_or_none()
     return None if row is None else (row.id, row.name)
 

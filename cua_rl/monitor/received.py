@@ -103,7 +103,6 @@ def task_of(item: sent.SentTask) -> Task:
 
 
 def device_columns(item: sent.SentEnvironment) -> Columns:
-    """Columns of the device that a rollout used."""
     return {
         "device_id": item.gbox_id or item.box_type or item.env_type or "unknown",
         "status": _DEVICE_STATUS.get(item.status or "", "running"),
@@ -176,7 +175,6 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
 
 
 def rollout_columns(item: sent.SentRollout) -> Columns:
-    """What this item says of the rollout."""
     success = item.task_success if item.task_success is not None else item.validation_passed
     num_turns = item.num_turns if item.num_turns is not None else item.current_turn
     summary = item.summary_json or {}

@@ -26,7 +26,7 @@ from cua_rl.database.models import (
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.figures import as_object, finite, finite_mean, finite_values
+from cua_rl.monitor.figures import as_object, columns, finite, finite_mean, finite_values, task_fields
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
@@ -118,9 +118,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
     instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
         schemas.RolloutItem(
-            **_item(run, overrides, *row),
-            **screens.get(row[0].id, {}),
-            instruction=instructions.get(row[0].task_pk),
+            **_item(run, overrides, *row), **screens.get(row[0].id, {}), instruction=instructions.get(row[0].task_pk)
         )
         for row in rows
     ]
@@ -136,14 +134,8 @@ async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> tuple[int
 
 
 def _item(run: RunAccess, overrides: Any, row: RolloutRow, group_id: str, phase: str, step: int) -> dict[str, Any]:
-    return rollout_cell(row, overrides) | {
-        "run_id": run.run_id,
-        "phase": phase,
-        "step": step,
-        "group_id": group_id,
-        "task_id": row.task_id,
-        "seed": row.seed,
-    }
+    place: dict[str, Any] = {"run_id": run.run_id, "phase": phase, "step": step, "group_id": group_id}
+    return rollout_cell(row, overrides) | place
 
 
 async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
@@ -159,7 +151,6 @@ async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
 
 
 async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
-    """A rollout with everything but its tokens."""
     session = run.session
     found = await find_rollout(run, rollout_id)
     row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
@@ -178,18 +169,11 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         .where(Replay.rollout_pk == row.id)
         .order_by(Step.step)
     )
+    parts: dict[str, Any] = {"reward_parts": None if row.reward_parts is None else finite_values(row.reward_parts)}
     return schemas.Rollout(
-        **_item(run, overrides, row, group_id, phase, step),
+        **task_fields(task) | _item(run, overrides, row, group_id, phase, step) | parts,
         run_name=run.training.run_name,
         is_run_alive=is_alive(run.training),
-        group_index=row.group_index,
-        instruction=None if task is None else task.instruction,
-        category=None if task is None else task.category,
-        difficulty=None if task is None else task.difficulty,
-        tags=[] if task is None else list(task.tags),
-        answer=row.answer,
-        reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
-        ended_at=row.ended_at,
         validation=None if validation is None else schemas.ValidationShown.model_validate(validation),
         judgement=await _judgement(run, row.id),
         device=None if device is None else schemas.DeviceShown.model_validate(device),
@@ -207,38 +191,13 @@ async def _judgement(run: RunAccess, rollout_pk: int) -> schemas.JudgementShown 
     if found is None:
         return None
     row, prompt = found
-    return schemas.JudgementShown(
-        model=row.model,
-        prompt=prompt,
-        prompt_sha256=row.prompt_sha256,
-        screenshots=row.screenshots,
-        decides=row.decides,
-        success=row.success,
-        score=finite(row.score),
-        reason=row.reason,
-        agreement=finite(row.agreement),
-        votes=[schemas.JudgeVoteShown(**vote) for vote in row.votes],
-        num_prompt_tokens=row.num_prompt_tokens,
-        num_answer_tokens=row.num_answer_tokens,
-        cost_usd=finite(row.cost_usd),
-        duration_s=finite(row.duration_s),
-    )
+    return schemas.JudgementShown(**columns(row), prompt=prompt)
 
 
 async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Override]:
     """All verdicts on a rollout, oldest first."""
     query = select(RolloutOverride).where(RolloutOverride.rollout_pk == rollout_pk).order_by(RolloutOverride.id)
-    return [
-        schemas.Override(
-            override_id=row.id,
-            success=row.success,
-            reward=finite(row.reward),
-            reason=row.reason,
-            actor=row.actor,
-            created_at=row.created_at,
-        )
-        for row in await run.session.scalars(query)
-    ]
+    return [schemas.Override(**columns(row), override_id=row.id) for row in await run.session.scalars(query)]
 
 
 async def list_verdicts(run: RunAccess) -> list[schemas.Verdict]:
@@ -254,15 +213,8 @@ async def list_verdicts(run: RunAccess) -> list[schemas.Verdict]:
     )
     return [
         schemas.Verdict(
+            **columns(row) | columns(verdict),
             override_id=verdict.id,
-            success=verdict.success,
-            reward=finite(verdict.reward),
-            reason=verdict.reason,
-            actor=verdict.actor,
-            created_at=verdict.created_at,
-            rollout_id=row.rollout_id,
-            task_id=row.task_id,
-            seed=row.seed,
             phase=phase,
             step=step,
             validator_success=row.success,
@@ -298,41 +250,25 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
 
 
 def turn_detail(
-    row: TurnRow,
-    num_prompt_tokens: int,
-    shots: Mapping[str, schemas.ScreenshotRef],
-    began: float,
-    step: int | None,
+    row: TurnRow, num_prompt_tokens: int, shots: Mapping[str, schemas.ScreenshotRef], began: float, step: int | None
 ) -> schemas.TurnDetail:
     """A turn as the API returns it; `began` is the rollout's start in Unix time."""
     parsed = parse_answer(row.text)
     sampled, trained = row.sampling_logprobs, row.training_logprobs
     gaps = [abs(a - b) for a, b in zip(trained or (), sampled, strict=bool(trained))]
+    shown = columns(row, action=as_object(row.action) or None, request=as_object(row.request))
+    shown |= {"duration_s": finite(row.duration_s) or 0.0, "durations_s": finite_values(row.durations_s)}
     return schemas.TurnDetail(
-        turn_index=row.turn_index,
-        response_id=row.response_id,
-        policy_version=row.policy_version,
+        **shown,
         trained_at_step=None if trained is None else step,
-        stop=row.stop,
-        text=row.text,
         thinking=parsed.reasoning,
         answer=parsed.text,
         tool_calls=[schemas.ToolCallShown(name=call.name, arguments=call.arguments) for call in parsed.tool_calls],
-        failure_kind=row.failure_kind,
-        failure_message=row.failure_message,
-        action=as_object(row.action) or None,
-        action_error=row.action_error,
         before=shots.get(row.before_sha256 or ""),
         after=shots.get(row.after_sha256 or ""),
-        request=as_object(row.request),
-        prompt_matches_renderer=row.prompt_matches_renderer,
         num_prompt_tokens=num_prompt_tokens,
-        cached_tokens=row.cached_tokens,
         num_sampled_tokens=len(sampled),
         logprob_mean=finite_mean(sampled),
         gap_mean_abs=finite_mean(gaps),
-        started_at=row.started_at,
         started_s=finite(row.started_unix_s - began) or 0.0,
-        duration_s=finite(row.duration_s) or 0.0,
-        durations_s=finite_values(row.durations_s),
     )

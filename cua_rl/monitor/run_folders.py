@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.errors import DatabaseError
+from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
@@ -68,7 +68,9 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
                     await asyncio.sleep(_POLL_S)
                 if not is_theirs and not is_in_use(folder):
                     shown.wanted.clear()
-        except DatabaseError as error:
+        except (ConfigError, DatabaseError) as error:
+            if isinstance(error, ConfigError) and not shown.key:  # nothing else is shown
+                raise
             logger.warning("cannot show %s: %s", folder, str(error).split("\n", 1)[0])
             await asyncio.sleep(10 * _POLL_S)
         else:
@@ -85,9 +87,7 @@ async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> N
     keys: dict[str, Path] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
-            for folder in await asyncio.to_thread(find_runs, root):
-                if folder in keys.values():
-                    continue
+            for folder in [one for one in await asyncio.to_thread(find_runs, root) if one not in keys.values()]:
                 # the folder's path below the root, as a part of run ids
                 name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(folder.relative_to(root)))[-90:].lstrip(".")
                 key = next(one for one in chain((name,), (f"{name}-{n}" for n in count(2))) if one not in keys)

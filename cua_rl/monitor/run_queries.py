@@ -16,7 +16,7 @@ from cua_rl.masking import mask_secrets
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
-from cua_rl.monitor.figures import fault_bounds, finite, finite_values, make_rate
+from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
 
@@ -32,11 +32,7 @@ async def list_runs(
             func.jsonb_extract_path_text(Training.config, literal_column("'model_name'")), literal_column("''")
         )
         query = query.where(
-            or_(
-                Training.run_name.ilike(pattern),
-                Training.log_path.ilike(pattern),
-                model.ilike(pattern),
-            )
+            or_(Training.run_name.ilike(pattern), Training.log_path.ilike(pattern), model.ilike(pattern))
         )
     if status is not None:
         query = query.where(Training.status == status)
@@ -128,21 +124,12 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
     difficulties = await _rates_by(session, training_id, TaskRow.difficulty)
     return [
         schemas.Evaluation(
-            phase=row.phase,  # pyright: ignore[reportArgumentType] - the table allows nothing else
-            step=row.step,
-            status=row.status,  # pyright: ignore[reportArgumentType]
-            policy_version=row.policy_version,
-            group_size=row.group_size,
-            num_groups=row.num_groups,
-            num_ended_groups=row.num_ended_groups,
+            **columns(row, metrics=finite_values(row.metrics)),
             success=make_rate(parse_sums(sums)),
             fault_bounds=fault_bounds(row.metrics),
             by_category=categories.get(row.id, {}),
             by_difficulty=difficulties.get(row.id, {}),
             reward_mean=finite(mean),
-            metrics=finite_values(row.metrics),
-            started_at=row.started_at,
-            ended_at=row.ended_at,
         )
         for row, sums, mean in await session.execute(query)
     ]
@@ -223,19 +210,12 @@ def _with_sums(table: type[Step] | type[Eval], parent: Any, training_id: int) ->
 
 def _timeline_item(phase: Any, row: Step | Eval, sums: Any, mean: Any) -> schemas.TimelineItem:
     ended = row.ended_at
+    ends: dict[str, Any] = {"rollouts_ended_at": ended}  # a step has its own
     return schemas.TimelineItem(
-        phase=phase,
-        step=row.step,
-        status=row.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
-        policy_version=row.policy_version,
+        **ends | columns(row, phase=phase),
         progress=1.0 if row.status == "completed" else min(1.0, row.num_ended_groups / max(1, row.num_groups)),
-        num_groups=row.num_groups,
-        num_ended_groups=row.num_ended_groups,
         success=make_rate(parse_sums(sums)),
         reward_mean=finite(mean),
-        started_at=row.started_at,
-        rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
-        ended_at=ended,
         duration_s=None if ended is None else (ended - row.started_at).total_seconds(),
     )
 

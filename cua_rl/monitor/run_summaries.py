@@ -18,7 +18,7 @@ from cua_rl.database.monitor_models import Project, ProjectRun
 from cua_rl.evaluation.statistics import NO_TASKS, TaskSums
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import Database
-from cua_rl.monitor.figures import curve_ends, finite, make_rate, thin
+from cua_rl.monitor.figures import columns, curve_ends, finite, make_rate, thin
 from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
 
 _ALIVE_S = 60.0
@@ -177,25 +177,16 @@ def _summary(
     left = attempt.time_left(training, now) if alive else None
     seen = now if alive else training.heartbeat_at if is_running else training.updated_at
     return schemas.RunSummary(
+        **columns(training, log_path=str(database.folder or training.log_path)),
         run_id=database.run_id(training.id),
-        run_name=training.run_name,
-        log_path=training.log_path if database.folder is None else str(database.folder),
         project=project,
         model_name=model_name(training.config),
-        status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
         is_alive=alive,
-        error=training.error,
-        num_completed_steps=training.num_completed_steps,
-        total_steps=training.total_steps,
         progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
         step_time_s=attempt.times.step_time_s,
         eta_s=None if left is None else left.seconds,
         eta_is_lower_bound=left is not None and left.is_lower_bound,
         elapsed_s=max(0.0, ((training.ended_at or seen) - training.started_at).total_seconds()),
-        started_at=training.started_at,
-        ended_at=training.ended_at,
-        heartbeat_at=training.heartbeat_at,
-        num_attempts=training.num_attempts,
         success_rate=rates[-1] if rates else None,
         reward_mean=finite(success[-1][2]) if success else None,
         success_step=success[-1][0] if success else None,
@@ -273,8 +264,8 @@ def is_alive(training: Training, now: datetime | None = None) -> bool:
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:
-    """The configured model name, else the name of the model's folder."""
-    name = config.get("model_name") or config.get("model_path")
+    """The configured model name without its commit, else the name of the model's folder."""
+    name = str(config.get("model_name") or "").partition("@")[0] or config.get("model_path")
     return (
         None
         if not name

@@ -55,7 +55,6 @@ class MonitorAddress:
         return f"{self.base_url.rstrip('/')}/api/ingest/batch"
 
     def run_url(self, training_id: int) -> str:
-        """The page of the run."""
         query = f"?project_id={self.project_id}" if self.project_id else ""
         return f"{self.base_url.rstrip('/')}/{training_id}{query}"
 
@@ -91,7 +90,6 @@ class SendingRecorder:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Size of the unsent data."""
         return self._spool.num_bytes
 
     async def record(self, event: Event) -> None:

@@ -10,22 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import uuid4
 
+from cua_rl import events
 from cua_rl.conversation import EncodedImage
 from cua_rl.database.turn_writer import turn_columns
-from cua_rl.events import (
-    BatchTaken,
-    CheckpointSaved,
-    EvaluationEnded,
-    Event,
-    GroupEnded,
-    RolloutSource,
-    RolloutStarted,
-    SourceStarted,
-    StepTrained,
-    TrainingEnded,
-    TrainingStarted,
-    TurnTaken,
-)
 from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, StopReason, Turn
 
@@ -49,7 +36,6 @@ class SentItem:
     """Rollouts that were queued before it must be stored first, because it refers to their groups."""
 
     def to_line(self) -> bytes:
-        """The item as a line of the on-disk queue."""
         fields = {"kind": self.kind, "client_id": self.client_id, "payload": self.payload}
         fields |= {"references": self.references, "waits_for_rollouts": self.waits_for_rollouts}
         return json.dumps(fields, default=str).encode()
@@ -75,51 +61,52 @@ class ItemMaker:
         self._image_token_id = image_token_id
         self._attempt = str(uuid4())
         self._run: dict[str, str] = {}
-        self._sources: dict[RolloutSource, _SourceState] = {}
+        self._sources: dict[events.RolloutSource, _SourceState] = {}
         self._sent_images: dict[str, set[str]] = {}
 
-    def make(self, event: Event, at: datetime) -> Iterator[SentItem]:
-        """The items for an event."""
+    def make(self, event: events.Event, at: datetime) -> Iterator[SentItem]:
         match event:
-            case TrainingStarted():
+            case events.TrainingStarted():
                 yield self._training_started(event, at)
-            case SourceStarted():
+            case events.SourceStarted():
                 yield from self._source_started(event, at)
-            case RolloutStarted():
+            case events.RolloutStarted():
                 yield from self._rollout_started(event, at)
-            case TurnTaken():
+            case events.TurnTaken():
                 yield self._turn(event.rollout_id, event.turn)
-            case GroupEnded():
+            case events.GroupEnded():
                 yield from self._group_ended(event, at)
-            case StepTrained():
+            case events.StepTrained():
                 yield from self._step_trained(event, at)
-            case EvaluationEnded() | BatchTaken() | CheckpointSaved():
+            case events.EvaluationEnded() | events.BatchTaken() | events.CheckpointSaved():
                 yield self._source_changed(event, at)
-            case TrainingEnded():
+            case events.TrainingEnded():
                 ended = {"status": event.status, "error_message": event.error, "end_time": _iso(at)}
                 yield self._training_item(ended)
             case _:
                 return
 
-    def _source_changed(self, event: EvaluationEnded | BatchTaken | CheckpointSaved, at: datetime) -> SentItem:
+    def _source_changed(
+        self, event: events.EvaluationEnded | events.BatchTaken | events.CheckpointSaved, at: datetime
+    ) -> SentItem:
         match event:
-            case EvaluationEnded():
+            case events.EvaluationEnded():
                 metrics = event.metrics
                 suites = [name for name in metrics if name.count("/") == 2 and name.endswith("/success_rate")]
                 figures = {"metrics_json": dict(metrics), "success_rate": metrics[suites[0]] if suites else None}
                 return self._source_item(event.source, _ended(at) | figures)
-            case BatchTaken():
+            case events.BatchTaken():
                 taken = {"cua_rl": {"group_ids": list(event.group_ids)}}
-                item = self._source_item(RolloutSource(phase="step", step=event.step), taken)
+                item = self._source_item(events.RolloutSource(phase="step", step=event.step), taken)
                 return replace(item, waits_for_rollouts=True)
-            case CheckpointSaved():
-                step = RolloutSource(phase="step", step=event.step)
+            case events.CheckpointSaved():
+                step = events.RolloutSource(phase="step", step=event.step)
                 return self._source_item(step, {"checkpoint_path": event.state_path})
 
     def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(kind="training", client_id="training", payload={**self._run, **payload})
 
-    def _training_started(self, event: TrainingStarted, at: datetime) -> SentItem:
+    def _training_started(self, event: events.TrainingStarted, at: datetime) -> SentItem:
         self._run = {"run_name": event.run_name, "log_path": event.log_path}
         return self._training_item(
             {
@@ -138,10 +125,10 @@ class ItemMaker:
             }
         )
 
-    def _source_id(self, source: RolloutSource) -> str:
+    def _source_id(self, source: events.RolloutSource) -> str:
         return f"{source.phase}-{self._run.get('run_name')}-{source.step}-0"
 
-    def _source_item(self, source: RolloutSource, payload: Mapping[str, Any]) -> SentItem:
+    def _source_item(self, source: events.RolloutSource, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(
             kind=_KINDS[source.phase],
             client_id=self._source_id(source),
@@ -149,7 +136,7 @@ class ItemMaker:
             references={"training_id": TRAINING},
         )
 
-    def _source_started(self, event: SourceStarted, at: datetime) -> Iterator[SentItem]:
+    def _source_started(self, event: events.SourceStarted, at: datetime) -> Iterator[SentItem]:
         self._sources[event.source] = _SourceState(
             num_groups=len(event.tasks) if event.num_groups is None else event.num_groups
         )
@@ -164,13 +151,13 @@ class ItemMaker:
             },
         )
 
-    def _progress(self, source: RolloutSource) -> dict[str, Any]:
+    def _progress(self, source: events.RolloutSource) -> dict[str, Any]:
         state = self._sources.get(source, _SourceState(num_groups=0))
         if source.phase != "step":
             return {"total_tasks": state.num_groups, "completed_tasks": state.num_ended}
         return {"rollout_progress": {"total_groups": state.num_groups, "completed_groups": state.num_ended}}
 
-    def _rollout_started(self, event: RolloutStarted, at: datetime) -> Iterator[SentItem]:
+    def _rollout_started(self, event: events.RolloutStarted, at: datetime) -> Iterator[SentItem]:
         yield _task_item(event.task)
         yield SentItem(
             kind="environments",
@@ -189,7 +176,7 @@ class ItemMaker:
         yield self._rollout_item(event.source, event.rollout_id, _task_id(event.task), payload)
 
     def _rollout_item(
-        self, source: RolloutSource, rollout_id: str, task_id: str | None, payload: Mapping[str, Any]
+        self, source: events.RolloutSource, rollout_id: str, task_id: str | None, payload: Mapping[str, Any]
     ) -> SentItem:
         references: dict[str, Reference] = {
             f"{source.phase}_id": (_KINDS[source.phase], self._source_id(source)),
@@ -225,7 +212,7 @@ class ItemMaker:
         known.add(image.sha256)
         return image.data_url()
 
-    def _group_ended(self, event: GroupEnded, at: datetime) -> Iterator[SentItem]:
+    def _group_ended(self, event: events.GroupEnded, at: datetime) -> Iterator[SentItem]:
         group = event.group
         advantages = event.advantages or (None,) * len(group.rollouts)
         for position, rollout in enumerate(group.rollouts):
@@ -241,7 +228,7 @@ class ItemMaker:
             yield self._source_item(event.source, self._progress(event.source))
 
     def _rollout_ended(
-        self, source: RolloutSource, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
+        self, source: events.RolloutSource, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
     ) -> Iterator[SentItem]:
         is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
         yield SentItem(
@@ -295,7 +282,7 @@ class ItemMaker:
             )
         self._sent_images.pop(rollout.rollout_id, None)
 
-    def _step_trained(self, event: StepTrained, at: datetime) -> Iterator[SentItem]:
+    def _step_trained(self, event: events.StepTrained, at: datetime) -> Iterator[SentItem]:
         for rollout_id, turns in event.training_logprobs.items():
             for index, logprobs in turns:
                 payload = {"turn": index + 1, "cua_rl": {"training_logprobs": list(logprobs)}}
@@ -313,7 +300,7 @@ class ItemMaker:
                 "datums_sha256": event.datums_sha256,
             },
         }
-        source = RolloutSource(phase="step", step=event.step)
+        source = events.RolloutSource(phase="step", step=event.step)
         yield self._source_item(source, _ended(at) | payload)
         self._sources.pop(source, None)
 

@@ -48,7 +48,6 @@ class Spool:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the queue."""
         return self._num_bytes
 
     def append(self, lines: Iterable[bytes]) -> None:

@@ -12,7 +12,7 @@ from cua_rl.evaluation.statistics import NO_TASKS, independent_sums, sum_tasks
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.failure_queries import failure_kind
-from cua_rl.monitor.figures import curve_ends, finite_mean, make_rate, make_task_rate
+from cua_rl.monitor.figures import columns, curve_ends, finite_mean, make_rate, make_task_rate, task_fields
 from cua_rl.monitor.rollout_queries import failed_rollouts
 from cua_rl.monitor.run_summaries import group_sums, parse_sums, task_sums
 from cua_rl.monitor.schemas import Rate
@@ -59,16 +59,8 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
     held_out = await _held_out(run)
     found = [
         schemas.TaskStats(
-            task_id=row.task_id,
-            instruction=row.instruction,
-            category=row.category,
-            difficulty=row.difficulty,
-            num_groups=row.num_groups,
-            num_failed_groups=row.num_failed_groups,
-            success=make_task_rate(parse_sums(row.success), row.num_instances),
-            recent=make_task_rate(parse_sums(row.recent), row.num_instances),
+            **columns(row, success=_task_rate(row, "success"), recent=_task_rate(row, "recent")),
             held_out=_held_out_rate(held_out.pop(row.task_id, None)),
-            last_step=row.last_step,
         )
         for row in await run.session.execute(query)
     ]
@@ -96,24 +88,18 @@ async def _held_out(run: RunAccess) -> dict[str, Any]:
     return {row.task_id: row for row in await run.session.execute(query)}
 
 
+def _task_rate(row: Any, name: str) -> Rate:
+    return make_task_rate(parse_sums(row._mapping[name]), row.num_instances)
+
+
 def _held_out_rate(row: Any) -> Rate:
-    return make_rate(NO_TASKS) if row is None else make_task_rate(parse_sums(row.success), row.num_instances)
+    return make_rate(NO_TASKS) if row is None else _task_rate(row, "success")
 
 
 def _only_evaluated(row: Any) -> schemas.TaskStats:
     nothing = make_rate(NO_TASKS)
-    return schemas.TaskStats(
-        task_id=row.task_id,
-        instruction=row.instruction,
-        category=row.category,
-        difficulty=row.difficulty,
-        num_groups=0,
-        num_failed_groups=0,
-        success=nothing,
-        recent=nothing,
-        held_out=_held_out_rate(row),
-        last_step=None,
-    )
+    untrained = columns(row, num_groups=0, num_failed_groups=0, success=nothing, recent=nothing, last_step=None)
+    return schemas.TaskStats(**untrained, held_out=_held_out_rate(row))
 
 
 async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDetail:
@@ -149,14 +135,9 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
         .order_by(func.count().desc())
     )
     return schemas.TaskDetail(
+        **task_fields(task) | dict[str, Any](task_id=task_id),
         run_id=run.run_id,
         run_name=run.training.run_name,
-        task_id=task_id,
-        instruction=None if task is None else task.instruction,
-        category=None if task is None else task.category,
-        difficulty=None if task is None else task.difficulty,
-        tags=[] if task is None else list(task.tags),
-        max_turns=None if task is None else task.max_turns,
         training=training,
         baseline=baseline,
         last_eval=evaluated[-1] if evaluated else None,
@@ -264,12 +245,7 @@ async def _instances(run: RunAccess, task_id: str, scope: _Scope, limit: int) ->
     )
     total, rows = await _first(run, query, limit)
     return total, [
-        schemas.TaskInstance(
-            seed=row.seed,
-            instruction=row.instruction,
-            success=make_rate(independent_sums(row.successes or 0, row.rollouts or 0)),
-            last_step=row.last_step,
-        )
+        schemas.TaskInstance(**columns(row), success=make_rate(independent_sums(row.successes or 0, row.rollouts or 0)))
         for row in rows
     ]
 

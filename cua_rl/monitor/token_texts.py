@@ -44,7 +44,6 @@ class TokenTexts:
         return [self.token_bytes(token).decode("utf-8", "backslashreplace") for token in tokens]
 
     def joined(self, tokens: Sequence[int]) -> str:
-        """The text of a run of tokens."""
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "backslashreplace")
 
 

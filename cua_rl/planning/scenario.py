@@ -39,6 +39,8 @@ def planned_scenario(config: PlanConfig, runs: Sequence[RecordedRun]) -> Scenari
     """What the settings describe; raises `ConfigError` if they do not describe enough, or if it cannot fit."""
     _check_settings(config)
     kind, plan = _find_machine(config)
+    if plan is not None:
+        config = with_values(config, max_concurrent_rollouts=plan.num_rollouts)
     placement = None if plan is None else _placement(plan)
     if runs:
         scenario = recorded_scenario(config, runs, placement)

@@ -24,13 +24,7 @@ from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.evaluation.judge_calibration import (
-    Confusion,
-    Judged,
-    calibration_json,
-    confusion,
-    confusion_by,
-)
+from cua_rl.evaluation.judge_calibration import Confusion, Judged, calibration_json, confusion, confusion_by
 from cua_rl.judge.judge import Judge, JudgeConfig
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement

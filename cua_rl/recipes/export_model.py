@@ -22,7 +22,7 @@ from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_damage, load_adapter_folder
 from cua_rl.run.log_directory import load_settings
 from cua_rl.run.model_card import ExportKind, format_model_card
-from cua_rl.run.model_folder import fetch_weights, find_model
+from cua_rl.run.model_folder import fetch_weights, find_model, pinned_name, repository_of
 from cua_rl.settings import setting
 
 _MUCH_LOST = 0.1
@@ -109,7 +109,8 @@ def find_source(config: ExportModelConfig) -> _Source:
         fetch_weights(name, base)
     load_adapter_folder(folder, base)
     is_on_hub = name is not None and not Path(str(name)).expanduser().exists() and str(name).count("/") == 1
-    return _Source(settings=settings, step=step, weights=folder, base=base, hub_base=str(name) if is_on_hub else None)
+    hub_base = pinned_name(str(name), base) if is_on_hub else None
+    return _Source(settings=settings, step=step, weights=folder, base=base, hub_base=hub_base)
 
 
 def _write(config: ExportModelConfig, source: _Source) -> float:
@@ -125,7 +126,8 @@ def _write(config: ExportModelConfig, source: _Source) -> float:
         if config.kind == "adapter":
             shutil.copy2(source.weights / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
             settings = json.loads((source.weights / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-            settings["base_model_name_or_path"] = source.hub_base or str(source.base)
+            settings["base_model_name_or_path"] = repository_of(source.hub_base or "") or str(source.base)
+            settings["revision"] = (source.hub_base or "").partition("@")[2] or None
             (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
         else:
             merged = merge_adapter(source.base, source.adapter, folder, config.dtype)

@@ -260,11 +260,7 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         sources=(),
     )
     return _Foreign(
-        run=run,
-        read=read,
-        num_trajectories=num_trajectories,
-        renderer=renderer,
-        skips=config.unreadable == "skip",
+        run=run, read=read, num_trajectories=num_trajectories, renderer=renderer, skips=config.unreadable == "skip"
     )
 
 

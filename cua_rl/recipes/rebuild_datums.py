@@ -53,7 +53,6 @@ class Comparison:
         return self.trained == self.rebuilt
 
     def line(self) -> str:
-        """The comparison as a line of text."""
         verdict = "equal" if self.is_equal else f"DIFFERENT (trained {self.trained})"
         replayed = f" ({num_of(self.num_replayed, 'rollout')} replayed)" if self.num_replayed else ""
         return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"

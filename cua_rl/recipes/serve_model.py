@@ -18,7 +18,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.processes import free_port
-from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, require_servable
+from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model
 from cua_rl.run.preflight import require_vllm_args
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
@@ -56,7 +56,6 @@ class ServeModelConfig:
 
 
 async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Serve until interrupted."""
     require_key(environ.get(API_KEY_VARIABLE))
     log_path = await asyncio.to_thread(Path(config.log_path).absolute)
     with boundary(
@@ -68,7 +67,6 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True)
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)
-    require_servable(model_path, None)
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
     served = ServerConfig(
         model_path=model_path,

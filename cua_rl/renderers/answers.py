@@ -1,7 +1,4 @@
-"""Writes and parses the model's answers as text with Qwen's think and tool-call blocks.
-
-Qwen3-VL writes a call as JSON, Qwen3.5 as tags (`function_calls`).
-"""
+"""Writes and parses answers as text with Qwen's think and tool-call blocks, calls as JSON or as tags (Qwen3.5)."""
 
 import json
 import re
@@ -19,10 +16,7 @@ JSON_CALL_FORM = f'{_CALL_OPEN}\n{{"name": <function-name>, "arguments": <args-j
 
 
 def write_answer(*, reasoning: str | None, text: str | None, tool_calls: Sequence[ToolCall]) -> str:
-    """The text of an answer as the model would have written it.
-
-    Arguments are parsed and serialised again; anything but a JSON object becomes `{}`, as in vLLM.
-    """
+    """The text of an answer as the model would write it; arguments that are no JSON object become `{}`, as in vLLM."""
     blocks: list[str] = []
     for call in tool_calls:
         arguments = json.dumps(_read_arguments(call), ensure_ascii=False)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import cast
 
 from cua_rl.conversation import EncodedImage, Message, SampledAnswer
+from cua_rl.errors import ConfigError
 from cua_rl.renderers import function_calls
 from cua_rl.renderers.answers import JSON_CALL_FORM, write_answer, write_function_answer
 from cua_rl.renderers.replay import ReplayedItem, WriteAnswer
@@ -43,6 +44,8 @@ _THINKS_WHEN_ASKED = "enable_thinking is true"
 """The text in a Qwen3.5 template whose think block is closed unless thinking is asked for."""
 _WRITES_JSON = "args_value is string else args_value | tojson"
 """The text in a Qwen3.6 template that writes every argument but texts as JSON."""
+_KEEPS_THOUGHTS = "preserve_thinking is undefined"
+"""The text in a Qwen3.8 template, which keeps the reasoning of every answer and reads it from a field of its own."""
 _TOOLS_HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -186,8 +189,17 @@ THINKING = replace(
 
 
 def qwen3_5_format(model_path: Path) -> ChatFormat:
-    """The format of a Qwen3.5 or Qwen3.6 model folder, as its chat template has it; without one, that of Qwen3.5 9B."""
+    """The format of a Qwen3.5 or Qwen3.6 model folder, as its chat template has it; without one, that of Qwen3.5 9B.
+
+    Raises `ConfigError` for the template of Qwen3.8.
+    """
     templates = _read_templates(model_path)
+    if any(_KEEPS_THOUGHTS in template for template in templates):
+        raise ConfigError(
+            f"model_name: expected a chat template as Qwen3.5 and Qwen3.6 have it in {str(model_path)!r}, got one that "
+            "keeps the reasoning of every answer, as Qwen3.8 has it; replace it by that of Qwen3.6 "
+            "(chat_template.jinja), or use another model"
+        )
     opens_only = not any(_THINKS_WHEN_ASKED in template for template in templates)
     writes_json = any(_WRITES_JSON in template for template in templates)
     header = _THINKING_ANSWER if opens_only else _UNTHINKING_ANSWER

@@ -41,11 +41,7 @@ class ImageUrls:
         return self._images[url].sha256
 
     def image(self, url: object, at: FieldPath) -> EncodedImage:
-        """The PNG or JPEG image inside a URL; its bytes, not the URL, say which format it has.
-
-        Raises:
-            RequestError: there is no such image; the message names the place `at`.
-        """
+        """The PNG or JPEG image inside a URL, by its bytes; raises a `RequestError` that names the place `at`."""
         if not isinstance(url, str) or (head := _HEAD.match(url)) is None:
             raise at.error(
                 "a data: URL with a base64 PNG or JPEG image", url, "send the image itself, not a link to it"

@@ -43,9 +43,7 @@ def load_image_settings(model_path: Path) -> ImageSettings:
 
     The range of pixels may be given as `size.shortest_edge` and `size.longest_edge` (areas, in spite of their names),
     as `size.min_pixels` and `size.max_pixels`, or as top-level `min_pixels` and `max_pixels`, which take precedence.
-
-    Raises:
-        ConfigError: there are no settings, or a range or patch size is missing.
+    Raises `ConfigError` if there are no settings, or a range or patch size is missing.
     """
     source, settings = _read_settings(model_path)
     size = settings.get("size")
@@ -63,10 +61,7 @@ def load_image_settings(model_path: Path) -> ImageSettings:
 
 
 def require_pixel_statistics(model_path: Path) -> None:
-    """Raise `ConfigError` unless a model folder says with which mean and deviation pixels are normalised.
-
-    Transformers takes those of CLIP for any model that does not say, without a word.
-    """
+    """Raise `ConfigError` unless a folder says how pixels are normalised: Transformers would silently use CLIP's."""
     source, settings = _read_settings(model_path)
     missing = [name for name in ("image_mean", "image_std") if settings.get(name) is None]
     if missing and settings.get("do_normalize", True):
@@ -74,11 +69,7 @@ def require_pixel_statistics(model_path: Path) -> None:
 
 
 def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tuple[int, int]:
-    """Width and height in pixels of an image of the given size after resizing.
-
-    Raises:
-        RequestError: one side is over 200 times the other, or zero.
-    """
+    """Width and height after resizing; raises `RequestError` if one side is over 200 times the other, or zero."""
     short_px, long_px = sorted((width_px, height_px))
     if short_px < 1 or long_px / short_px > MAX_ASPECT_RATIO:
         raise RequestError(
@@ -116,11 +107,7 @@ MAX_PIXELS = 40_000_000
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels of an encoded image after applying its orientation.
-
-    Raises:
-        RequestError: the bytes are not an image, or it is too large to be decoded safely.
-    """
+    """Width and height in pixels, oriented; raises `RequestError` for no image, or one too large to decode safely."""
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size

@@ -23,14 +23,12 @@ class FieldPath(str):
 
 
 def mapping_at(value: object, at: FieldPath) -> Json:
-    """A JSON object."""
     if not isinstance(value, Mapping):
         raise at.error("an object", value, "correct the request")
     return cast("Json", value)
 
 
 def list_at(value: object, at: FieldPath) -> Sequence[object]:
-    """A JSON array."""
     if not isinstance(value, list | tuple):
         raise at.error("a list", value, "correct the request")
     return cast("Sequence[object]", value)

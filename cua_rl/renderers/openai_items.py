@@ -24,14 +24,7 @@ from cua_rl.conversation import (
 )
 from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_fields import (
-    FieldPath,
-    list_at,
-    mapping_at,
-    optional_list_at,
-    optional_text_at,
-    text_at,
-)
+from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at, optional_list_at, optional_text_at, text_at
 from cua_rl.renderers.request_error import RequestError as RequestError
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
@@ -75,10 +68,8 @@ def conversation_from_responses(
     """The conversation of a Responses request; `instructions` become the first system message.
 
     Item n of a list `input` is item n of the conversation, counted after the instructions and what `stored` has for
-    `previous_response_id`. `images` and `stored` hold those of earlier requests of the same rollout.
-
-    Raises:
-        RequestError: the request contains something that cannot be rendered for the model.
+    `previous_response_id`. `images` and `stored` hold those of earlier requests of the same rollout. Raises
+    `RequestError` if the request contains something that cannot be rendered for the model.
     """
     stored = stored or StoredItems()
     _refuse_fields(request)
@@ -129,10 +120,8 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     """The conversation of a Chat Completions request.
 
     An assistant message becomes up to three kinds of items, in this order: reasoning, text, tool calls. `images` are
-    those of earlier requests of the same rollout.
-
-    Raises:
-        RequestError: the request contains something that cannot be rendered for the model.
+    those of earlier requests of the same rollout. Raises `RequestError` if the request contains something that cannot
+    be rendered for the model.
     """
     _refuse_fields(request)
     items: list[Item] = []
@@ -160,10 +149,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
 
 
 def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
-    """Conversation items as the `input` of a Responses request; `images` has the URLs of images sent before.
-
-    For a model server, `replay` the items first: see `cua_rl.renderers.replay`.
-    """
+    """Items as `input` of a Responses request (a model server takes replayed ones); `images` has URLs sent before."""
     images = images or ImageUrls()
     return [_responses_item(item, images, index) for index, item in enumerate(items)]
 
@@ -171,12 +157,7 @@ def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> l
 def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
     """Tools in the flat format of a Responses request, without `strict`, which servers write into the prompt."""
     return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters),
-        }
+        {"type": "function", "name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
         for tool in tools
     ]
 
@@ -226,10 +207,7 @@ def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
 
 
 def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Give ids to calls and results without one: the results after calls belong to these in their order.
-
-    Results with ids are put in this order, because the model sees no ids.
-    """
+    """Give ids to calls and results without one, and results the order of their calls: the model sees no ids."""
     named: list[Item] = []
     places: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -315,12 +293,7 @@ def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, obje
             thought = {"type": "reasoning_text", "text": item.text}
             return {"type": "reasoning", "id": f"rs_{index}", "summary": [], "content": [thought]}
         case ToolCall():
-            return {
-                "type": "function_call",
-                "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.arguments,
-            }
+            return {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case ToolResult():
             output = _responses_parts(item.content, images)
             return {"type": "function_call_output", "call_id": item.call_id, "output": output or ""}

@@ -35,10 +35,8 @@ _NAME_OF_MODEL_TYPE = {
 
 
 def make_renderer(model_path: Path, renderer_name: str | None = None) -> Renderer:
-    """The renderer for a model folder: by name, or else by the `model_type` in its `config.json` and its chat template.
-
-    Raises:
-        ConfigError: no such renderer, none for this type of model, or files missing in the folder.
+    """The renderer for a model folder: by name, or else by the `model_type` in its `config.json` and its chat template;
+    raises `ConfigError` if there is no such renderer, none for this type of model, or files are missing in the folder.
     """
     name = renderer_name
     if not name:

@@ -27,16 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Protocol
 
-from cua_rl.conversation import (
-    EncodedImage,
-    Item,
-    Message,
-    Reasoning,
-    SampledAnswer,
-    TextPart,
-    ToolCall,
-    ToolResult,
-)
+from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.request_error import RequestError
 
@@ -58,10 +49,7 @@ def replay(items: Sequence[Item], write: WriteAnswer = write_answer) -> tuple[Re
 
     Later instructions become user messages in their place: at the front, they would change the beginning of the prompt,
     and the turns before them could not be merged with those after them. `write` makes the text of an answer from its
-    parts.
-
-    Raises:
-        RequestError: an image where the model cannot see it (a system or assistant message).
+    parts. Raises `RequestError` if an image is where the model cannot see it (a system or assistant message).
     """
     instructions = list(takewhile(_is_instruction, items))
     conversation = items[len(instructions) :]

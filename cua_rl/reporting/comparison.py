@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -14,28 +14,36 @@ from cua_rl.reporting.step_line import num_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
-    """One model's figures; `low` and `high` are the 95 % interval of the success rate."""
+class SuccessFigures:
+    """Success on held-out tasks, each with the same weight; `low` and `high` are the 95 % interval."""
 
-    name: str
     success_rate: float
     low: float
     high: float
-    pass_at: Mapping[int, float]
-    num_short_tasks: Mapping[int, int]
-    """By k, the tasks with fewer than k attempts, because of which pass@k is left out."""
-    num_tasks: int
     num_rollouts: int
-    num_successes: int
     num_faults: int
     num_turns_mean: float
-    reward_mean: float
     success_rate_by_category: Mapping[str, float]
-    success_rate_by_difficulty: Mapping[str, float]
-    worst: float
-    """Success rate of first attempts if all faulty ones had failed."""
-    best: float
-    """The same if they had all succeeded."""
+    success_rate_by_difficulty: Mapping[str, float] = field(default_factory=dict[str, float])
+    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
+    """pass@k for 1, 2, 4, ... and all attempts, over all tasks."""
+    num_short_tasks: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By k, the tasks with fewer than k attempts, because of which pass@k is left out: it would be of other tasks."""
+    num_tasks: int = 0
+    """Tasks with at least one attempt without a fault."""
+    num_successes: int = 0
+    reward_mean: float = 0.0
+    worst: float = 0.0
+    """The success rate of first tries if those that a fault ended had all failed, mean over tasks."""
+    best: float = 0.0
+    """The same if they had succeeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow(SuccessFigures):
+    """One model's figures."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,11 +81,9 @@ class Diagnosis:
         return Finding(verdict="fail", got=said, do=advice or known or unknown)
 
     def failed(self) -> list[str]:
-        """The names of failed checks."""
         return [name for name, finding in self.findings.items() if finding.verdict == "fail"]
 
     def show(self, console: Console) -> None:
-        """Print the table."""
         table = Table("check", "verdict", "got", "do")
         for name, finding in self.findings.items():
             verdict = Text(finding.verdict, style=_STYLES[finding.verdict])

@@ -106,10 +106,8 @@ class _TensorBoard:
 
 
 def require_wandb(project: str | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise `ConfigError` if Weights & Biases is asked for and not installed, or could not be logged in to.
-
-    Looked up, not imported: that takes seconds.
-    """
+    """Raise `ConfigError` if Weights & Biases is asked for and not installed, or could not be logged in to."""
+    # Looked up, not imported: that takes seconds.
     if project is None:
         return
     if find_spec("wandb") is None:

@@ -22,11 +22,7 @@ from cua_rl.reporting.step_line import (
 
 @asynccontextmanager
 async def starting(
-    what: str,
-    say: Callable[[str], None],
-    *,
-    every_s: float = 10.0,
-    clock: Callable[[], float] = time.monotonic,
+    what: str, say: Callable[[str], None], *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[None]:
     """Say what is being started, every few seconds for how long, and when it is ready."""
     began = clock()
@@ -88,7 +84,6 @@ class ProgressDisplay:
         self._began_at = self._clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is complete."""
         left = self._left(step, metrics)
         self.note(format_step_line(step, self._total_steps, metrics, left))
         if self._progress is not None and self._bar is not None:
@@ -108,7 +103,6 @@ class ProgressDisplay:
             self.evaluation_ended(duration_s)
 
     def evaluation_ended(self, duration_s: float) -> None:
-        """An evaluation of this duration has just ended."""
         self._evaluations.append((self._clock() - duration_s, self._clock()))
 
     def _left(self, step: int, metrics: Mapping[str, float]) -> TimeLeft | None:

@@ -36,7 +36,6 @@ class RunReport:
     suite: str = "held_out"
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is trained."""
         progress = {"progress/step": float(step), "progress/done_frac": step / self.total_steps}
         self.metric_log.log(step, merge_metrics(progress, metrics, self._curve_metrics()))
         self.display.step(step, metrics)
@@ -63,7 +62,6 @@ class RunReport:
 
     @property
     def num_eval_rollouts(self) -> int:
-        """Rollouts of the last evaluation."""
         return round(next(reversed(self._values(f"eval/{self.suite}/num_rollouts")), 0.0))
 
     @property

@@ -43,7 +43,6 @@ def write_summary(path: Path, summary: RunSummary) -> None:
 
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
-    """Print the table that ends a run."""
     table = Table(title=f"Run {summary.run_name}", show_header=False, title_justify="left")
     for label, value in summary_rows(summary):
         table.add_row(label, value)
@@ -51,7 +50,6 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
-    """The table's rows as text."""
     parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.1e} nats"
     start = f"after step {summary.baseline_step}, resumed with changes" if summary.baseline_step else "before training"
     rows = [

@@ -57,7 +57,6 @@ def build_evidence(
     max_turns: int,
     first_success_turn: int | None = None,
 ) -> Evidence:
-    """Collect the evidence from the turns of a rollout."""
     done = [turn.agent for turn in turns]
     executed = [turn for turn in done if turn.action is not None and turn.action_error is None]
     moved = [turn for turn in executed if not isinstance(turn.action, Wait)]

@@ -38,10 +38,8 @@ def load_reward(name: str, clip: float | None = None) -> RewardFunction:
     """The reward function with this name, its rewards from -`clip` to `clip`; the rest becomes the part "bound".
 
     A user's function takes `Evidence` and returns a `Reward` or a number; it is called with a solved and an unsolved
-    example, so that mistakes show before training.
-
-    Raises:
-        ConfigError: there is no such function, or it does not work like this.
+    example, so that mistakes show before training. Raises `ConfigError` if there is no such function, or it does not
+    work like this.
     """
     if clip is not None:
         return _clipped(load_reward(name), clip)

@@ -19,7 +19,6 @@ class ScoredGroup:
 
 
 def score_group(group: RolloutGroup, kind: AdvantageKind) -> ScoredGroup:
-    """Compare the rollouts of a group with each other."""
     rewards = group.compared_rewards
     advantages = (0.0,) * len(rewards) if group.is_constant else group_advantages(rewards, kind)
     return ScoredGroup(group=group, advantages=advantages)

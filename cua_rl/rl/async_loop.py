@@ -110,9 +110,7 @@ async def train(
 
 
 class _AsyncRun:
-    """The state that the coroutines share. `_changed` is notified when a group may start or has finished, and when the
-    run is complete.
-    """
+    """Shared state; `_changed` is notified when a group may start or has finished, and when the run is complete."""
 
     def __init__(
         self, settings: LoopSettings, parts: LoopParts, limit: RolloutLimit, buffer: GroupBuffer, adapter: AdapterRef
@@ -266,10 +264,7 @@ class _AsyncRun:
         return [finished.scored for finished in batch]
 
     async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
-        """Record which groups a step takes, check their policy lag, and probe parity; the metrics of both.
-
-        The gate compares other groups if the batch trains no turn of the version that the trainer holds.
-        """
+        """Record which groups a step takes, check their lag, and probe parity, on others if none of these is fresh."""
         await self._begin_step(step)
         await self._parts.recorder.record(
             BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))

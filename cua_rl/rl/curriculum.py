@@ -51,7 +51,6 @@ class GroupOutcome:
 
 
 def build_outcome(group: RolloutGroup) -> GroupOutcome:
-    """The outcome of a group that has ended."""
     success = first_success(group)
     return GroupOutcome(
         task_id=group.task_id,
@@ -106,10 +105,7 @@ class SuccessRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRateStream:
-    """Draws tasks that are solved about half of the time more often than those that are always or never solved.
-
-    A `TaskStream` whose batches are a function of their number, `seed` and `rates`.
-    """
+    """A `TaskStream` that prefers tasks solved half of the time; a function of number, `seed` and `rates`."""
 
     templates: Sequence[Template]
     seed: int
@@ -187,10 +183,7 @@ def replay_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """State that steps pass on to later steps: success rates, and successes to replay. By default nothing is kept.
-
-    `outcomes_path` is a file of JSON lines, one per completed step, from which a resumed run restores both.
-    """
+    """What steps pass on: rates, and successes to replay; `outcomes_path` has a JSON line per step to restore both."""
 
     rates: SuccessRates | None = None
     """None if tasks are not drawn by success rate."""

@@ -52,10 +52,7 @@ class Batch:
 
 
 def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_constant: bool = False) -> Batch:
-    """The datums of a step; groups whose advantages are all 0 give none.
-
-    With `keeps_constant` only incomplete groups give none: a KL term has a gradient where the advantage is 0.
-    """
+    """The datums of a step; groups without advantages give none, with `keeps_constant` only incomplete ones."""
     datums: list[Datum] = []
     forks: Counter[ForkReason] = Counter()
     num_retokenised = 0
@@ -163,10 +160,7 @@ def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retok
 def logprobs_by_turn(
     datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], leave_out: Collection[str] = ()
 ) -> Mapping[str, TurnLogprobs]:
-    """The trainer's log-probabilities per rollout and turn; each run of trained tokens in a datum is one turn.
-
-    `leave_out` are rollouts whose log-probabilities were recorded with the step that sampled them.
-    """
+    """The trainer's log-probabilities per rollout (but `leave_out`) and turn, which is a run of trained tokens."""
     by_rollout: dict[str, TurnLogprobs] = {}
     for datum, row in zip(datums, training_logprobs, strict=True):
         if datum.rollout_id in leave_out:

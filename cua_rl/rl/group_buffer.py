@@ -87,10 +87,7 @@ class GroupBuffer:
     _dropped: list[ScoredGroup] = field(default_factory=list[ScoredGroup])
 
     def restore(self, done: Collection[int], kept: Iterable[WaitingGroup]) -> None:
-        """Continue an earlier attempt: `done` ordinals are trained, `kept` groups are still to be trained.
-
-        Every other ordinal below the largest of these is started again.
-        """
+        """Continue an attempt: `done` ordinals are trained, `kept` groups wait, others up to these start again."""
         for waiting in kept:
             ordinal = waiting.scored.group.index
             place = Place(ordinal=ordinal, policy_step=self.announced_step, last_step=waiting.last_step)
@@ -125,7 +122,6 @@ class GroupBuffer:
         return self.next_step > self.max_steps
 
     def start(self) -> Place:
-        """Start the next group."""
         if not self.may_start:
             raise ValueError("expected a start that admission allows, got one too many")
         if self._ordinals:
@@ -182,11 +178,7 @@ class GroupBuffer:
 
 @dataclass
 class PolicyAges:
-    """Maps policy versions to the steps after which they were the newest.
-
-    Versions are not steps: a step whose groups are all constant makes no new version, and one with several sub-steps
-    makes several.
-    """
+    """Maps policy versions to the steps after which they were the newest; a step makes none, one or several."""
 
     newest_steps: dict[int, int] = field(default_factory=dict[int, int])
     """Per version the largest number of steps after which it was the newest policy."""
@@ -196,11 +188,7 @@ class PolicyAges:
         self.newest_steps[policy_version] = num_steps
 
     def lags(self, groups: Iterable[RolloutGroup], step: int) -> list[int]:
-        """Policy lag in steps of every turn of the groups' own rollouts, if `step` trains them.
-
-        Raises:
-            TrainingError: a turn has a version that this run never announced.
-        """
+        """Lag of each turn of the groups' own rollouts at `step`; raises `TrainingError` for an unannounced version."""
         versions = [
             turn.model.policy_version for group in groups for rollout in group.rollouts for turn in rollout.turns
         ]

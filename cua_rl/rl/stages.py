@@ -135,10 +135,7 @@ async def score_and_record(
     *,
     first_index: int = 0,
 ) -> ScoredGroup:
-    """Compute the advantages of a group that has ended, and record it with them.
-
-    Of a step, the first `num_groups_to_log` groups are shown; `first_index` is the index of its first group.
-    """
+    """Score and record a group; the step's first `num_groups_to_log`, from `first_index` on, are also shown."""
     scored = score_group(group, settings.train.advantages)
     place = group.index - first_index
     if place < settings.num_groups_to_log:

@@ -85,10 +85,7 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Rewards and success rates, how they vary over groups and categories, and the parts of the rewards.
-
-    A part is 0 in rollouts that do not have it, so the means of the parts add up to the mean reward.
-    """
+    """Rewards and success rates, how they vary over groups and categories, and the parts, 0 where there is none."""
     rewards = [reward for group in groups for reward in group.rewards]
     parts: defaultdict[str, float] = defaultdict(float)
     for group in groups:

@@ -8,36 +8,22 @@ from functools import partial
 
 from cua_rl.events import RolloutSource, SourceStarted
 from cua_rl.policy import AdapterRef
+from cua_rl.rl import stages
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.rl.stages import (
-    Clock,
-    LoopParts,
-    LoopSettings,
-    TrainedStep,
-    WantedEvaluation,
-    build_step_batch,
-    evaluate,
-    first_evaluations,
-    is_checkpoint_due,
-    is_evaluation_due,
-    record_step,
-    save_checkpoint,
-    score_and_record,
-)
 from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup
 
 
-async def train(settings: LoopSettings, parts: LoopParts) -> None:
+async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
     """Train from `first_step` to `max_steps`, with evaluations before and after."""
     adapter = await parts.policy.publish(settings.first_step - 1)
-    for wanted in first_evaluations(settings, adapter):
-        await evaluate(parts, wanted)
+    for wanted in stages.first_evaluations(settings, adapter):
+        await stages.evaluate(parts, wanted)
 
     for step in range(settings.first_step, settings.max_steps + 1):
-        clock, old_version, result = Clock(), adapter.policy_version, TrainStepResult()
+        clock, old_version, result = stages.Clock(), adapter.policy_version, TrainStepResult()
         with clock.time("step"):
             # sample: groups of rollouts of one task each; score: every rollout against the others of its group
             with clock.time("rollouts"):
@@ -45,7 +31,7 @@ async def train(settings: LoopSettings, parts: LoopParts) -> None:
 
             # build datums: the sampled tokens in their context, each with the advantage of its rollout
             with clock.time("datums"):
-                batch = await build_step_batch(settings, groups)
+                batch = await stages.build_step_batch(settings, groups)
 
             if batch.datums:  # without any, the policy stays as it is
                 # train: forward_backward, parity gate, optim_step
@@ -59,7 +45,7 @@ async def train(settings: LoopSettings, parts: LoopParts) -> None:
                     adapter = await parts.policy.publish(step)
 
         # record: metrics, and the fingerprint of what was trained on
-        trained = TrainedStep(
+        trained = stages.TrainedStep(
             step=step,
             groups=groups,
             batch=batch,
@@ -67,15 +53,17 @@ async def train(settings: LoopSettings, parts: LoopParts) -> None:
             old_version=old_version,
             new_version=adapter.policy_version,
         )
-        await record_step(settings, parts, trained, clock)
+        await stages.record_step(settings, parts, trained, clock)
         del groups, batch, result, trained  # screenshots take gigabytes, while the next step collects as many
-        if is_checkpoint_due(settings, step):
-            await save_checkpoint(parts, step)
-        if is_evaluation_due(settings, step):
-            await evaluate(parts, WantedEvaluation(phase="eval", step=step, adapter=adapter))
+        if stages.is_checkpoint_due(settings, step):
+            await stages.save_checkpoint(parts, step)
+        if stages.is_evaluation_due(settings, step):
+            await stages.evaluate(parts, stages.WantedEvaluation(phase="eval", step=step, adapter=adapter))
 
 
-async def sample_groups(settings: LoopSettings, parts: LoopParts, step: int, adapter: AdapterRef) -> list[ScoredGroup]:
+async def sample_groups(
+    settings: stages.LoopSettings, parts: stages.LoopParts, step: int, adapter: AdapterRef
+) -> list[ScoredGroup]:
     """Run and score the groups of a step; tasks beyond `groups_per_batch` replace groups that teach nothing."""
     tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
     source = RolloutSource(phase="step", step=step)
@@ -97,5 +85,5 @@ async def sample_groups(settings: LoopSettings, parts: LoopParts, step: int, ada
     async def run(task: Task, index: int) -> RolloutGroup:
         return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
 
-    end = partial(score_and_record, settings, parts, source)
+    end = partial(stages.score_and_record, settings, parts, source)
     return await collect_groups(tasks, run, end, num_groups=settings.groups_per_batch)

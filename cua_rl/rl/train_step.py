@@ -202,13 +202,10 @@ def _num_members(datums: Sequence[Datum]) -> int:
 
 
 _COUNTS = frozenset(
-    {
-        "optim/num_datums",
-        "optim/num_micro_batches",
-        "optim/trained_tokens",
-        "optim/total_tokens",
-        "optim/encoded_images",
-    }
+    (
+        *("optim/num_datums", "optim/num_micro_batches", "optim/encoded_images"),
+        *("optim/trained_tokens", "optim/total_tokens"),
+    )
 )
 _OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 

@@ -42,12 +42,7 @@ class FreshCheck:
     )
 
     async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
-        """Validate a task within the time limit.
-
-        Raises:
-            CheckError: the check fails itself, or takes too long.
-            DeviceError: the device fails.
-        """
+        """Validate in time; raises `CheckError` if the check fails or is too slow, and the device's `DeviceError`."""
         try:
             async with time_limit("validation", self.limits.validate_s):
                 validation = await validate(task, device, answer)

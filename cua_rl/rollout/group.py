@@ -105,10 +105,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
 
 
 async def run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
-    """All attempts for one member of the group: faulty ones, then the one that counts (if any).
-
-    After a fault, a rollout is repeated on a fresh device, with a seed of its own.
-    """
+    """All attempts for a member: faulty ones, repeated on fresh devices with other seeds, then the one that counts."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:
         params = plan.params.seeded(len(attempts)) if attempts else plan.params

@@ -1,7 +1,4 @@
-"""One rollout: lease a device, let the agent work on the task, read success from the device, score.
-
-This is the only place that turns an error into data: an infrastructure fault ends as a `Rollout` without a reward.
-"""
+"""One rollout; only here an error becomes data: an infrastructure fault ends as a `Rollout` without a reward."""
 
 import asyncio
 import logging

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import aiohttp
 
+from cua_rl.codec import decode, encode
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder
 from cua_rl.policy import AdapterRef
@@ -25,8 +26,6 @@ from cua_rl.rollout.worker_wire import (
     Report,
     Welcome,
     code_version,
-    decode,
-    encode,
 )
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cua_rl.codec import MessageError, decode, encode
 from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_body
 from cua_rl.rollout.remote import RemoteRunner, WorkerRefused
-from cua_rl.rollout.worker_wire import Ended, Hello, MessageError, Report, decode, encode
+from cua_rl.rollout.worker_wire import Ended, Hello, Report
 
 MAX_BODY_BYTES = 2 * 2**30
 """Limit for the rollouts that are being delivered at the same time, together."""

@@ -1,31 +1,14 @@
-"""Messages between the controller and its rollout workers, and their encoding.
+"""Messages between the controller and its rollout workers; `cua_rl.codec` writes and reads them."""
 
-A message is a pickle, because a rollout is mostly integers and screenshots, which JSON takes ten times as long for. Its
-reader accepts the data classes that messages consist of and refuses any other name, so a message cannot call anything.
-"""
-
-import io
-import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from cua_rl.errors import CuaError
 from cua_rl.events import RolloutSource
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.sampling.server import ServedModel
-from cua_rl.training.wire import encode
 from cua_rl.types import Rollout
-
-__all__ = [
-    "Ended", "Failure", "Hello", "Orders", "PlannedRollout", "Report", "Welcome", "WorkerSetup", "decode", "encode",
-]  # fmt: skip
-
-_Message = TypeVar("_Message")
 
 
 def code_version() -> str:
@@ -125,45 +108,3 @@ class Ended:
     """The end of a rollout; its turns are in the database."""
 
     outcome: Rollout | Failure
-
-
-class MessageError(CuaError):
-    """Bytes that are no message of the expected type."""
-
-
-def decode(payload: bytes, expected: type[_Message]) -> _Message:
-    """The message that `encode` was given; raises `MessageError` for anything but an `expected`."""
-    try:
-        message = _Unpickler(io.BytesIO(payload)).load()
-    except Exception as error:
-        raise MessageError(f"expected a {expected.__name__}, got bytes that are none: {error}") from error
-    if not isinstance(message, expected):
-        raise MessageError(f"expected a {expected.__name__}, got a {type(message).__name__}")
-    return message
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        try:
-            return _ALLOWED[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"{module_name}.{global_name} is part of no message") from None
-
-
-def _parts(kind: Any, found: set[type]) -> set[type]:
-    """All data classes and enumerations that values of an annotated type consist of."""
-    for inner in get_args(kind):
-        _parts(inner, found)
-    if isinstance(kind, type) and kind not in found and (is_dataclass(kind) or issubclass(kind, Enum)):
-        found.add(kind)
-        hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        for part in fields(cast("Any", kind)) if hints else ():
-            _parts(hints[part.name], found)
-    return found
-
-
-_ALLOWED: Mapping[tuple[str, str], type] = {
-    (kind.__module__, kind.__qualname__): kind
-    for message in (Hello, Welcome, Report, Orders, Ended)
-    for kind in (*_parts(message, set()), type(Path()))
-}

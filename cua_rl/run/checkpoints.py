@@ -115,11 +115,7 @@ class AdapterFolder:
 
 
 def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
-    """Inspect an adapter and check that it fits the model in `model_path`.
-
-    Raises:
-        ConfigError: there is none, it is damaged, or it is for another model.
-    """
+    """Inspect an adapter; raises `ConfigError` if there is none, it is damaged, or `model_path` is another model."""
     folder = path.expanduser().absolute()
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
     damage = f"no {' and no '.join(missing)}" if missing else find_damage(folder)

@@ -142,7 +142,6 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
 
 
 def make_experts(tasks: Tasks) -> Experts:
-    """The scripted experts for these tasks."""
     match find_backend_name(tasks):
         case "miniwob":
             return MiniWobExperts()

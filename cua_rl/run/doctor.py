@@ -262,7 +262,7 @@ async def compare_answers(exam: Examination) -> Finding:
 async def check_sampling(exam: Examination) -> Finding:
     """Speed of the server with as many requests as the run would have, each with a screenshot of its own."""
     plan = exam.plan
-    concurrency = min(plan.memory.max_num_seqs, exam.config.max_concurrent_rollouts)
+    concurrency = min(plan.memory.max_num_seqs, plan.config.max_concurrent_rollouts)
     screens = [await asyncio.to_thread(draw_screen, exam.screen, -seed) for seed in range(1, concurrency + 1)]
     clock = time.monotonic()
     turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))

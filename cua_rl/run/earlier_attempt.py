@@ -32,6 +32,7 @@ from cua_rl.run.log_directory import (
     newest_checkpoint,
     read_checkpoints,
 )
+from cua_rl.run.model_folder import repository_of
 from cua_rl.settings import given_settings
 
 logger = logging.getLogger(__name__)
@@ -82,15 +83,15 @@ class EarlierAttempt:
         return copied if self.checkpoint is not None and copied.is_dir() else None
 
     def complete(self, config: Config) -> Config:
-        """The configuration with the attempt's value of every setting that it was not given.
-
-        Raises:
-            ConfigError: a setting holds a secret, which config.json does not.
-        """
+        """The configuration with the attempt's value of every setting not given; raises `ConfigError` for a secret."""
         values, given = dict[str, object](), given_settings(config)
         for setting in kept_settings(type(config)):
             is_stored, value = find_stored(self.settings, setting.name, is_for_group=setting.is_for_group)
-            if not is_stored or setting.name in given:
+            is_given = setting.name in given
+            if setting.name == "model_name" and is_given and repository_of(str(value)) == given["model_name"]:
+                del given["model_name"]  # the commit that the run began with
+                is_given = False
+            if not is_stored or is_given:
                 continue
             if MASK in json.dumps(value):
                 raise ConfigError(
@@ -130,18 +131,14 @@ class EarlierAttempt:
         for name, is_for_group in [*names, ("tasks_sha256", False), ("judge_fingerprint", False)]:
             is_stored, was = find_stored(self.settings, name, is_for_group=is_for_group)
             _, wanted = find_stored(now, name)
-            if name == "model_name" and was and wanted and Path(was).name == Path(wanted).name:
+            if name == "model_name" and was and wanted and _is_same_model(Path(was).name, Path(wanted).name):
                 continue  # its folder may have moved
             if is_stored and was != wanted:
                 found[name] = (was, wanted)
         return found
 
     def record(self, config: object, now: Mapping[str, Any], *, allows_changes: bool) -> list[Mapping[str, Any]]:
-        """The `changed` entries of the new config.json.
-
-        Raises:
-            ConfigError: the weights would be another policy, or the curve another one and `allows_changes` is not set.
-        """
+        """The new `changed` entries; raises `ConfigError` for another policy, or another curve if it must stay."""
         differences = self.differences(config, now)
         if not self.num_done:  # nothing has been trained yet
             return []
@@ -195,6 +192,12 @@ def kept_settings(config_class: type[Any]) -> list[Setting]:
     """The settings that a resumed run takes from the earlier attempt: all but those of one start, and secrets."""
     settings = [setting for setting in list_settings(config_class) if setting.group is None]
     return [each for each in settings if not each.is_per_attempt and not is_secret_name(each.name)]
+
+
+def _is_same_model(was: str, wanted: str) -> bool:
+    """Whether both name the same commit; folders and runs of earlier versions state none."""
+    are_pinned = "@" in was and "@" in wanted
+    return was == wanted or (not are_pinned and repository_of(was) == repository_of(wanted))
 
 
 def find_earlier_attempt(path: Path, behavior: Behavior, step: int | None, recipe: Recipe) -> EarlierAttempt | None:

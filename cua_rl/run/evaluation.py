@@ -127,7 +127,6 @@ class AttemptFile:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def keep(self, attempt: Attempt) -> None:
-        """Append an attempt."""
         async with self._lock:
             await asyncio.to_thread(append_record, self.path, attempt_record(attempt))
         self.attempts.append(attempt)
@@ -207,7 +206,6 @@ class Progress:
     num_solved: int = 0
 
     def count(self, attempt: Attempt) -> None:
-        """Count a finished attempt."""
         self.num_done += 1
         self.num_solved += attempt.success is True
         if self.num_done * 10 // self.num_attempts > (self.num_done - 1) * 10 // self.num_attempts:

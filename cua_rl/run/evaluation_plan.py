@@ -31,7 +31,7 @@ from cua_rl.run.log_directory import load_settings, run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, require_servable
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
@@ -142,6 +142,11 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(backend_name, None)
+    if config.devices.coordinate_mode == "ui_tars" and others:
+        raise ConfigError(
+            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, of which nobody "
+            f"knows how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
+        )
     _warn_of_other_settings(config, models)
     device_plan = plan_devices(config, log_path)
     held_out = load_tasks(
@@ -215,7 +220,6 @@ def _name(model: Mapping[str, Any]) -> str:
 
 def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
-    require_servable(model_path, config.base_url)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
     adapters = [one.adapter for one in local if one.adapter]
@@ -258,11 +262,7 @@ _NO_KEY = "not-needed"  # what the openai package sends where nothing is asked f
 
 
 def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: str | None) -> tuple[Model, ...]:
-    """Resolve the entries of `models`.
-
-    Raises:
-        ConfigError: an entry is malformed, or names a model that does not exist.
-    """
+    """Resolve the entries of `models`; raises `ConfigError` for a malformed entry, or a model that does not exist."""
     if not entries:
         raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')
     models = tuple(_parse_entry(entry, default_model_name) for entry in entries)
@@ -274,11 +274,7 @@ def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: st
 
 
 def read_api_key(model: RemoteModel) -> str:
-    """The endpoint's key from the environment.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
+    """The endpoint's key from the environment; raises `ConfigError` if the variable is not set."""
     if model.api_key_env is None:
         return _NO_KEY
     key = os.environ.get(model.api_key_env)
@@ -326,7 +322,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     model_path = find_model(model_name)
     return LocalModel(
         name=name,
-        model_name=model_name,
+        model_name=pinned_name(model_name, model_path),
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )

@@ -56,10 +56,8 @@ def plan_judge(
 ) -> JudgeConfig | None:
     """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
 
-    A judge that only agents ask, as harnesses may, is theirs.
-
-    Raises:
-        ConfigError: a judge is requested but not configured, or configured but never used.
+    A judge that only agents ask, as harnesses may, is theirs. Raises `ConfigError` if a judge is requested but not
+    configured, or configured but never used.
     """
     config, is_needed = make_judge_config(settings), any(tasks.is_judged for tasks in task_sets)
     if reward == "judge" and config is None:
@@ -95,10 +93,8 @@ def require_precision(
 
     The lower end of the 95 % interval must reach `least`, for its precision on the recorded rollouts and for the
     precision with as many failures as successes: among rollouts that nearly all succeed, a judge that always says yes
-    has a precision near 1. Without `least`, an uncalibrated judge only causes a warning.
-
-    Raises:
-        ConfigError: the precision is too low or unknown, and `is_forced` is false.
+    has a precision near 1. Without `least`, an uncalibrated judge only causes a warning. Raises `ConfigError` if the
+    precision is too low or unknown, and `is_forced` is false.
     """
     path = calibration_path(config, log_dir) if record is None else Path(record).expanduser()
     problem = _problem(config, path, least, is_named=record is not None)

@@ -148,7 +148,6 @@ class LogDirectory:
                 logger.info("dropped records=%s after step=%s file=%s", len(records) - len(kept), step, path.name)
 
     def close(self) -> None:
-        """Release the folder."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.umask(self._umask)
 
@@ -182,10 +181,8 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     Only the owner may look into the folder, and into the files that this process and its children make meanwhile.
 
     `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. A run that
-    failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours.
-
-    Raises:
-        ConfigError: the folder holds something else, another run is using it, or nobody can be asked.
+    failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours. Raises
+    `ConfigError` if the folder holds something else, another run is using it, or nobody can be asked.
     """
     path = path.expanduser().absolute()
     is_used = is_run_folder(path)
@@ -233,9 +230,7 @@ def read_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def newest_checkpoint(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint whose folders are complete, or that of `step`; damaged ones are passed over with a
-    warning each.
-    """
+    """The newest complete checkpoint, or that of `step`; damaged ones are passed over with a warning each."""
     for checkpoint in reversed(read_checkpoints(folder)):
         if step not in (None, checkpoint.step):
             continue

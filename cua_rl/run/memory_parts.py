@@ -11,12 +11,14 @@ from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.gpus import GpuPlan, GpuWishes
 from cua_rl.run.machine import Machine
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
+from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate_prefix_cache
 
 GIB = 2**30
 LARGEST_BATCH = 128
 CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 SPARE = 0.04
 """Of a GPU, left free: what estimates may be wrong by."""
+_BLOCK_TOKENS, _CPU_BLOCK_TOKENS = 16, 128  # of vLLM's KV cache, by default
 _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
@@ -35,8 +37,10 @@ class Demand:
     """0 if all weights are trained."""
     largest_image_tokens: int
     """What the server reserves work space for."""
-    num_rollouts: int = 128
-    """Rollouts at a time."""
+    num_rollouts: int = LARGEST_NUM_ROLLOUTS
+    """Rollouts at a time; 0: as many as of whose prompts the server's prefix cache keeps enough."""
+    shape: RolloutShape | None = None
+    """Their prompts; None if nothing is known of them."""
     num_adapters: int = 4
     """Adapters loaded into the server at a time."""
     is_float32: bool = False
@@ -89,23 +93,27 @@ def trainer_parts(
         return {}
     model, demand = request.model, request.demand
     scale = 2 if demand.is_float32 else 1
-    layer = model.layer_parameters
+    in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
     match sharding:
         case "none":
-            held = model.parameters
-        case "full" | "hybrid":  # one layer computes while the next one arrives
-            split = model.decoder_parameters + model.vision_parameters
-            held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
+            held, whole, in_use = model.parameters, model.parameters, 0
+        case "full" | "hybrid":
+            split, whole = model.decoder_parameters + model.vision_parameters, model.embedding_parameters
+            held = split // gpus.num_trainer_processes + whole
         case "offload":
-            held = 2 * layer + model.embedding_parameters + model.vision_parameters
+            held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.wishes.context_parallel
     row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
     activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
+    if demand.lora_rank:
+        held += in_use
+    elif in_use:  # as they are computed with, their gradients, and these in float32 while they are summed
+        activations += in_use * (2 * scale * BYTES_16 + BYTES_32)
     return {
         "weights": weight_bytes(demand) * held,
-        **optimizer_part(request, gpus),
+        **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
         "CUDA": CONTEXT,
     }
@@ -116,14 +124,17 @@ def weight_bytes(demand: Demand) -> int:
     return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
 
 
-def optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
-    """What training adds to the weights: gradients and two moments in float32, and gradients in one message."""
+def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> dict[str, float]:
+    """What training adds to the weights: gradients and two moments in float32, and gradients in one message.
+
+    If all are trained, a process trains those that it has `held`, of which the `whole` ones are not sharded.
+    """
     messages = 0 if gpus.num_trainer_processes == 1 else 1
     rank = request.demand.lora_rank
     if not rank:
-        parts = {"gradients and optimizer": (3.0 + messages) * BYTES_32 * request.model.parameters}
+        parts = {"gradients and optimizer": BYTES_32 * (3.0 * held + messages * whole)}
         if not request.demand.is_float32:
-            parts["weights for autocast"] = BYTES_16 * request.model.parameters
+            parts["weights for autocast"] = BYTES_16 * whole
         return parts
     # the adapter itself, too, and copies of it for autocast
     return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
@@ -136,6 +147,16 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     # the states of linear attention in use, and those from which the next turn goes on
     states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
+
+
+def cached_prefix(request: Request, gpus: GpuPlan, *, kv_cache: float, shape: RolloutShape, num_rollouts: int) -> float:
+    """What is left of the prompts of so many rollouts at a time, which the copies of the model share evenly."""
+    block_tokens = _BLOCK_TOKENS if gpus.server_gpus else _CPU_BLOCK_TOKENS
+    of_each = math.ceil(num_rollouts / len(gpus.server_copies))
+    states = sequence_bytes(request, 0, gpus.tensor_parallel)
+    block = sequence_bytes(request, block_tokens, gpus.tensor_parallel) - states
+    num_blocks = max(1, int((kv_cache - of_each * states) / block))
+    return simulate_prefix_cache(shape, num_blocks=num_blocks, block_tokens=block_tokens, num_rollouts=of_each)
 
 
 def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
@@ -165,9 +186,10 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
     parts: dict[str, float] = {}
     if wishes.has_trainer:
         number = gpus.num_trainer_processes
-        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
-        # weights that stay in main memory are held once more
-        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
+        # processes share the pages of the checkpoint's files, but each makes a copy of frozen weights in another
+        # precision than theirs; weights that stay in main memory are held once more
+        is_copied = request.demand.is_float32 and request.demand.lora_rank
+        parts["loading"] = (number * BYTES_32 if is_copied else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = _pinned_bytes(request)
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB

@@ -5,9 +5,11 @@ hand, the fastest way that fits first: recomputed activations, sharding, rows of
 server's share of a GPU, and its batch size. A refusal names settings with which the plan fits, each of them tried.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
@@ -19,6 +21,7 @@ from cua_rl.run.memory_parts import (
     LARGEST_BATCH,
     SPARE,
     Request,
+    cached_prefix,
     host_parts,
     image_cache_bytes,
     optimizer_part,
@@ -29,6 +32,9 @@ from cua_rl.run.memory_parts import (
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
+from cua_rl.run.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, most_rollouts
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_ROW = 16384
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
@@ -50,6 +56,8 @@ class MemoryPlan:
     trainer: Mapping[str, float]
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
+    num_rollouts: int = LARGEST_NUM_ROLLOUTS
+    kept_prefix_frac: float | None = None  # of what an endless prefix cache finds, if there is a server
 
     @property
     def trainer_fraction(self) -> float:
@@ -76,6 +84,8 @@ class MemoryPlan:
             if parts:
                 shown = ", ".join(f"{name} {_shown(size / GIB)}" for name, size in parts.items())
                 lines.append(f"  {title}: {_shown(sum(parts.values()) / GIB)} = {shown}")
+        if self.kept_prefix_frac is not None:
+            lines.append(f"  rollouts at a time: {self.num_rollouts}; {self.kept_prefix_frac:.0%} of prefixes kept")
         chosen = ", ".join(f"{name}={value}" for name, value in self._settings().items())
         return "\n".join([*lines, f"  {chosen}"])
 
@@ -92,7 +102,8 @@ class MemoryPlan:
         """The plan as config.json and the dry run show it."""
         parts = {"trainer": self.trainer, "server": self.server, "main_memory": self.host}
         gib = {title: {name: round(size / GIB, 2) for name, size in part.items()} for title, part in parts.items()}
-        return {"memory_plan": {"settings": self._settings(), "gib": gib}, **self.gpus.effective()}
+        kept = {} if self.kept_prefix_frac is None else {"prefix_kept_frac": round(self.kept_prefix_frac, 3)}
+        return {"memory_plan": {"settings": self._settings(), "gib": gib, **kept}, **self.gpus.effective()}
 
     def _settings(self) -> dict[str, object]:
         trainer: dict[str, object] = {
@@ -112,7 +123,7 @@ class MemoryPlan:
 
 def plan_memory(request: Request) -> MemoryPlan:
     """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
-    plan = _find_plan(request)
+    plan = _plan_rollouts(request)
     if plan is None:
         raise ConfigError(_refusal(request))
     if request.gpu_wishes.has_trainer:
@@ -129,6 +140,28 @@ def plan_memory(request: Request) -> MemoryPlan:
             "smaller model, or fewer trainer.num_processes"
         )
     return plan
+
+
+def _plan_rollouts(request: Request) -> MemoryPlan | None:
+    """A plan with as many rollouts at a time as its KV cache holds, if their number was not set; warns of too many."""
+    demand = request.demand
+    wanted, shape = demand.num_rollouts, demand.shape
+    demand = replace(demand, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
+    plan = _find_plan(replace(request, demand=demand))
+    kv_cache = 0.0 if plan is None else plan.server.get("KV cache", 0.0)
+    if plan is None or shape is None or not kv_cache:
+        return plan if plan is None else replace(plan, num_rollouts=demand.num_rollouts)
+    find = partial(cached_prefix, request, plan.gpus, kv_cache=kv_cache, shape=shape)
+    most = most_rollouts(lambda number: find(num_rollouts=number))
+    kept = find(num_rollouts=wanted or most)
+    if kept < ENOUGH_KEPT:
+        logger.warning(
+            "max_concurrent_rollouts=%d: the KV cache keeps %.0f %% of the prompts of so many rollouts until the next "
+            "turn, and the server reads the others again; with %d it keeps %.0f %%",
+            *(wanted or most, 100 * kept, most, 100 * find(num_rollouts=most)),
+        )
+    plan = _find_plan(replace(request, demand=replace(demand, num_rollouts=wanted or most)))
+    return None if plan is None else replace(plan, num_rollouts=wanted or most, kept_prefix_frac=kept)
 
 
 def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
@@ -225,10 +258,10 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
     if wishes.sharding is not None:
         shardings = [wishes.sharding]
-    elif demand.trains_vision or not demand.lora_rank:
-        shardings = ["none"]  # the others are for frozen weights
-    elif request.model.num_experts:
-        shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
+    elif demand.trains_vision:
+        shardings = ["none"]
+    elif request.model.num_experts or not demand.lora_rank:
+        shardings = [one for one in shardings if one != "offload"]  # which is for frozen linear layers, not for experts
     rows = dict.fromkeys(max(row, demand.context_tokens) for row in (_LONGEST_ROW, demand.context_tokens))
     if wishes.micro_batch_tokens:
         rows = {wishes.micro_batch_tokens: None}
@@ -256,7 +289,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     if request.gpu_wishes.has_trainer:
         trainer = {
             "weights": weight_bytes(demand) * model.parameters,
-            **optimizer_part(request, gpus),
+            **optimizer_part(request, gpus, model.parameters, model.parameters),
         }
         if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())

@@ -7,6 +7,7 @@ from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.earlier_attempt import CHANGED, Curve, curve_at, settings_at
+from cua_rl.run.model_folder import repository_of
 
 ExportKind = Literal["merged", "adapter"]
 
@@ -23,8 +24,8 @@ def format_model_card(
 ) -> str:
     """README.md for an export of a run with `settings` (its config.json) after `step` steps.
 
-    `metrics` are the records of its metrics.jsonl; `hub_base` is the base model's name on the hub, if it has one;
-    `rounding` is from `merge_adapter`. Addresses, paths and task texts of the run do not appear.
+    `metrics` are the records of its metrics.jsonl; `hub_base` is the base model's name and commit on the hub, if it has
+    one; `rounding` is from `merge_adapter`. Addresses, paths and task texts of the run do not appear.
     """
     curve, settings = curve_at(settings, step), settings_at(settings, step)
     resumed = "; ".join(f"after step {one['after_step']}: {', '.join(one['settings'])}" for one in settings[CHANGED])
@@ -46,7 +47,7 @@ def format_model_card(
     library = "peft" if kind == "adapter" else "transformers"
     heading = [
         "---",
-        *([f"base_model: {hub_base}"] if hub_base else []),
+        *([f"base_model: {repository_of(hub_base)}"] if hub_base else []),
         f"library_name: {library}",
         "pipeline_tag: image-text-to-text",
         "tags: [computer-use, gui-agent, cua_rl]",
@@ -83,9 +84,7 @@ def _method(settings: Mapping[str, Any]) -> str:
 def _results(
     metrics: Sequence[Mapping[str, object]], step: int, settings: Mapping[str, Any], curve: Curve
 ) -> dict[str, str]:
-    """Held-out results before the curve's first step and at the exported one; a later record of a step replaces an
-    earlier one.
-    """
+    """Held-out results before the curve's first step and at the exported one; a later record of a step replaces it."""
     mine = [record for record in metrics if record.get("progress/curve", 1.0) == curve.number]
     at = {name: record for record in mine for name in [record.get("step")] if _held_out(record) is not None}
     start = f"after step {curve.after_step}, when the tasks above began" if curve.after_step else "before training"

@@ -12,16 +12,17 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run.checkpoints import find_file_damage
-from cua_rl.sampling.vllm_command import installed_platform
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384
-_SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
+_SETTINGS_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.txt")
+_NEEDED_FILES = ("config.json", "tokenizer.json")
 
 
 def find_model(name: str | None) -> Path:
     """The folder of the model `name`; None is the tiny model. The weights of a hub model may not be downloaded yet.
 
+    A hub model's revision may follow its name: org/name@v1. What has been downloaded of it is not asked for again.
     Raises `ConfigError` if there is no such model, before anything is loaded.
     """
     if name is None:
@@ -30,7 +31,7 @@ def find_model(name: str | None) -> Path:
     with boundary(ConfigError, f"model_name: expected a folder that can be read, got {name!r}; check its permissions"):
         if folder.exists():
             folder = folder.absolute()
-            missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+            missing = [file for file in _NEEDED_FILES if not (folder / file).is_file()]
             if missing:
                 raise ConfigError(
                     f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
@@ -51,13 +52,30 @@ def find_model(name: str | None) -> Path:
         f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r}; "
         "check the spelling, or download the model and name its folder"
     )
+    repository, _, revision = name.partition("@")
+    commit: str | None = revision or None
+    wanted: list[str] = [*_SETTINGS_FILES]
     with boundary(ConfigError, problem):
         try:
-            folder = Path(snapshot_download(name, local_files_only=True))
+            kept = Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=wanted))
+            if all((kept / file).is_file() for file in _NEEDED_FILES):
+                return kept
+            commit = kept.name  # another program has kept some of its files
         except LocalEntryNotFoundError:
-            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-            folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
-    return folder
+            HfApi().model_info(repository, revision=commit, timeout=HUB_TIMEOUT_S)
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=wanted))
+
+
+def pinned_name(name: str | None, model_path: Path) -> str | None:
+    """The name with the commit that `find_model` found on the hub, such as Qwen/Qwen3-VL-4B-Instruct@COMMIT."""
+    if name is None or model_path.parent.name != "snapshots" or Path(name).expanduser().exists():
+        return name
+    return f"{repository_of(name)}@{model_path.name}"
+
+
+def repository_of(name: str) -> str:
+    """The name of a model without its revision."""
+    return name.partition("@")[0]
 
 
 def _require_readable(folder: Path, name: str) -> None:
@@ -76,7 +94,7 @@ def _require_readable(folder: Path, name: str) -> None:
 
 
 def fetch_weights(name: str | None, model_path: Path) -> None:
-    """Download the weights of a model that `find_model` found on the hub, if they are not there yet."""
+    """Download the weights of a model that `find_model` found on the hub, of the same commit, if they are not there."""
     if name is None or _has_weights(model_path):
         return
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
@@ -84,37 +102,29 @@ def fetch_weights(name: str | None, model_path: Path) -> None:
     with boundary(
         ConfigError, f"model_name: expected the weights of {name!r} on the hub; download them, then try again"
     ):
-        snapshot_download(name)
+        snapshot_download(repository_of(name), revision=model_path.name)
 
 
-def require_trainable(model_path: Path, lora_rank: int) -> None:
+def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[LoraModule] = ("language",)) -> None:
     """Raise `ConfigError` for a model of a family that the trainer does not know, or not without an adapter."""
+    if not lora_modules:
+        raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
     kind = _model_type(model_path)
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
             f"{str(model_path)!r}; choose one, such as Qwen/Qwen3-VL-4B-Instruct"
         )
+    if FAMILIES[kind].served_modules and set(lora_modules) != {"language"}:
+        raise ConfigError(
+            f"trainer.lora_modules: expected language alone for a model of type {kind!r}, whose vision tower vLLM "
+            f"serves without adapters, got {', '.join(lora_modules)}; leave it out"
+        )
     if not lora_rank and FAMILIES[kind].full_training_problem is not None:
         raise ConfigError(
             f"lora_rank: expected at least 1 for a model of type {kind!r}, got 0, which trains all weights: "
             f"{FAMILIES[kind].full_training_problem}; train an adapter"
         )
-
-
-def require_servable(
-    model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
-) -> None:
-    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve, or without adapters."""
-    if not lora_modules:
-        raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
-    family = FAMILIES.get(_model_type(model_path))
-    if base_url is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
-        return
-    raise ConfigError(
-        f"model_name: expected a model that vLLM serves with adapters on a CPU, got {_model_type(model_path)!r} in "
-        f"{str(model_path)!r}: {family.cpu_problem}; use a GPU, a server elsewhere (base_url), or a dense model"
-    )
 
 
 def _model_type(model_path: Path) -> str:

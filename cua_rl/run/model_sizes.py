@@ -63,6 +63,8 @@ class ModelSizes:
     num_experts: int
     """0 for a dense model."""
     experts_per_token: int
+    shared_expert: int
+    """Width of the expert that every token visits; 0 for none."""
     vocabulary: int
     is_head_tied: bool
     """The head is the embedding."""
@@ -94,6 +96,8 @@ class ModelSizes:
         attention = self._attention_parameters
         one = 3 * self.hidden * self.intermediate
         feed_forward = self.num_experts * (one + self.hidden) if self.num_experts else one
+        if self.shared_expert:  # with a gate
+            feed_forward += self.hidden * (3 * self.shared_expert + 1)
         return attention + feed_forward + 2 * self.hidden
 
     @property
@@ -148,9 +152,6 @@ class ModelSizes:
 
     def layer_activations(self, rank: int) -> int:
         """Bytes per token that one decoder layer keeps for its backward pass."""
-        # inputs of norms in float32; queries, keys and values share one input in bfloat16, gate and up another
-        inputs = 1 if self.num_experts else 2
-        hidden = (2 * BYTES_32 + inputs * BYTES_16) * self.hidden
         # rotated queries and attended values; keys and values
         attention = 2 * BYTES_16 * (self.query + self.key)
         if self.has_head_norms:  # inputs of the norms in float32, their variances, and what the rotation keeps
@@ -158,19 +159,26 @@ class ModelSizes:
             attention += 2 * BYTES_32 * self.num_heads + BYTES_32 * self.num_kv_heads
         if self.linear:  # a gate and its sigmoid
             attention += 2 * BYTES_16 * self.query
-        if self.num_experts:
-            chosen = self.experts_per_token * (BYTES_16 * self.hidden + 3 * BYTES_16 * self.intermediate)
-            feed_forward, num_adapters = chosen + BYTES_32 * self.num_experts + 32 * self.experts_per_token, 4
-        else:
-            feed_forward, num_adapters = 4 * BYTES_16 * self.intermediate, 7
-        return hidden + attention + feed_forward + num_adapters * BYTES_16 * rank
+        return attention + 4 * BYTES_16 * rank + self._shared_activations(rank)
 
     def linear_layer_activations(self, rank: int) -> int:
         """The same of a layer with linear attention; what its chunks keep follows from peaks of four widths."""
         assert self.linear is not None, "expected a model with linear attention"
-        inputs = (2 * BYTES_32 + 2 * BYTES_16) * self.hidden + 4 * BYTES_16 * self.intermediate
         # Transformers' own computation, in float32
-        return inputs + 93 * self.linear.value + 8 * self.linear.key + 8 * BYTES_16 * rank
+        attention = 93 * self.linear.value + 8 * self.linear.key
+        return attention + 5 * BYTES_16 * rank + self._shared_activations(rank)
+
+    def _shared_activations(self, rank: int) -> int:
+        """What both kinds of layers keep: inputs of norms and maps, and the feed-forward part."""
+        # inputs of norms in float32; queries, keys and values share one input in bfloat16, gate and up another
+        inputs = 1 if self.num_experts else 2
+        hidden = (2 * BYTES_32 + inputs * BYTES_16) * self.hidden
+        if not self.num_experts:
+            return hidden + 4 * BYTES_16 * self.intermediate + 3 * BYTES_16 * rank
+        chosen = self.experts_per_token * (BYTES_16 * self.hidden + 3 * BYTES_16 * self.intermediate)
+        routing = BYTES_32 * self.num_experts + 32 * self.experts_per_token
+        shared = BYTES_16 * (self.hidden + 4 * self.shared_expert) if self.shared_expert else 0
+        return hidden + chosen + routing + shared
 
     def layer_backward(self) -> int:
         """Bytes per token that the backward pass of one layer's feed-forward part needs for a moment."""
@@ -187,7 +195,7 @@ class ModelSizes:
         if recomputes:  # the input of every layer, and one layer in full, when the head's logits are gone
             one = layer + backward + (16 if self.num_experts else 4) * self.hidden
             if self.linear:
-                one = max(one, linear + 8 * (self.hidden + self.linear.value))
+                one = max(one, linear + 8 * (self.hidden + self.linear.value) + (backward if self.num_experts else 0))
             return num_tokens * inner * BYTES_16 * self.hidden + max(num_tokens * one, _LOGITS)
         beside = 19 * self.hidden if self.num_experts else 3 * self.intermediate + 7 * self.hidden
         num_linear = self.linear.num_layers if self.linear else 0
@@ -222,6 +230,7 @@ def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
         intermediate=int(text["moe_intermediate_size"] if num_experts else text["intermediate_size"]),
         num_experts=num_experts,
         experts_per_token=int(text.get("num_experts_per_tok") or 0),
+        shared_expert=int(text.get("shared_expert_intermediate_size") or 0),
         vocabulary=int(text["vocab_size"]),
         is_head_tied=bool(settings.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         vision_parameters=_vision_parameters(vision, levels) if vision else 0,

@@ -27,6 +27,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.run.prefix_cache import RolloutShape
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.server import ask_model_server
@@ -43,6 +44,7 @@ _USUAL_ANSWER_TOKENS = 200  # a thought and a call
 _FEWEST_IN_BLOCKS = 2
 _EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PROBE_SIDE_PX = 64
+_PHONE_TOKENS = 2550  # a screenshot of 1080x2400
 _LARGE_SCREEN = (1080, 2400)  # larger than the limits of common settings
 _PLENTY_OF_IMAGES = 32
 
@@ -72,6 +74,18 @@ def require_adb(program: str = "adb") -> None:
 def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
     """Maximum number of screenshots in a prompt of the built-in agent: one per turn, less those dropped."""
     return num_turns if config.agent.history in (None, "full") else min(num_turns, config.agent.history_images)
+
+
+def rollout_shape(config: RolloutConfig, max_model_len: int, largest_image_tokens: int) -> RolloutShape:
+    """The prompts of a rollout that takes all its turns, on the screens of a phone."""
+    drops = {"full": config.max_turns, "last_n": 1, "block_drop": config.agent.history_block}
+    return RolloutShape(
+        num_turns=config.max_turns,
+        screen_tokens=min(_PHONE_TOKENS, largest_image_tokens),
+        max_images=most_screenshots(config, config.max_turns),
+        drop=drops[config.agent.history or "full"],
+        context_tokens=max_model_len,
+    )
 
 
 def plan_max_images(config: RolloutConfig, num_turns: int) -> int:

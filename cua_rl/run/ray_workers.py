@@ -26,10 +26,8 @@ def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) 
 
 
 def require_ray(environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token.
-
-    All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
-    """
+    """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token."""
+    # All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
     if environ.get("RAY_AUTH_MODE") not in ("token", "k8s"):
         raise ConfigError(
             f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="

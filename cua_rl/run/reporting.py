@@ -35,7 +35,6 @@ def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
 
 
 def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int, curve: Curve) -> RunReport:
-    """Open metric files and display."""
     config = plan.config
     display = stack.enter_context(
         ProgressDisplay(

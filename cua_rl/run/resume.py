@@ -13,13 +13,7 @@ from cua_rl.events import Phase
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
-from cua_rl.rl.curriculum import (
-    Memory,
-    ReplayBuffer,
-    SuccessRates,
-    load_outcomes,
-    newest_success_ids,
-)
+from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates, load_outcomes, newest_success_ids
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
@@ -139,10 +133,8 @@ def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Roll
 def _owed_evaluations(
     config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int, curve: Curve
 ) -> tuple[WantedEvaluation, ...]:
-    """Evaluations of the curve that were due and are not recorded, if their adapters still exist.
-
-    An asynchronous run evaluates its baseline while it trains, so a checkpoint may come first.
-    """
+    """Evaluations of the curve that were due and are not recorded, if their adapters still exist."""
+    # An asynchronous run evaluates its baseline while it trains, so a checkpoint may come first.
     if num_done == curve.after_step:
         return ()  # the curve begins with its baseline
     steps = [
@@ -158,9 +150,7 @@ def _owed_evaluations(
     newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for _, step in missing}
     return tuple(
         WantedEvaluation(
-            phase=phase,
-            step=step,
-            adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step]),
+            phase=phase, step=step, adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step])
         )
         for phase, step in missing
     )
@@ -169,10 +159,8 @@ def _owed_evaluations(
 async def load_memory(
     config: CLIConfig, folder: LogDirectory, num_done: int, recorder: DatabaseRecorder, url: str
 ) -> Memory:
-    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database.
-
-    Raises:
-        DatabaseError: a success that an earlier attempt stored is not in this database.
+    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database; raises
+    `DatabaseError` if a success that an earlier attempt stored is not in this database.
     """
     memory = Memory(
         rates=SuccessRates() if config.curriculum.task_sampling == "success_rate" else None,

@@ -94,10 +94,10 @@ class DeviceSettings:
     browser_scale: float | None = setting(
         None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
     )
-    coordinate_mode: Literal["direct", "gbox"] = setting(
+    coordinate_mode: Literal["direct", "gbox", "ui_tars"] = setting(
         "direct",
         "direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
-        "coordinate model locates",
+        "coordinate model locates; ui_tars: it acts in the format of UI-TARS-1.5, with pixels as coordinates",
     )
     gbox_screenshots: Literal["inline", "stored"] = setting(
         "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"
@@ -241,10 +241,7 @@ def check_judge_settings(judge: JudgeSettings) -> None:
         raise ValueError(f"judge.votes: expected an odd number, for majorities, got {judge.votes}; add one")
     pairs = (
         {"base_url": judge.base_url, "model": judge.model},
-        {
-            "input_price": judge.input_price,
-            "output_price": judge.output_price,
-        },
+        {"input_price": judge.input_price, "output_price": judge.output_price},
     )
     for pair in pairs:
         missing = [name for name, value in pair.items() if value is None]
@@ -301,7 +298,9 @@ class RolloutConfig:
         within=(0.0, MAX_REWARD),
     )
     max_concurrent_rollouts: int = setting(
-        128, "maximum number of devices in use at a time; 8 with GBox and gyms", at_least=1
+        0,
+        "maximum number of devices in use at a time; 8 with GBox and gyms; 0: what the KV cache holds, at most 128",
+        at_least=0,
     )
     log_path: str | None = setting(
         None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True

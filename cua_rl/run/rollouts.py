@@ -18,6 +18,7 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
+from cua_rl.agent.ui_tars import UiTars
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
@@ -135,7 +136,11 @@ def make_runner(
     watch_goal: bool = False,
 ) -> RolloutRunner:
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
-    own = GBoxAgent(history=history, grounder=devices.grounder)
+    ui_tars = None
+    if config.devices.coordinate_mode == "ui_tars":
+        assert isinstance(access, Gateway), "expected a plan without endpoints whose image settings nobody knows"
+        ui_tars = UiTars(image_settings=access.image_settings)
+    own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
     return RolloutRunner(
         devices=devices.pool.share(config.max_concurrent_rollouts),
         gateway=access,
@@ -209,10 +214,8 @@ async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContext
 
 
 def freeze_loaded_objects() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
-
-    A full collection that traverses them blocks the event loop for up to 0.3 s.
-    """
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process."""
+    # A full collection that traverses them blocks the event loop for up to 0.3 s.
     gc.collect()
     gc.freeze()
 

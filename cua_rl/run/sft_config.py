@@ -107,7 +107,7 @@ class SftConfig:
     )
     sharding: Sharding | None = setting(
         None,
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
         "each node of trainer_address holds all shards; offload: one layer at a time, from main memory; None is the "
         "first of none, full and offload that fits, and none with trainer_address",
     )

@@ -28,9 +28,17 @@ from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
+from cua_rl.run.model_folder import (
+    find_model,
+    make_image_renderer,
+    max_positions,
+    pinned_name,
+    repository_of,
+    require_trainable,
+)
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig
+from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
@@ -78,6 +86,7 @@ class SftPlan:
         return {
             "run_name": self.run_name,
             "log_path": str(self.log_path),
+            "model_name": self.config.model_name,
             "model_path": str(self.model_path),
             "renderer": self.renderer.name,
             "data_description": self.data.description,
@@ -98,6 +107,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     if config.data == "experts":
         require_own_model(find_backend_name(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
+    config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
     require_trainable(model_path, config.lora_rank)
     checkpoint_path = find_checkpoint(
@@ -160,14 +170,10 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
             is_context_fixed=True,
         ),
         gpu_wishes=GpuWishes(
-            trainer_num_processes=config.num_processes,
-            has_server=False,
-            has_trainer=config.trainer_address is None,
+            trainer_num_processes=config.num_processes, has_server=False, has_trainer=config.trainer_address is None
         ),
         wishes=MemoryWishes(
-            gradient_checkpointing=recomputes,
-            micro_batch_tokens=config.micro_batch_tokens,
-            sharding=config.sharding,
+            gradient_checkpointing=recomputes, micro_batch_tokens=config.micro_batch_tokens, sharding=config.sharding
         ),
     )
     try:
@@ -181,7 +187,7 @@ def run_name(config: SftConfig) -> str:
     """The same settings give the same name, so that the same command can resume."""
     if config.log_path is not None:
         return Path(config.log_path).name
-    model = "tiny" if config.model_name is None else Path(config.model_name).name
+    model = "tiny" if config.model_name is None else repository_of(Path(config.model_name).name)
     weights = f"r{config.lora_rank}" if config.lora_rank else "full"
     data = f"{config.data}-{Path(config.from_run).name}" if config.from_run else Path(config.data).stem
     return f"sft-{model}-{data}-{weights}-b{config.batch_size}-lr{config.learning_rate:g}-seed{config.seed}"

@@ -36,14 +36,7 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluati
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
-from cua_rl.run.earlier_attempt import (
-    CHANGED,
-    Curve,
-    EarlierAttempt,
-    curve_at,
-    find_earlier_attempt,
-    say_how_to_go_on,
-)
+from cua_rl.run.earlier_attempt import CHANGED, Curve, EarlierAttempt, curve_at, find_earlier_attempt, say_how_to_go_on
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
@@ -111,9 +104,7 @@ async def _run(
             await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
         own = await stack.enter_async_context(
             DatabaseRecorder(
-                url,
-                image_token_id=plan.renderer.image_token_id,
-                linger_s=LINGER_S if plan.config.has_workers else 0.0,
+                url, image_token_id=plan.renderer.image_token_id, linger_s=LINGER_S if plan.config.has_workers else 0.0
             )
         )
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
@@ -179,10 +170,8 @@ class Engine:
 async def _start_engine(
     stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
-    """Start model servers and trainer, and load the checkpoint to resume from.
-
-    They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    """
+    """Start model servers and trainer, and load the checkpoint to resume from."""
+    # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_planned_servers(plan, folder.path / "logs")
     trainer = TrainingClient(trainer_config(plan), folder.path / "logs" / "trainer.log")
     if plan.gpus.is_shared:
@@ -215,7 +204,6 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
 
 
 def trainer_config(plan: RunPlan) -> TrainerConfig:
-    """The configuration of the plan's trainer."""
     config = plan.config
     return TrainerConfig(
         model_path=plan.model_path,
@@ -249,10 +237,7 @@ async def prove_adapters(
     """Verify that the server applies adapters as the trainer does, before the first step.
 
     Each part of the model with an adapter gets a probe, verified on a prompt with an image. Returns for each part the
-    change of the log-probabilities and its difference from the trainer's, nats.
-
-    Raises:
-        AdapterError: it does not.
+    change of the log-probabilities and its difference from the trainer's, nats. Raises `AdapterError` if it does not.
     """
     settings = plan.config.trainer
     parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []

@@ -31,12 +31,13 @@ from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
     make_image_renderer,
-    require_servable,
+    pinned_name,
+    repository_of,
     require_trainable,
 )
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor, rollout_shape
 from cua_rl.run.ray_workers import require_ray
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent, configured_history
@@ -112,6 +113,8 @@ class RunPlan:
         return {
             "run_name": self.run_name,
             "log_path": str(self.log_path),
+            "model_name": self.config.model_name,
+            "max_concurrent_rollouts": self.config.max_concurrent_rollouts,
             "model_path": str(self.model_path),
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
@@ -141,9 +144,9 @@ async def plan_run(
     require_own_model(backend_name, config.model_name)
     device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
+    config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
-    require_trainable(model_path, config.lora_rank)
-    require_servable(model_path, config.base_url, config.trainer.lora_modules)
+    require_trainable(model_path, config.lora_rank, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, device_plan)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
@@ -170,6 +173,8 @@ async def plan_run(
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
         await require_monitor(monitor)
+    memory = plan_training_memory(config, model_path, max_model_len, environ)
+    config = with_values(config, max_concurrent_rollouts=memory.num_rollouts)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -185,7 +190,7 @@ async def plan_run(
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=plan_training_memory(config, model_path, max_model_len, environ),
+        memory=memory,
         checkpoint_path=reference
         or find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
@@ -211,7 +216,7 @@ def run_name(config: CLIConfig) -> str:
     """The same settings give the same name, so that the same command can resume."""
     if config.log_path is not None:
         return Path(config.log_path).name
-    model = "embedded-demo" if config.model_name is None else Path(config.model_name).name
+    model = "embedded-demo" if config.model_name is None else repository_of(Path(config.model_name).name)
     return f"{model}-g{config.groups_per_batch}x{config.group_size}-lr{config.learning_rate:g}-seed{config.seed}"
 
 
@@ -252,12 +257,13 @@ def plan_training_memory(
         context_parallel=config.trainer.context_parallel,
     )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
-    dtype = config.trainer.dtype
+    dtype, image_tokens = config.trainer.dtype, largest_image_tokens(model_path, config.server.max_pixels)
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
         num_rollouts=config.max_concurrent_rollouts,
-        largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
+        shape=rollout_shape(config, max_model_len, image_tokens),
+        largest_image_tokens=image_tokens,
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
         serves_float32=config.server.dtype == "float32",
         trains_vision=config.trainer.adapts_vision,

@@ -151,10 +151,8 @@ async def open_workplace(
 async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
     """The model servers of the run, as soon as one of them answers; the others may be down.
 
-    The order differs between workers, to spread their rollouts: a worker does not know the load from others.
-
-    Raises:
-        ConfigError: none answers within `patience_s`.
+    The order differs between workers, to spread their rollouts: a worker does not know the load from others. Raises
+    `ConfigError` if none answers within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]
@@ -173,7 +171,6 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
-    """The run's configuration on this machine."""
     given = GivenSettings(CLIConfig)
     for name, text in setup.settings.items():
         given.set_text(name, text)

@@ -25,7 +25,6 @@ def split_address(base_url: str) -> tuple[str, str | None]:
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 

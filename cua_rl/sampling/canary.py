@@ -22,8 +22,7 @@ _PART_OF_CHANGE = 0.1
 """Share of the adapter's effect that may be missing beyond rounding; one module without its update exceeds it."""
 CANARY = (
     Message(
-        role="user",
-        content=(TextPart(text="Open the settings, find the network page and switch the radio off."),),
+        role="user", content=(TextPart(text="Open the settings, find the network page and switch the radio off."),)
     ),
     ToolCall(call_id="canary", name="click", arguments='{"x": 500, "y": 125}'),
 )
@@ -56,7 +55,6 @@ def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
 
 
 def text_canary(renderer: Renderer) -> ModelInput:
-    """The canary's text as a prompt."""
     return ModelInput(chunks=(EncodedTextChunk(tokens=canary_tokens(renderer)),))
 
 
@@ -102,11 +100,7 @@ def canary_request(canary: Canary) -> tuple[str, dict[str, object]]:
 
 
 def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...]:
-    """Log-probabilities of the canary's tokens except the first, from the server's answer.
-
-    Raises:
-        AdapterError: the server's prompt ends with other tokens.
-    """
+    """Log-probabilities of all the canary's tokens but the first; raises `AdapterError` for another prompt."""
     is_completion = canary.image is None
     answer = cast("Sequence[Mapping[str, object]]", body["choices"])[0] if is_completion else body
     given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", answer["prompt_logprobs"])

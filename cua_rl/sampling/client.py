@@ -94,12 +94,7 @@ class SamplingClient:
         return tuple(replica for replica in self._replicas if not replica.is_lost)
 
     async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
-        """Load an adapter on every replica, verify it with the canary, announce it, and unload unused adapters.
-
-        Raises:
-            AdapterError: a server cannot load it, or the canary fails.
-            SamplingError: no server answers.
-        """
+        """Load an adapter, prove it, announce it, unload unused ones; raises `AdapterError` or `SamplingError`."""
 
         async def prove(replica: Replica) -> None:
             if canary is not None:
@@ -125,9 +120,7 @@ class SamplingClient:
         Returns the values of `check_canary` for the replica that differs most from the trainer; the difference is 0 if
         the canary has none of the trainer's numbers.
 
-        Raises:
-            AdapterError: a server cannot load it, or the canary fails.
-            SamplingError: no server answers.
+        Raises `AdapterError` if a server cannot load it, or the canary fails, `SamplingError` if no server answers.
         """
         proofs: list[tuple[float, float]] = []
 
@@ -168,12 +161,7 @@ class SamplingClient:
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
     ) -> ServerReply:
-        """Post to a replica with the given or the current adapter as the model; equal keys reach the same replica.
-
-        Raises:
-            RequestRejected: the server refuses this request.
-            SamplingError: no server answered in any attempt.
-        """
+        """Post for this adapter, else the current one; equal keys reach one replica. Raises `SamplingError`."""
         used = adapter or self.current
         if used is not None:
             self.pin(used)
@@ -249,10 +237,8 @@ class SamplingClient:
             await replica.close()
 
     async def _while_none_rejoins(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` while no replica can rejoin; repeat it if all replicas are lost meanwhile.
-
-        The lock is not held while it waits for a replica in service, because rejoining takes the lock.
-        """
+        """Run `work` while no replica can rejoin; repeat it if all replicas are lost meanwhile."""
+        # The lock is not held while it waits for a replica in service, because rejoining takes the lock.
         num_lost = 0
         while True:
             await self._wait_for_service()
@@ -266,10 +252,7 @@ class SamplingClient:
                     logger.warning("all model servers are lost, starting over when one is back")
 
     async def _everywhere(self, work: Callable[[Replica], Awaitable[object]]) -> None:
-        """Run `work` on every replica in service. Those lost meanwhile catch up when they rejoin.
-
-        Raises `ReplicaLost` if no replica is left.
-        """
+        """Run `work` on the replicas in service; lost ones catch up later. Raises `ReplicaLost` if none is left."""
         replicas = self.replicas
         ends = await asyncio.gather(*(work(replica) for replica in replicas), return_exceptions=True)
         for replica, end in zip(replicas, ends, strict=True):
@@ -297,7 +280,6 @@ class SamplingClient:
         return home
 
     async def _wait_for_service(self) -> None:
-        """Wait until a replica is in service."""
         try:
             async with asyncio.timeout(self._outage_timeout_s):
                 await self._in_service.wait()
@@ -320,11 +302,9 @@ class SamplingClient:
         await replica.disconnect()
 
     async def _watch(self, replica: Replica) -> None:
-        """Take an unhealthy replica out of service, unless it is the only one, and let it rejoin once it answers.
-
-        After a restart, a server that adapters are uploaded to gets them again, because processes on other hosts that
-        use them do not have the files.
-        """
+        """Take an unhealthy replica out of service, unless it is the only one, and let it rejoin once it answers."""
+        # After a restart, a server that adapters are uploaded to gets them again, because processes on other hosts that
+        # use them do not have the files.
         num_unhealthy = 0
         while True:
             await asyncio.sleep(self._check_interval_s)

@@ -28,6 +28,7 @@ from cua_rl.http_server import serve_app
 from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
@@ -122,6 +123,13 @@ class Gateway:
         self.prompt_mismatches = 0
         """Answers for which the server's prompt tokens differed from the renderer's."""
 
+    @property
+    def image_settings(self) -> ImageSettings:
+        """How the model's screenshots are resized."""
+        settings = self._renderer.image_settings
+        assert settings is not None, "expected the renderer of a model that sees screenshots"
+        return settings
+
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None:
@@ -142,15 +150,12 @@ class Gateway:
         return tuple(rollout.turns)
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """The turns of an open rollout so far."""
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process."""
         return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:
@@ -173,10 +178,7 @@ class Gateway:
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> Generator[ModelAddress]:
-        """Give an agent in another process access to an open rollout, and to `device`, while the block runs.
-
-        `watch` admits requests and is notified of their answers. Raises `ConfigError` unless the gateway is served.
-        """
+        """As in `ModelAccess`; raises `ConfigError` unless the gateway is served."""
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
         rollout = self._open(rollout_id)
@@ -196,12 +198,9 @@ class Gateway:
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Answer a request of an agent. The answer is recorded as a turn if `is_trained`.
 
-        Raises:
-            UnknownRollout: no such rollout is open.
-            RolloutOver: the rollout gets no more answers.
-            RequestError: the request cannot be rendered for the model.
-            ContextOverflow: prompt and answer would exceed the model's context.
-            SamplingError: the model server failed.
+        Raises `UnknownRollout` if no such rollout is open, `RolloutOver` if the rollout gets no more answers,
+        `RequestError` if the request cannot be rendered for the model, `ContextOverflow` if prompt and answer would
+        exceed the model's context, `SamplingError` if the model server failed.
         """
         rollout = self._open(rollout_id)
         watch = rollout.watch
@@ -333,11 +332,9 @@ class Gateway:
                 self._client.forget(rollout_id)
 
     def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
-
-        Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
-        parses calls itself. A thought that was cut off is none, and must not pass for an answer.
-        """
+        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call."""
+        # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
+        # parses calls itself. A thought that was cut off is none, and must not pass for an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
@@ -371,11 +368,9 @@ class Gateway:
 
 
 def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """What to change after a rejection that depends on the configuration; None if only this request is at fault.
-
-    Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
-    never trigger it.
-    """
+    """What to change after a rejection that depends on the configuration; None if only this request is at fault."""
+    # Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
+    # never trigger it.
     if "may be provided in one prompt" in rejected.message:
         return (
             "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "

@@ -24,14 +24,7 @@ from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.masking import make_key
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
-from cua_rl.request_limits import (
-    BodyBudget,
-    RequestRefused,
-    bearer_key,
-    host_name,
-    read_json,
-    require_json,
-)
+from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
 
@@ -74,11 +67,7 @@ class Answerer(Protocol):
 
 
 def make_gateway_app(
-    gateway: Answerer,
-    model_name: str,
-    more_routes: Sequence[Route] = (),
-    *,
-    hosts: Container[str] = (IN_PROCESS_HOST,),
+    gateway: Answerer, model_name: str, more_routes: Sequence[Route] = (), *, hosts: Container[str] = (IN_PROCESS_HOST,)
 ) -> Starlette:
     """The ASGI app of a gateway; requests must name one of `hosts`, or the address it listens on, as their host."""
 

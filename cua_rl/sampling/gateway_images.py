@@ -20,10 +20,7 @@ _IMAGE_TYPES = ("image_url", "input_image")
 
 
 class ImageFetcher:
-    """Replaces links by `data:` URLs: training needs the bytes, and links expire.
-
-    Without allowed hosts it changes nothing, and links are refused when the request is parsed.
-    """
+    """Replaces links by `data:` URLs, because links expire; without allowed hosts, parsing refuses links."""
 
     def __init__(self, allowed_hosts: Sequence[str] = (), *, timeout_s: float = 60.0) -> None:
         self._allowed_hosts = frozenset(allowed_hosts)

@@ -56,11 +56,9 @@ def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
 def _find_answer(
     answers: Sequence[EarlierAnswer], items: Sequence[Item], sampled_ids: Collection[str]
 ) -> tuple[EarlierAnswer, list[Item]] | None:
-    """The answer that `items` begin with, and the items after it; the longest match, then the first.
-
-    The longest, because an agent may leave out an answer with a malformed call and repeat the request: the text of that
-    answer must not match the beginning of a later answer with the same text and calls.
-    """
+    """The answer that `items` begin with, and the items after it; the longest match, then the first."""
+    # The longest, because an agent may leave out an answer with a malformed call and repeat the request: the text of
+    # that answer must not match the beginning of a later answer with the same text and calls.
     found = [(answer, after) for answer in answers if (after := _rest_after(answer, items, sampled_ids)) is not None]
     return min(found, key=lambda pair: len(pair[1]), default=None)
 
@@ -181,10 +179,8 @@ def _message(text: str) -> Message:
 
 
 def _written_calls(said: str) -> list[Item]:
-    """The text and the calls of a message in which smolagents wrote the calls below the text, as a Python literal.
-
-    Its CodeAgent adds a call of `python_interpreter` with the code of the text; the model made no such call.
-    """
+    """The text and the calls of a message in which smolagents wrote the calls below the text, as a Python literal."""
+    # Its CodeAgent adds a call of `python_interpreter` with the code of the text; the model made no such call.
     text, found, written = said.rpartition("Calling tools:\n")
     calls = list[Item]()
     if not found:

@@ -1,8 +1,4 @@
-"""Screenshots that a model server has processed already, which later requests name instead of sending again.
-
-vLLM caches a processed image under the name (`uuid`) given in the request, and later requests may leave out its data.
-Otherwise vLLM decodes and hashes every screenshot of the history in every turn (docs/performance.md).
-"""
+"""Screenshots that a model server has processed, which later requests name (`uuid`) instead of sending them again."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +48,6 @@ class KnownImages:
         return [{**part, "image_url": None} if part.get("uuid") in self._names else part for part in parts]
 
     def add(self, request: Mapping[str, object]) -> None:
-        """Note that the server has answered this request."""
         for part in _image_parts(request.get("input")):
             if (name := part.get("uuid")) is not None:
                 self._names.pop(name, None)

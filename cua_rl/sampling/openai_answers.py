@@ -1,7 +1,4 @@
-"""Answers in OpenAI's formats: Response objects, Chat completions, and both as server-sent events.
-
-The gateway has the whole answer before it sends the first event, so that what an agent reads is what was recorded.
-"""
+"""Answers in OpenAI's formats: Responses, Chat completions, and both as events, made from the whole answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +92,6 @@ def items_by_id(answer: Answer) -> dict[str, Item]:
 
 
 def chat_completion(answer: Answer) -> JsonDict:
-    """The answer as a Chat completion."""
     return {
         "id": answer.turn.response_id,
         "object": "chat.completion",
@@ -120,7 +116,6 @@ def chat_message(answer: Answer) -> JsonDict:
 
 
 def chat_tool_calls(calls: Sequence[ToolCall]) -> list[JsonDict]:
-    """Tool calls in Chat's nested format."""
     return [
         {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls

@@ -34,9 +34,7 @@ async def wait_while_progressing(
     No answer of the server, whoever asks, has more than `max_tokens`.
 
     `read_load` returns None if the server does not report its load; the time of the answer is then all that is known.
-
-    Raises:
-        ServerStalled: the server made no progress for `stall_timeout_s`, or none with this request.
+    Raises `ServerStalled` if the server made no progress for `stall_timeout_s`, or none with this request.
     """
     asked = asyncio.ensure_future(work)
     try:

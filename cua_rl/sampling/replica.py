@@ -48,13 +48,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        server: ModelServer,
-        *,
-        namespace: str,
-        max_attempts: int,
-        stall_timeout_s: float,
-        has_siblings: bool,
+        self, server: ModelServer, *, namespace: str, max_attempts: int, stall_timeout_s: float, has_siblings: bool
     ) -> None:
         from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
 
@@ -76,7 +70,6 @@ class Replica:
         server.on_restart(self._restore_all)
 
     def name_of(self, adapter: AdapterRef) -> str:
-        """The adapter's name on the server."""
         return f"{adapter.name}-{self._namespace}"
 
     async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
@@ -95,11 +88,7 @@ class Replica:
         return {"lora_name": name, "lora_path": reply.json["path"]}  # changes when the server restarts
 
     async def _find_upload(self, adapter: AdapterRef) -> "HttpReply":
-        """Ask the server whether it has the files of an adapter.
-
-        If neither the server nor this host has them, wait for the process that published the adapter, which uploads
-        them again after a restart of the server.
-        """
+        """Ask for the files of an adapter; if this host has none, wait for its publisher to upload them again."""
         delays_s = iter(_delays_s(self._max_attempts))
         while True:
             reply = await self._upload_request(partial(self._http.get, f"{UPLOAD_PATH}/{self.name_of(adapter)}"))
@@ -170,7 +159,6 @@ class Replica:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
     async def unload_all_but(self, needed: Collection[AdapterRef]) -> None:
-        """Unload the other adapters."""
         for unused in [adapter for adapter in self.loaded if adapter not in needed]:
             await self.unload(unused)
 
@@ -180,10 +168,7 @@ class Replica:
             del self._loads[adapter]
 
     async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
-        """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.
-
-        Others that it still has are unloaded at the next publication.
-        """
+        """Load adapters again; others go at the next publication. Raises `SamplingError` or `AdapterError`."""
         needed = set(adapters)
         for adapter in needed:
             self._loads.pop(adapter, None)  # the server may have been restarted
@@ -201,7 +186,6 @@ class Replica:
             return False
 
     async def fetch_load(self) -> ServerLoad:
-        """The server's load."""
         with boundary(SamplingError, f"read the load of {self.server.base_url}"):
             reply = await self._http.get("/metrics")
             if not reply.is_success:
@@ -217,8 +201,7 @@ class Replica:
         """Verify the adapter with `check_canary`; returns its values and raises its `AdapterError`."""
         path, request = canary_request(canary)
         base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, path, request),
-            self.post_to(self.name_of(adapter), path, request),
+            self.post_to(self.server.model.name, path, request), self.post_to(self.name_of(adapter), path, request)
         )
         change, difference = check_canary(
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
@@ -227,10 +210,7 @@ class Replica:
         return change, difference
 
     async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request without the images in the server's cache; with all of them if one has been evicted.
-
-        A server without a cache of images fails on the first one that is only named, and gets all from then on.
-        """
+        """Post without the images in the cache; with all if one was evicted, and from then on if there is no cache."""
         if not (self.server.model.takes_image_names and self._keeps_images):
             return await self.post_to(model, path, payload)
         shortened = self._images.leave_out(payload)
@@ -272,10 +252,7 @@ class Replica:
                 await self._restore(adapter)
 
     async def _restore_all(self) -> None:
-        """Load all adapters again after a restart of our own server.
-
-        A replica that is out of service loads the adapters in use when it rejoins; files of others may be gone by then.
-        """
+        """Load all adapters again after a restart; a lost replica loads those in use when it rejoins."""
         for adapter in () if self.is_lost else self.loaded:
             await self._restore(adapter)
 
@@ -344,7 +321,6 @@ class Replica:
 
 
 def _delays_s(num: int) -> list[float]:
-    """Pauses between attempts."""
     return [min(_FIRST_DELAY_S * 2**index, _MAX_DELAY_S) for index in range(num)]
 
 

@@ -1,7 +1,4 @@
-"""ASGI middleware for vLLM (`--middleware`) that requires the key for every path.
-
-vLLM itself requires its key below `/v1` and a few other prefixes only; `/tokenize`, `/metrics` and others stay open.
-"""
+"""ASGI middleware for vLLM (`--middleware`) that requires the key for every path, not only below `/v1`."""
 
 import os
 from collections.abc import Awaitable, Callable, Mapping

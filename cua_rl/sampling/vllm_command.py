@@ -15,7 +15,7 @@ from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.families import SERVED_IN_VISION, find_family
+from cua_rl.families import find_family
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.system_users import computing_environment
@@ -31,11 +31,7 @@ Platform = Literal["cpu", "cuda"]
 
 
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
-    """The command that serves `config.model_path` at `unix:PATH`, or at `http://HOST:PORT` of this machine.
-
-    Raises:
-        ConfigError: vLLM is not installed.
-    """
+    """Serves `config.model_path` at `unix:PATH` or `http://HOST:PORT`; raises `ConfigError` without vLLM."""
     platform = require_vllm()
     server = ["vllm.entrypoints.cli.main", "serve"] if platform == "cuda" else ["cua_rl.vllm_cpu_server"]
     return [sys.executable, "-m", *server, *vllm_options(config, address, platform)]
@@ -76,7 +72,6 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     family = find_family(config.model_path)
     if family is not None and family.served_modules:
         flags += ["--lora-target-modules", *family.served_modules]
-        flags += SERVED_IN_VISION if config.adapts_vision else ()
     dtype = config.dtype
     if platform == "cpu" and dtype == "auto":
         dtype = "float32" if family is None else family.cpu_dtype
@@ -106,11 +101,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
 def vllm_environment(
     config: ServerConfig, api_key: str, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of the server: its key, adapter updates at run time, and offline mode for a model on disk.
-
-    Its processes communicate through sockets in `folder`, which only the run can access, and over the loopback
-    interface.
-    """
+    """The server's environment: key, adapter updates, offline mode for a model on disk, sockets in `folder`."""
     environment = computing_environment(environ) | {
         API_KEY_VARIABLE: api_key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -152,11 +143,7 @@ def installed_platform() -> Platform | None:
 
 
 def require_vllm() -> Platform:
-    """The platform of the installed vLLM.
-
-    Raises:
-        ConfigError: vLLM is not installed.
-    """
+    """The platform of the installed vLLM; raises `ConfigError` if vLLM is not installed."""
     platform = installed_platform()
     if platform is None:
         raise ConfigError(

@@ -36,10 +36,7 @@ def sampling_request(
     seed: int | None,
     images: ImageUrls | None = None,
 ) -> dict[str, object]:
-    """The body of a Responses request that samples from the unmodified distribution and reports every token.
-
-    The end of turn is part of the text, because vLLM omits the log-probabilities of an answer without text.
-    """
+    """A request to sample unmodified and report every token; the end of turn is text, which vLLM needs for logprobs."""
     images = images or ImageUrls()
     conversation = responses_input(items, images)
     name_images(conversation, images)
@@ -64,11 +61,7 @@ def sampling_request(
 
 
 def parse_sampled(body: Mapping[str, Any]) -> Sampled:
-    """Read token ids and log-probabilities from the server's answer.
-
-    Raises:
-        SamplingError: they are missing or inconsistent.
-    """
+    """Read token ids and log-probabilities; raises `SamplingError` if they are missing or inconsistent."""
     try:
         tokens = tuple(_token_ids(body["output_messages"]))
         output: Sequence[Mapping[str, Any]] = body["output"]
@@ -113,11 +106,7 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | No
 
 
 def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_id: int) -> ModelInput:
-    """The server's prompt, from its token ids and the images that were sent, in order.
-
-    Raises:
-        SamplingError: the server's prompt does not have one run of image tokens per image.
-    """
+    """The prompt from token ids and the images sent; raises `SamplingError` unless each image is one run of tokens."""
     sent = rendered.image_chunks
     images = iter(sent)
     chunks: list[Chunk] = []

@@ -63,7 +63,6 @@ class FixedExamples:
         return await asyncio.to_thread(self._load_all, indices)
 
     async def held_out(self) -> list[Datum]:
-        """All held-out sequences."""
         return await asyncio.to_thread(self._load_all, self.held_out_indices)
 
     def _load_all(self, indices: Sequence[int]) -> list[Datum]:
@@ -117,12 +116,10 @@ class ExpertExamples:
         return None
 
     async def batch(self, number: int, size: int) -> list[Datum]:
-        """The demonstrations of a batch."""
         tasks = self.tasks.batch(number, size)
         return [await self._demonstrate(task, f"{number}-{place}") for place, task in enumerate(tasks)]
 
     async def held_out(self) -> list[Datum]:
-        """Demonstrations of the held-out tasks."""
         return [await self._demonstrate(task, f"held-out-{place}") for place, task in enumerate(self.held_out_tasks)]
 
     async def _demonstrate(self, task: Task, name: str) -> Datum:

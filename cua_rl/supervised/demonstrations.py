@@ -161,7 +161,6 @@ def _output(item: Message | Reasoning | ToolCall) -> Mapping[str, object]:
 
 
 def _response(answer: AnswerItems, model: str) -> Response:
-    """An answer in the gateway's format."""
     return Response.model_validate(
         {
             "id": "expert",

@@ -5,21 +5,7 @@ The renderer of the model that learns writes them as text.
 
 import json
 
-from cua_rl.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.agent.tools import MAX_COORDINATE, tool_for
 from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.devices.device import DeviceKind
@@ -29,7 +15,7 @@ from cua_rl.tasks.expert import Decision, Finish
 COORDINATE_STEP = 5
 """Experts click at multiples of this, 0-1000 on both axes: the tiny model has a token for each."""
 
-_BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu"}
+_BUTTON_NAMES = {actions.Button.BACK: "Back", actions.Button.HOME: "Home", actions.Button.RECENTS: "Menu"}
 
 
 def build_answer(
@@ -38,9 +24,9 @@ def build_answer(
     """The answer of a model that decides like the expert; without reasoning if nothing was scanned."""
     arguments: dict[str, object]
     match decision.action:
-        case TypeText(text=text):
+        case actions.TypeText(text=text):
             arguments = {"action": "type", "text": text}
-        case Wait(duration_s=duration_s):
+        case actions.Wait(duration_s=duration_s):
             arguments = {"action": "wait", "time": duration_s}
         case Finish(answer=str(answer)):
             arguments = {"action": "answer", "text": answer}
@@ -52,39 +38,39 @@ def build_answer(
     return (Reasoning(text=" ".join(decision.scanned)), call) if decision.scanned else (call,)
 
 
-def _touch(action: Action, screen: EncodedImage) -> dict[str, object]:
+def _touch(action: actions.Action, screen: EncodedImage) -> dict[str, object]:
     match action:
-        case Click():
+        case actions.Click():
             return {"action": "click", "coordinate": _relative(action.x, action.y, screen)}
-        case LongPress(x=x, y=y):
+        case actions.LongPress(x=x, y=y):
             return {"action": "long_press", "coordinate": _relative(x, y, screen)}
-        case Drag():
+        case actions.Drag():
             ends = _relative(action.x, action.y, screen), _relative(action.to_x, action.to_y, screen)
             return {"action": "swipe", "coordinate": ends[0], "coordinate2": ends[1]}
-        case PressButton(button=button) if button in _BUTTON_NAMES:
+        case actions.PressButton(button=button) if button in _BUTTON_NAMES:
             return {"action": "system_button", "button": _BUTTON_NAMES[button]}
-        case PressKey(keys=("enter",)):
+        case actions.PressKey(keys=("enter",)):
             return {"action": "system_button", "button": "Enter"}
         case _:
             raise TaskError(f"expected an action that mobile_use has, got {action!r}")
 
 
-def _mouse_or_keys(action: Action, screen: EncodedImage) -> dict[str, object]:
+def _mouse_or_keys(action: actions.Action, screen: EncodedImage) -> dict[str, object]:
     """A drag starts at the mouse position: the expert moves the mouse there first."""
     match action:
-        case Click(x=x, y=y):
+        case actions.Click(x=x, y=y):
             return {"action": "left_click", "coordinate": _relative(x, y, screen)}
-        case DoubleClick(x=x, y=y):
+        case actions.DoubleClick(x=x, y=y):
             return {"action": "double_click", "coordinate": _relative(x, y, screen)}
-        case RightClick(x=x, y=y):
+        case actions.RightClick(x=x, y=y):
             return {"action": "right_click", "coordinate": _relative(x, y, screen)}
-        case MoveMouse(x=x, y=y):
+        case actions.MoveMouse(x=x, y=y):
             return {"action": "mouse_move", "coordinate": _relative(x, y, screen)}
-        case Drag(to_x=x, to_y=y):
+        case actions.Drag(to_x=x, to_y=y):
             return {"action": "left_click_drag", "coordinate": _relative(x, y, screen)}
-        case Scroll(x=x, y=y, down_px=down_px, right_px=0):
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=0):
             return {"action": "scroll", "coordinate": _relative(x, y, screen), "pixels": -down_px}
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             return {"action": "key", "keys": list(keys)}
         case _:
             raise TaskError(f"expected an action that computer_use has, got {action!r}")

@@ -55,11 +55,7 @@ class _Candidate:
 
 @asynccontextmanager
 async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, Training]]:
-    """The database of a run: its own if `from_run` is a folder with one (in use or not), else the one at `url`.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """A run's own database if `from_run` is a folder with one, else that at `url`; raises `ConfigError` if neither."""
     folder, has_database = _locate(from_run)
     if not has_database:
         if url is None:
@@ -110,11 +106,7 @@ async def _open_training(url: str, run_name: str, *, is_own: bool) -> AsyncGener
 
 
 async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
-    """The selected successes of a run, rebuilt from the database, without repeats.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """The selected successes of a run, without repeats; raises `ConfigError` if there are none."""
     image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
     if image_token_id is None:
         raise DatabaseError(f"expected training {training_id} in the database, got no row")

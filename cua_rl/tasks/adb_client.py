@@ -25,11 +25,9 @@ class AdbClient:
         return self.shell(f"settings get {quote(namespace)} {quote(key)}").strip()
 
     def is_installed(self, package: str) -> bool:
-        """Whether exactly this package is installed."""
         return f"package:{package}" in self.shell(f"pm list packages {quote(package)}").split()
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder exists."""
         return self.shell(f"test -e {quote(path)} && echo yes").strip() == "yes"
 
     def current_app(self) -> str:

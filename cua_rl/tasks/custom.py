@@ -51,7 +51,6 @@ class DescribedTask(Template):
     """None on devices whose initial state cannot be set."""
 
     def make_task(self, seed: int) -> Task:
-        """The task on the device of this seed."""
         goal, prepare = self.goal, None
         if goal is not None and self.start is None:
             prepare = partial(make_undone, goal)
@@ -88,12 +87,7 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
 
 
 def describe(
-    given: Fields,
-    task_id: str,
-    instruction: str,
-    *,
-    goal: Goal | None,
-    start: Start | None = None,
+    given: Fields, task_id: str, instruction: str, *, goal: Goal | None, start: Start | None = None
 ) -> DescribedTask:
     """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
     return DescribedTask(
@@ -197,7 +191,6 @@ def _possible_starts(goal: Goal, row: str | None) -> Iterator[Start]:
 
 
 def _make_phones(start: Start, what: str) -> list[PhoneState]:
-    """The phones that a description is tried on."""
     seeds = Random("custom-task").sample(range(2_000_000), _NUM_PHONES_TRIED)
     with boundary(ConfigError, f"expected a start that a phone can have in {what}, change it"):
         return [make_phone_state(seed, start) for seed in seeds]

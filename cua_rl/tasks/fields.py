@@ -16,7 +16,6 @@ class Fields:
     what: str
 
     def require_keys(self, known: Iterable[str]) -> None:
-        """Raise for an unknown key."""
         known = list(known)
         for key in self.raw:
             require_known(f"key of {self.what}", key, known)
@@ -46,7 +45,6 @@ class Fields:
         return () if value is None else (value,)
 
     def integer(self, key: str, *, at_least: int) -> int | None:
-        """A whole number."""
         value = self.raw.get(key)
         if value is None:
             return None

@@ -82,7 +82,6 @@ async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
 
 
 async def validate_folder_task(parts: FolderParts, device: Device, answer: str | None) -> Validation:
-    """Ask the folder's validator."""
     started = time.monotonic()
     success = await _is_valid(parts, _require_shell(parts, device), answer)
     return Validation(
@@ -265,10 +264,7 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         max_turns=max_turns,
         tags=tuple(_optional(definition, "tags", ())),
         parts=FolderParts(
-            task_id=task_id,
-            validate=cast(Hook, validator.validate),
-            pre_hook=cast(Hook | None, pre_hook),
-            apk=apk,
+            task_id=task_id, validate=cast(Hook, validator.validate), pre_hook=cast(Hook | None, pre_hook), apk=apk
         ),
     )
 

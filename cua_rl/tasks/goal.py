@@ -36,7 +36,6 @@ class Goal:
 
 
 async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validation:
-    """Validate a task by its goal."""
     started = time.monotonic()
     actual = await device.query(goal.query)
     success = goal.is_met(actual, answer)

@@ -110,9 +110,7 @@ def _parse_function(value: str, what: str, folder: Path) -> ProgramCheck:
 async def run_check(check: PageCheck, address: str | None, device: Device, answer: str | None) -> Validation:
     """Validate a task on a page; `address` is that of a site that the run does not serve.
 
-    Raises:
-        TaskError: the check itself fails.
-        DeviceError: the site has ended.
+    Raises `TaskError` if the check itself fails, `DeviceError` if the site has ended.
     """
     site = as_page(device).site
     if isinstance(site, ServedSite):

@@ -184,9 +184,7 @@ def _parse_task(value: object, what: str, *, folder: Path, default_id: str, site
 
 
 def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
-    """Where pages may go beside their own site: what the sources say, or else the tasks' own hosts (for files, their
-    folders).
-    """
+    """Where pages may go beside their own site: as the sources say, or the tasks' own hosts (folders, for files)."""
     said = [url for config in configs for url in config.allowed_urls]
     if said:
         return tuple(dict.fromkeys(said))

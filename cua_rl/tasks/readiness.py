@@ -27,10 +27,8 @@ async def instruct(task: Task, device: Device) -> str:
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:
     """Read success from the device's state; what is absent, or no longer usable, is not done.
 
-    Raises:
-        CheckError: the validator fails itself.
-        DeviceError: the device fails.
-        TaskError: there is no validator.
+    Raises `CheckError` if the validator fails itself, `DeviceError` if the device fails, `TaskError` if there is no
+    validator.
     """
     if task.validate is None:
         raise TaskError(f"expected a validator of task {task.task_id!r}, got none: only a judge can decide it")

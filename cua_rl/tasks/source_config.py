@@ -91,12 +91,7 @@ _BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
     "gym_id": ("gym",),
     "eval_number_range": ("gym",),
 }
-_REQUIRED = {
-    "ids": "task_ids",
-    "file": "file_path",
-    "custom": "custom_tasks",
-    "task_adapter": "tasks_dir",
-}
+_REQUIRED = {"ids": "task_ids", "file": "file_path", "custom": "custom_tasks", "task_adapter": "tasks_dir"}
 
 
 def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> frozenset[str]:

@@ -7,20 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from cua_rl.devices.query_values import TIME
-from cua_rl.devices.simulator.catalog import (
-    APPS,
-    EXTRA_ROWS,
-    MAX_BRIGHTNESS,
-    MAX_VOLUME,
-    MIN_BRIGHTNESS,
-    NUM_ICONS_PER_PAGE,
-    NUM_ROWS_VISIBLE,
-    SCREEN_TIMEOUTS_MS,
-    SETTINGS,
-    STORE_APPS,
-    SWITCHES,
-    WALLPAPERS,
-)
+from cua_rl.devices.simulator import catalog
 from cua_rl.devices.simulator.start import Start, SystemStart
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, read_mapping, require_known
@@ -40,15 +27,18 @@ def parse_start(value: object, what: str) -> Start:
             raise ConfigError(f"expected {key} from {min(allowed)} to {max(allowed)} in {what}, got {level}; change it")
     if start.apps.alarm is not None and not TIME.accepts(start.apps.alarm):
         raise ConfigError(f"expected alarm as a time such as 06:45 in {what}, got {start.apps.alarm!r}; change it")
-    if {*start.first_rows} & {*start.hidden_rows} or len({*start.first_rows}) > NUM_ROWS_VISIBLE:
+    if {*start.first_rows} & {*start.hidden_rows} or len({*start.first_rows}) > catalog.NUM_ROWS_VISIBLE:
         raise ConfigError(
-            f"expected at most {NUM_ROWS_VISIBLE} first_rows and others as hidden_rows in {what}, got "
+            f"expected at most {catalog.NUM_ROWS_VISIBLE} first_rows and others as hidden_rows in {what}, got "
             f"{list(start.first_rows)!r} and {list(start.hidden_rows)!r}; change them"
         )
-    if len(set(on_pages)) < len(on_pages) or max(len(start.first_page), len(start.second_page)) > NUM_ICONS_PER_PAGE:
+    if (
+        len(set(on_pages)) < len(on_pages)
+        or max(len(start.first_page), len(start.second_page)) > catalog.NUM_ICONS_PER_PAGE
+    ):
         raise ConfigError(
-            f"expected each app once and at most {NUM_ICONS_PER_PAGE} apps on a home page in {what}, got first_page "
-            f"{list(start.first_page)!r} and second_page {list(start.second_page)!r}; change them"
+            f"expected each app once and at most {catalog.NUM_ICONS_PER_PAGE} apps on a home page in {what}, got "
+            f"first_page {list(start.first_page)!r} and second_page {list(start.second_page)!r}; change them"
         )
     system = start.system or SystemStart()
     both = sorted({*start.on} & {*start.off} | {*system.on} & {*system.off})
@@ -61,22 +51,26 @@ def _names(start: Start) -> Iterator[tuple[str, Collection[str], tuple[str, ...]
     """What names are of, which are known, and those given."""
     system, apps = start.system or SystemStart(), start.apps
     on_pages = (*start.first_page, *start.second_page)
-    yield "app", APPS, (*on_pages, *start.recent_apps, *([start.app] if start.app else []), *apps.off_home)
+    yield "app", catalog.APPS, (*on_pages, *start.recent_apps, *([start.app] if start.app else []), *apps.off_home)
     changed = (system.running_app, system.notifying_app, system.silent_app)
-    yield "app", {**APPS, **STORE_APPS}, (*filter(None, changed), *apps.on_home, *(apps.home_folder or ())[1:])
-    yield "app of the store", STORE_APPS, (system.store_app,) if system.store_app else ()
-    yield "row of Settings", SETTINGS, (*start.first_rows, *start.hidden_rows)
-    yield "page of Settings", EXTRA_ROWS, system.extra_rows
-    yield "switch", SWITCHES, (*system.on, *system.off)
+    yield (
+        "app",
+        {**catalog.APPS, **catalog.STORE_APPS},
+        (*filter(None, changed), *apps.on_home, *(apps.home_folder or ())[1:]),
+    )
+    yield "app of the store", catalog.STORE_APPS, (system.store_app,) if system.store_app else ()
+    yield "row of Settings", catalog.SETTINGS, (*start.first_rows, *start.hidden_rows)
+    yield "page of Settings", catalog.EXTRA_ROWS, system.extra_rows
+    yield "switch", catalog.SWITCHES, (*system.on, *system.off)
 
 
 def _levels(start: Start) -> Iterator[tuple[str, int | None, Collection[int]]]:
-    yield "brightness_level", start.brightness_level, range(MIN_BRIGHTNESS, MAX_BRIGHTNESS + 1)
-    yield "media_volume", start.media_volume, range(MAX_VOLUME + 1)
+    yield "brightness_level", start.brightness_level, range(catalog.MIN_BRIGHTNESS, catalog.MAX_BRIGHTNESS + 1)
+    yield "media_volume", start.media_volume, range(catalog.MAX_VOLUME + 1)
     yield "home_page", start.home_page, range(2)
     yield "num_photos", start.apps.num_photos, range(1000)
-    yield "not_screen_timeout_ms", start.not_screen_timeout_ms, SCREEN_TIMEOUTS_MS
-    yield "not_wallpaper", (start.system or SystemStart()).not_wallpaper, range(len(WALLPAPERS))
+    yield "not_screen_timeout_ms", start.not_screen_timeout_ms, catalog.SCREEN_TIMEOUTS_MS
+    yield "not_wallpaper", (start.system or SystemStart()).not_wallpaper, range(len(catalog.WALLPAPERS))
 
 
 def _parse_record(kind: type, given: Fields) -> dict[str, Any]:

@@ -50,14 +50,8 @@ class Task:
     """The server of the user's site that its pages need."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
-        """The request with which a device is leased for this task."""
         return DeviceRequest(
-            task_id=self.task_id,
-            seed=self.seed,
-            start=self.start,
-            gym=self.gym,
-            site=self.site,
-            rollout_id=rollout_id,
+            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, site=self.site, rollout_id=rollout_id
         )
 
 

@@ -2,13 +2,15 @@
 """Checkpoints: folders that are either complete or absent, with checksums that reveal damage."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cua_rl.errors import TrainingError
 from cua_rl.training.folders import write_folder
@@ -63,6 +65,62 @@ def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> Trainer
     contents = torch.load(path / _STATE, map_location="cpu", weights_only=True)
     load_weights(path)
     return TrainerState(**contents)
+
+
+def gather_whole(tensor: Tensor, *, keep: bool) -> Tensor:
+    """All of a tensor of which each rank holds a shard, in main memory; nothing on ranks that do not keep it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole = tensor.full_tensor().detach()
+    return whole.cpu() if keep else torch.empty(0)
+
+
+def shard_like(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a tensor, if `like` is sharded."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Whole tensors and sharded ones, if there are any: PyTorch's fused operations do not take both at once."""
+    kinds = [[one for one in tensors if isinstance(one, DTensor) is is_sharded] for is_sharded in (False, True)]
+    return [kind for kind in kinds if kind]
+
+
+def gather_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, keep: bool
+) -> dict[str, Any]:
+    """The state as that of one process, whose optimizer has one group with all `parameters` in their order."""
+    state = optimizer.state_dict()
+    places = _places(optimizer, parameters)
+    moments = {
+        places[index]: {name: gather_whole(value, keep=keep) for name, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {"state": moments, "param_groups": [{**state["param_groups"][0], "params": list(range(len(places)))}]}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], whole: dict[str, Any]) -> None:
+    """Continue from what `gather_optimizer` returned, with this rank's shards."""
+    state = {
+        index: {
+            name: shard_like(value, parameters[place]) if value.ndim else value
+            for name, value in whole["state"][place].items()
+        }
+        for index, place in enumerate(_places(optimizer, parameters))
+        if place in whole["state"]
+    }
+    groups = [
+        {**whole["param_groups"][0], "params": group["params"]} for group in optimizer.state_dict()["param_groups"]
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _places(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Where the optimizer's parameters, one group after the other, are among `parameters`."""
+    numbers = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return [numbers[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _sha256(file: Path) -> str:

@@ -1,9 +1,9 @@
 """The connection between the controller and rank 0: frames on a Unix socket, or authenticated frames over TCP.
 
-A frame is a length of eight bytes (big endian), over TCP an authentication code of 32 bytes, and a pickle. Unpickling
-can run code, so the sender must be known. A Unix socket lies in a private folder. Over TCP, both sides first prove that
-they know a token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They
-are not encrypted.
+A frame is a length of eight bytes (big endian), over TCP an authentication code of 32 bytes, and a message of `wire.py`
+as `cua_rl.codec` writes it. A Unix socket lies in a private folder. Over TCP, both sides first prove that they know a
+token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They are not
+encrypted.
 
 Does not import torch.
 """
@@ -22,8 +22,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
+from cua_rl.codec import decode, encode
 from cua_rl.errors import ConfigError
 from cua_rl.training import wire
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "CUA_RL_TRAINER_TOKEN"
 _MIN_TOKEN_CHARACTERS = 32  # 128 bits even in hexadecimal digits: a recorded handshake does not reveal it
 _LENGTH = struct.Struct(">Q")
+_MAX_FRAME_BYTES = 2**40  # far above the largest model with its optimizer; memory is taken as bytes arrive
 _NONCE_BYTES = 32
 _CODE_BYTES = 32
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -95,14 +96,14 @@ class Seal:
         self._key = key
         self._num_frames = 0
 
-    def code(self, payload: bytes) -> bytes:
+    def code(self, payload: bytes | bytearray) -> bytes:
         """The code of the next frame."""
         code = hmac.new(self._key, struct.pack(">QQ", self._num_frames, len(payload)), "sha256")
         code.update(payload)
         self._num_frames += 1
         return code.digest()
 
-    def check(self, payload: bytes, code: bytes) -> None:
+    def check(self, payload: bytes | bytearray, code: bytes | bytearray) -> None:
         """Raises `ConnectionError` unless `code` is that of the next frame."""
         if not hmac.compare_digest(self.code(payload), code):
             raise ConnectionError("expected a frame with its authentication code, got one that somebody has changed")
@@ -163,7 +164,7 @@ class ControllerLink:
 
     async def ask(self, request: wire.Request) -> wire.Reply:
         """Send a request and wait for its answer; raises `OSError` or `EOFError` if the connection breaks."""
-        payload = await asyncio.to_thread(wire.encode, request)
+        payload = await asyncio.to_thread(encode, request, wire.Request)
         self._writer.write(_LENGTH.pack(len(payload)))
         if self._seals is not None:
             self._writer.write(await asyncio.to_thread(self._seals.controller.code, payload))
@@ -174,7 +175,7 @@ class ControllerLink:
         answer = await self._reader.readexactly(length)
         if self._seals is not None:
             await asyncio.to_thread(self._seals.trainer.check, answer, code)
-        return await asyncio.to_thread(wire.decode, answer)
+        return await asyncio.to_thread(decode, answer, wire.Reply)
 
     def close(self) -> None:
         """End the connection, and with it the worker."""
@@ -240,28 +241,30 @@ class WorkerLink:
 
     def send(self, message: wire.Reply) -> None:
         """Write one frame."""
-        payload = wire.encode(message)
+        payload = encode(message, wire.Reply)
         self._connection.sendall(_LENGTH.pack(len(payload)))
         if self._seals is not None:
             self._connection.sendall(self._seals.trainer.code(payload))
         self._connection.sendall(payload)
 
-    def receive(self) -> Any:
-        """Read one frame; raises `EOFError` if the controller has ended, and `OSError` if the connection broke."""
+    def receive(self) -> bytearray:
+        """An encoded request; raises `EOFError` if the controller has ended, and `OSError` if the connection broke."""
         (length,) = _LENGTH.unpack(_read_exactly(self._connection, _LENGTH.size))
         code = b"" if self._seals is None else _read_exactly(self._connection, _CODE_BYTES)
         payload = _read_exactly(self._connection, length)
         if self._seals is not None:
             self._seals.controller.check(payload, code)
-        return wire.decode(payload)
+        return payload
 
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
 
 
-def _read_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
+def _read_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytearray:
     """Raises `TimeoutError` after the deadline, even if bytes arrive one by one."""
+    if length > _MAX_FRAME_BYTES:
+        raise ConnectionError(f"expected a frame of at most {_MAX_FRAME_BYTES} bytes, got one of {length}")
     buffer = bytearray(length)
     view, read = memoryview(buffer), 0
     while read < length:
@@ -271,7 +274,7 @@ def _read_exactly(connection: socket.socket, length: int, deadline: float | None
         if count == 0:
             raise EOFError("the controller closed the connection")
         read += count
-    return bytes(buffer)
+    return buffer
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -3,7 +3,7 @@
 """A model with trainable weights: a LoRA adapter, or everything."""
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.families import FAMILIES, Family
 from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
+from cua_rl.training.checkpoint import gather_whole, shard_like
 from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
@@ -36,7 +37,8 @@ from cua_rl.training.layers import (
 )
 from cua_rl.training.libraries import load_with_unsloth, use_liger_kernels
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
-from cua_rl.training.ranks import Place, shard_frozen_weights
+from cua_rl.training.ranks import Place, shard_weights
+from cua_rl.training.vision import BLANKS
 
 
 class PolicyModel:
@@ -53,7 +55,7 @@ class PolicyModel:
         base: Any = self._load_base()
         is_streamed = config.sharding == "offload"
         if not self.is_sharded and not is_streamed:
-            base.to(self.device)
+            base.to(device=self.device, dtype=torch.float32 if config.lora is None else None)
         use_linear_patch_embedding(base.model.visual)
         separate_sequences(base.model.language_model)
         if config.kernels == "liger":
@@ -69,21 +71,21 @@ class PolicyModel:
             )
         self.base: Any = base
         self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
-        trains_language_only = config.lora is not None and set(config.lora.modules) == {"language"}
-        if (self.is_sharded or is_streamed) and not trains_language_only:
+        self.trains_base = config.lora is None
+        self.trains_vision = config.lora is None or set(config.lora.modules) != {"language"}
+        if self.trains_vision and (is_streamed or (self.is_sharded and not self.trains_base)):
             raise ConfigError(
-                "sharding: expected 'none' where all weights or adapters on the vision tower are trained, got "
-                f"{config.sharding!r}; train an adapter on the language model"
+                "sharding: expected 'none' where adapters on the vision tower are trained, and 'none' or 'full' where "
+                f"all weights are, got {config.sharding!r}; train an adapter on the language model"
             )
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
-            shard_frozen_weights(base, self.device, place, is_hybrid=config.sharding == "hybrid")
-            base.to(self.device)
+            is_hybrid = config.sharding == "hybrid"
+            shard_weights(base, self.device, place, is_hybrid=is_hybrid, computes_in=self.dtype)
+            base.to(device=self.device, dtype=torch.float32 if self.trains_base else None)
         elif is_streamed:
             stream_frozen_weights(base)
             base.to(self.device)
         self._reference: list[Tensor] | None = None
-        self.trains_base = config.lora is None
-        self.trains_vision = config.lora is None or set(config.lora.modules) != {"language"}
         if config.gradient_checkpointing:
             self.recompute_activations()
         base.train()
@@ -198,6 +200,8 @@ class PolicyModel:
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
                 if len(levels) > 1:
                     deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
+            if BLANKS in features:
+                embeddings = embeddings + features[BLANKS].sum()
             output = language_model(
                 inputs_embeds=embeddings,
                 position_ids=micro_batch.position_ids[:, :, start:end].to(self.device),
@@ -216,7 +220,14 @@ class PolicyModel:
         counts = [end - start for start, end in pairwise(places)]
         return TokenScores(*(context.gather_scores(values, counts) for values in own))
 
-    def save_weights(self, folder: Path) -> None:
+    def gather_weights(self, *, keep: bool) -> Callable[[Path], None]:
+        """What writes `save_weights`' files on a rank that keeps them; all ranks of a sharded model gather together."""
+        if self._peft is not None or not self.is_sharded:
+            return self.save_weights
+        whole = {name: gather_whole(tensor, keep=keep) for name, tensor in self.base.state_dict().items()}
+        return lambda folder: self.save_weights(folder, whole)
+
+    def save_weights(self, folder: Path, whole: Mapping[str, Tensor] | None = None) -> None:
         """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""
         if self._peft is not None:
             weights = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
@@ -227,7 +238,7 @@ class PolicyModel:
             plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
             (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
             return
-        self.base.save_pretrained(folder)
+        self.base.save_pretrained(folder, state_dict=whole)
         copy_settings(self._config.model_path, folder)
 
     def load_weights(self, folder: Path) -> None:
@@ -236,12 +247,20 @@ class PolicyModel:
             _load_adapter(self._peft, folder)
             return
         saved: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-        self.base.load_state_dict(saved.state_dict())
+        held, found = self.base.state_dict(), saved.state_dict()
+        if held.keys() != found.keys():
+            others = sorted(held.keys() ^ found.keys())[:5]
+            raise TrainingError(f"expected the weights of this model in {str(folder)!r}, got others: {others}")
+        with torch.no_grad():
+            for name, tensor in found.items():
+                held[name].copy_(shard_like(tensor, held[name]))
 
     def _load_base(self) -> Any:
         """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
         config, trains_base = self._config, self._config.lora is None
-        dtype = torch.float32 if trains_base else self.dtype
+        dtype: Any = torch.float32 if trains_base else self.dtype
+        if trains_base and (self.is_sharded or self.device.type == "cuda"):
+            dtype = "auto"  # converted one by one as they leave main memory, of which all processes share the pages
         attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
         if config.loader == "unsloth":
             if config.sharding != "none":

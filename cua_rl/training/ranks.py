@@ -4,10 +4,10 @@
 Every rank receives every request, so the assignment of datums and the number of trained tokens need no communication.
 A single process is one rank and sends nothing.
 
-A frozen base model can be sharded over the ranks (PyTorch's FSDP2): the weights of a layer are gathered while it
-computes and freed afterwards. Adapters stay whole on every rank, so gradients, optimizer and checkpoints are those of
-an unsharded model. Gathering involves all ranks, so all make the same number of passes: a rank with less work adds
-passes of `empty_micro_batch` and blank images.
+The base model can be sharded over the ranks (PyTorch's FSDP2): the weights of a layer are gathered while it computes
+and freed afterwards. If they are trained, each rank also holds its shard of their gradients and optimizer state;
+adapters stay whole on every rank. Checkpoints are those of an unsharded model. Gathering involves all ranks, so all
+make the same number of passes: a rank with less work adds passes of `empty_micro_batch` and blank images.
 """
 
 import heapq
@@ -25,12 +25,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from cua_rl.codec import Codec, Put, Take
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.context import ALONE, Context
 
@@ -163,27 +165,34 @@ class Ranks:
         self._watcher = threading.Thread(target=wait_for_end, name="previous-rank", daemon=True)
         self._watcher.start()
 
-    def next_request(self, value: T | None) -> T:
-        """Rank 0's value, on every rank; the others wait for it however long it takes."""
-        if self.size == 1:
-            return value  # type: ignore[return-value]
-        values = [value]
-        with self.together():
-            distributed.broadcast_object_list(values, src=0, group=self._requests)
-        return values[0]  # type: ignore[return-value]
+    def next_request(self, payload: bytearray) -> bytearray:
+        """Rank 0's bytes, on every rank; the others, which give none, wait for them however long it takes."""
+        if self.size > 1:
+            length = torch.tensor(len(payload))
+            with self.together():
+                distributed.broadcast(length, src=0, group=self._requests)
+                payload.extend(bytes(int(length) - len(payload)))
+                if payload:
+                    distributed.broadcast(torch.frombuffer(payload, dtype=torch.uint8), src=0, group=self._requests)
+        return payload
 
-    def agreement(self) -> "Agreement":
-        """A block that succeeds on all ranks or fails on all."""
-        return Agreement(self)
+    def agreement(self, kind: Any) -> "Agreement":
+        """A block that succeeds on all ranks or fails on all, and shares values of the type `kind`."""
+        return Agreement(self, kind)
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of ranks."""
+    def gather(self, value: T, kind: Any) -> list[T]:
+        """Every rank's value, of the type `kind`, in the order of ranks."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        payload = torch.frombuffer(bytearray(_CODEC.encode(value, kind)), dtype=torch.uint8)
+        lengths = [torch.tensor(0) for _ in range(self.size)]
         with self.together():
-            distributed.all_gather_object(values, value)
-        return values
+            distributed.all_gather(lengths, torch.tensor(len(payload)))
+            longest = int(max(lengths))
+            parts = [payload.new_empty(longest) for _ in lengths]
+            distributed.all_gather(parts, nn.functional.pad(payload, (0, longest - len(payload))))
+            pairs = zip(parts, lengths, strict=True)
+            return [_CODEC.decode(part[: int(length)].numpy().data, kind) for part, length in pairs]
 
     def largest(self, count: int) -> int:
         """The maximum over all ranks."""
@@ -211,8 +220,12 @@ class Ranks:
             os._exit(1)  # an orderly exit would wait for the others
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All-reduce the gradients in place, in one message; a rank without datums contributes zeros."""
-        if self.size == 1:
+        """All-reduce the gradients in place, in one message; a rank without datums contributes zeros.
+
+        Those of sharded parameters are summed already, by the backward pass.
+        """
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.size == 1 or not parameters:
             return
         for parameter in parameters:
             if parameter.grad is None:
@@ -224,6 +237,19 @@ class Ranks:
         parts: Sequence[Tensor] = concatenated.split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _write_tensor(tensor: Tensor, put: Put) -> object:
+    return [str(tensor.dtype), list(tensor.shape), put(id(tensor), tensor.detach().cpu().numpy().tobytes)]
+
+
+def _read_tensor(given: Any, take: Take) -> Tensor:
+    name, shape, index = given
+    dtype = {"torch.float32": np.float32, "torch.int64": np.int64, "torch.bool": np.bool_}[name]
+    return take(index, (name, *shape), lambda data: torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy()))
+
+
+_CODEC = Codec({Tensor: (_write_tensor, _read_tensor)})
 
 
 def _new_group() -> distributed.ProcessGroup:
@@ -255,9 +281,8 @@ def _open_store(meeting: Meeting, place: Place) -> Any:
 def prove_ranks(secret: bytes, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:
     """Show every other rank that this one knows the secret, and see that they do; raises `TrainingError`.
 
-    gloo's connections ask for no password: while the ranks meet, another program could take a rank's place, and what
-    the ranks send each other afterwards is unpickled. Each proof answers a random number of the peer, so a recorded one
-    is of no use.
+    gloo's connections ask for no password: while the ranks meet, another program could take a rank's place. Each proof
+    answers a random number of the peer, so a recorded one is of no use.
     """
     for one in range(size):
         for other in range(one + 1, size):
@@ -291,14 +316,15 @@ class Agreement:
     Inside the block, every rank that gets that far calls `share` once.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, kind: Any) -> None:
         self._ranks = ranks
+        self._kind: Any = tuple[kind | None, str | None]
         self._is_reached = False
 
     def share(self, value: T) -> list[T]:
         """Every rank's value; raises `TrainingError` if a rank failed earlier in the block."""
         self._is_reached = True
-        told: list[tuple[T | None, str | None]] = self._ranks.gather((value, None))
+        told: list[tuple[T | None, str | None]] = self._ranks.gather((value, None), self._kind)
         failures = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error is not None]
         if failures:
             raise TrainingError("; ".join(failures))
@@ -311,7 +337,7 @@ class Agreement:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not self._is_reached:
-            self._ranks.gather((None, str(error) or type(error).__name__))
+            self._ranks.gather((None, str(error) or type(error).__name__), self._kind)
 
 
 def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -342,11 +368,14 @@ def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
     return combined
 
 
-def shard_frozen_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: bool) -> None:
+def shard_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: bool, computes_in: torch.dtype) -> None:
     """Keep only this rank's shard of decoder layers, vision blocks and mergers, on `device`.
 
     Hybrid: the ranks of a node hold all shards together, so layers are gathered over its fast links alone. Embeddings
     and head stay whole: they are read outside their modules and are often one tensor.
+
+    Trained weights become float32 layer by layer, so that main memory holds one copy of the checkpoint, which the ranks
+    share. They are gathered as `computes_in`; their gradients are summed in float32.
     """
     nodes, shards = "nodes", "shards"
     if is_hybrid:
@@ -354,14 +383,20 @@ def shard_frozen_weights(base: Any, device: torch.device, place: Place, *, is_hy
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=(nodes, shards))
     else:
         mesh = init_device_mesh(device.type, (place.size,), mesh_dim_names=(shards,))
+    precision = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
     vision, language = base.model.visual, base.model.language_model
     for tower, layers in (
         (vision, [*vision.blocks, vision.merger, *dict(vision.named_children()).get("deepstack_merger_list", ())]),
         (language, list(language.layers)),
     ):
-        trained = {parameter for parameter in tower.parameters() if parameter.requires_grad}
         for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=trained)
+            trained = {one for one in layer.parameters() if one.requires_grad}
+            if len(trained) == len(list(layer.parameters())):
+                fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
+                layer.set_gradient_divide_factor(1.0)  # the sum, not the mean over ranks
+                layer.set_force_sum_reduction_for_comms(True)
+            else:
+                fully_shard(layer, mesh=mesh, ignored_params=trained)
         # the tower holds no weights of its own: as the root, it prefetches the next layer while one computes
         fully_shard(
             tower, mesh=mesh, ignored_params={one for one in tower.parameters() if not isinstance(one, DTensor)}

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,8 @@ from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_image
 from cua_rl.types import Datum
 
 _T = TypeVar("_T")
+_RESULTS = tuple[tuple[MicroBatch, ...], tuple[TokenScores, ...], tuple[TokenLoss, ...], str | None]
+"""What a rank tells the others of its passes; with a text, memory ran out."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class Trainer:
 
     def _score(self, request: wire.Forward) -> tuple[_Batch, list[TokenScores]]:
         """Forward passes of this rank's datums; returns the micro-batches and results of all ranks."""
-        with self._ranks.agreement() as agreement, torch.no_grad():
+        with self._ranks.agreement(_RESULTS) as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
             match request.weights:
                 case "policy":
@@ -125,7 +127,8 @@ class Trainer:
                 "kinds: their gradients cannot be added up"
             )
         encoded_before = self.account.num_encoded_images
-        gradients = [parameter.grad for parameter in self.model.trainable_parameters]
+        # for a second attempt, which sharded ranks do not have
+        gradients = [] if self.model.is_sharded else [one.grad for one in self.model.trainable_parameters]
         earlier = [None if gradient is None else gradient.to("cpu", copy=True) for gradient in gradients]
         try:
             batch, scores, losses = self._within_memory(lambda: self._accumulate(request, earlier))
@@ -137,7 +140,7 @@ class Trainer:
         sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
         self._num_trained_tokens += len(all_logprobs)
         self._is_weighted = request.token_weights is not None
-        num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before))
+        num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before, int))
         weights = token_weights(request, _join([part.datum_indices for part in batch.micro_batches]), all_logprobs)
         if request.token_weights is None:  # the optimizer step takes the mean
             weights /= len(weights)
@@ -193,10 +196,10 @@ class Trainer:
 
         `earlier` are the gradients of requests before this one; a first attempt may have added to them.
         """
-        for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=True):
+        for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=not self.model.is_sharded):
             parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
         scores, losses, totals, missing = list[TokenScores](), list[TokenLoss](), list[float](), None
-        with self._ranks.agreement() as agreement:
+        with self._ranks.agreement(_RESULTS) as agreement:
             batch = self._prepare(request.datums)
             try:
                 with self._in_step():
@@ -228,8 +231,8 @@ class Trainer:
     def _make_idle_passes(self, batch: _Batch) -> None:
         """Provide this rank's shards to ranks that have more to compute."""
         for _ in range(batch.num_idle_passes):
-            self._cached_features({})
-            logprobs, _ = self.model.scores(empty_micro_batch(self._context.size), {}, temperature=1.0)
+            features = self._encode({}) if self.model.trains_vision else self._cached_features({})
+            logprobs, _ = self.model.scores(empty_micro_batch(self._context.size), features, temperature=1.0)
             if torch.is_grad_enabled():
                 logprobs.sum().backward()
 
@@ -246,12 +249,14 @@ class Trainer:
         if not self._is_weighted:
             for gradient in gradients:
                 gradient.mul_(1 / num_trained_tokens)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norms = [torch.nn.utils.get_total_norm(kind) for kind in checkpoint.by_kind(gradients)]
+        norm = torch.nn.utils.get_total_norm([checkpoint.gather_whole(one, keep=True) for one in norms])
         if not math.isfinite(norm.item()):
             self._drop_gradients()
             raise TrainingError(f"expected a finite gradient norm, got {norm.item()!r}; no step was taken")
         if optim.grad_clip_norm > 0.0:
-            torch.nn.utils.clip_grads_with_norm_(self.model.trainable_parameters, optim.grad_clip_norm, norm)
+            for kind in checkpoint.by_kind(self.model.trainable_parameters):
+                torch.nn.utils.clip_grads_with_norm_(kind, optim.grad_clip_norm, norm)
         for group in self._optimizer.param_groups:
             group["lr"], group["betas"] = optim.learning_rate, (optim.beta1, optim.beta2)
             group["eps"], group["weight_decay"] = optim.eps, optim.weight_decay
@@ -270,11 +275,13 @@ class Trainer:
         if self._num_trained_tokens:
             raise TrainingError("expected optim_step before save_state: gradients are not part of a checkpoint")
         rng = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
-        state = checkpoint.TrainerState(
-            policy_version=self.policy_version, optimizer=self._optimizer.state_dict(), rng=rng
-        )
-        if self._ranks.rank == 0:  # all ranks hold the same
-            checkpoint.save_checkpoint(path, state, self.model.save_weights)
+        is_first = self._ranks.rank == 0
+        with self._in_step():
+            optimizer = checkpoint.gather_optimizer(self._optimizer, self.model.trainable_parameters, keep=is_first)
+            write = self.model.gather_weights(keep=is_first)
+        state = checkpoint.TrainerState(policy_version=self.policy_version, optimizer=optimizer, rng=rng)
+        if is_first:
+            checkpoint.save_checkpoint(path, state, write)
 
     def load_state(self, path: Path, *, with_optimizer: bool) -> None:
         """Restore a checkpoint; without the optimizer only the weights, and the policy version stays as it is."""
@@ -283,7 +290,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
         if not with_optimizer:
             return
-        self._optimizer.load_state_dict(state.optimizer)
+        checkpoint.load_optimizer(self._optimizer, self.model.trainable_parameters, state.optimizer)
         torch.set_rng_state(state.rng[0])
         if torch.cuda.is_available() and len(state.rng) == 1 + torch.cuda.device_count():
             torch.cuda.set_rng_state_all(state.rng[1:])
@@ -292,17 +299,20 @@ class Trainer:
     def save_weights_for_sampler(self, path: Path, probe: wire.Probe | None = None) -> None:
         """Write the adapter folder, or the model folder if everything is trained; or a probe."""
         with nullcontext() if probe is None else self.model.probe_weights(probe):
+            with self._in_step():
+                write = self.model.gather_weights(keep=self._ranks.rank == 0)
             if self._ranks.rank == 0:
-                write_folder(path, self.model.save_weights)
+                write_folder(path, write)
         release_memory()  # rollouts are next
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
+        groups = checkpoint.by_kind(self.model.trainable_parameters)
+        return torch.optim.AdamW([{"params": group} for group in groups], fused=True)
 
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
         if not self.model.is_sharded:
             return self._pack(datums)
-        with self._ranks.agreement() as agreement:
+        with self._ranks.agreement(int) as agreement:
             batch = self._pack(datums)
             most = max(agreement.share(len(batch.micro_batches)))
         return replace(batch, num_idle_passes=most - len(batch.micro_batches))
@@ -337,8 +347,7 @@ class Trainer:
             return batch, scores, losses
         # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
-        scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
-        ours = (bare, scored, [_on_cpu(part) for part in losses])
+        ours = (bare, scores, losses)
         if self._context.rank:  # the first of those that share rows speaks for all of them
             ours = ([], [], [])
         told = agreement.share((*ours, missing))
@@ -381,11 +390,6 @@ class Trainer:
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad()
         self._num_trained_tokens = 0
-
-
-def _on_cpu(loss: TokenLoss) -> TokenLoss:
-    tensors = {field.name: getattr(loss, field.name) for field in fields(loss)}
-    return replace(loss, **{name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
 
 
 def _join(lists: Sequence[Sequence[_T]]) -> list[_T]:

@@ -22,6 +22,9 @@ from cua_rl.training.batching import Grid, pack_greedily
 _MAX_PATCHES = 8192
 """Patches per pass of the vision tower, at most."""
 
+BLANKS = ""
+"""Among features, the name of nothing, which depends on a trained tower as the features of blank images would."""
+
 Encode = Callable[[Mapping[str, ImageChunk]], Mapping[str, Tensor]]
 """Images by sha256 -> features by sha256, as from `encode_images`."""
 
@@ -107,12 +110,13 @@ def encode_images(
 ) -> dict[str, Tensor]:
     """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then those of deepstack levels.
 
-    `agree_on_passes` maps the passes that these images take to those that every rank makes; the rest are of a blank.
+    `agree_on_passes` maps the passes that these images take to those that every rank makes; the rest are of a blank,
+    and if the tower is trained, its backward passes follow from `BLANKS`.
     """
     features: dict[str, Tensor] = {}
     names = list(images)
     groups = [names[part] for part in pack_greedily([len(image.patches) for image in images.values()], _MAX_PATCHES)]
-    num_passes = agree_on_passes(len(groups))
+    num_passes, blanks = agree_on_passes(len(groups)), list[Tensor]()
     for group_names in groups:
         group = [images[name] for name in group_names]
         patches = torch.cat([image.patches for image in group]).to(tower.device)
@@ -124,7 +128,11 @@ def encode_images(
         # the smallest image there is
         side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0, :, 0].numel()
         patches = torch.zeros(side * side, patch_dim, device=tower.device)
-        tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
+        output = tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
+        outputs = (output.pooler_output, *output.get("deepstack_features", ()))
+        blanks += [values.flatten()[:0] for values in outputs if values.requires_grad]
+    if blanks:
+        features[BLANKS] = torch.cat(blanks)
     return features
 
 

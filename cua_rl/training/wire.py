@@ -1,18 +1,14 @@
-"""Messages between controller and trainer worker, as pickles; `link.py` carries them. Does not import torch.
+"""Messages between controller and trainer worker; `link.py` carries them. Does not import torch.
 
 The first request is `Start`; closing the connection ends the worker.
 """
 
-import io
-import pickle
 from collections.abc import Mapping
-from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.conversation import EncodedImage
 from cua_rl.types import Datum
 
 
@@ -214,29 +210,3 @@ Reply = (
     | FilesOutput
     | Failed
 )
-
-
-def encode(message: object) -> bytes:
-    """Pickle a message with one copy of all images with the same sha256."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
-    return buffer.getvalue()
-
-
-def decode(payload: bytes) -> Any:
-    """The message that `encode` was given."""
-    return pickle.loads(payload)
-
-
-class _Pickler(pickle.Pickler):
-    """Shares one bytes object between equal images: pickle writes an object it has met before as a reference."""
-
-    def __init__(self, file: io.BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol=protocol)
-        self._data: dict[str, bytes] = {}
-
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, EncodedImage):
-            return NotImplemented
-        data = self._data.setdefault(obj.sha256, obj.data)
-        return __newobj__, (EncodedImage,), [data, obj.format, obj.width_px, obj.height_px, obj.sha256]

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from cua_rl.codec import decode
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.settings import with_values
 from cua_rl.system import refuse_inspection
@@ -109,26 +109,26 @@ def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
         with ranks.together():
             request = _receive(link)
         ranks.next_request(request)
-        if request is None:
+        if not request:
             return
         reply = worker.reply(request)
         with ranks.together(), suppress(BrokenPipeError):  # it closed the connection, as the next read says
             link.send(reply)
 
 
-def _receive(link: WorkerLink) -> wire.Request | None:
-    """The next request, or None if the controller has closed the connection."""
+def _receive(link: WorkerLink) -> bytearray:
+    """The next request, or nothing if the controller has closed the connection."""
     try:
         return link.receive()
     except EOFError as error:
         logger.info("the controller is gone: %s", error)
-        return None
+        return bytearray()
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:
     """Carry out the requests of rank 0 on another rank; its replies are discarded."""
     worker = _Worker(ranks, model)
-    while (request := cast("wire.Request | None", ranks.next_request(None))) is not None:
+    while request := ranks.next_request(bytearray()):
         worker.reply(request)
 
 
@@ -140,10 +140,13 @@ class _Worker:
         self._model = model
         self._trainer: Trainer | None = None
 
-    def reply(self, request: wire.Request) -> wire.Reply:
-        """The answer; `Failed` if the request cannot be carried out."""
+    def reply(self, payload: bytearray) -> wire.Reply:
+        """The answer; `Failed` if the request is none or cannot be carried out."""
+        name = "request"
         try:
-            with boundary(TrainingError, f"trainer, {type(request).__name__}"):
+            request: wire.Request = decode(payload, wire.Request)
+            name = type(request).__name__
+            with boundary(TrainingError, f"trainer, {name}"):
                 if isinstance(request, wire.WithFiles):
                     return self._carry_out_with_files(request)
                 if not isinstance(request, wire.Start):
@@ -159,7 +162,7 @@ class _Worker:
                 logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
                 return wire.Started(device=device, num_trainable_parameters=num_trainable)
         except CuaError as error:
-            logger.exception("failed request=%s", type(request).__name__)
+            logger.exception("failed request=%s", name)
             kind = "config" if isinstance(error, ConfigError) else "training"
             return wire.Failed(kind=kind, message=str(error))
 
@@ -177,7 +180,7 @@ class _Worker:
         if trainer is None:
             raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
         if isinstance(request, wire.TrainerMetrics):
-            accounts = self._ranks.gather(trainer.account.take())
+            accounts = self._ranks.gather(trainer.account.take(), dict[str, float])
             return wire.TrainerMetricsOutput(metrics=combine_accounts(accounts))
         with trainer.account.busy():
             match request:

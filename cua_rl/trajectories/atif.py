@@ -43,7 +43,6 @@ class AtifWriter:
         self._num_files = 0
 
     def write(self, record: RolloutRecord, encoded: EncodedRecord) -> None:
-        """Add a rollout."""
         for image in encoded.images:
             path = self._folder / _FOLDER / _image_path(image)
             if not path.exists():

@@ -18,8 +18,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from resource import RLIMIT_AS, getpagesize, setrlimit
-from typing import Any, Self, cast
+from typing import Any, Self
 
+from cua_rl.codec import decode, encode
 from cua_rl.database.columns import escape_text
 from cua_rl.errors import ConfigError
 from cua_rl.trajectories.rows import EncodedRecord, Row, decode_images, read_json, write_json
@@ -29,6 +30,8 @@ _MAX_MEMORY_BYTES = 4 * 2**30  # several copies of a thousand screenshots of 1 M
 _TURN_NUMBERS = ("prompt_token_ids", "sampled_tokens", "sampling_logprobs", "training_logprobs", "policy_version")
 """What of a turn has columns; the rest is in `record`."""
 _TOP = ("rollout_id", "task_id", "seed", "phase", "step", "group_id", "member_index", "reward", "success", "advantage")
+_TOLD = tuple[str | None, str, tuple[bytes, ...], tuple[dict[str, object], ...]]
+"""What the reader says: why it cannot read on, or the columns of a row: record, images, turns."""
 _CARD = """---
 configs:
 - config_name: default
@@ -164,10 +167,11 @@ def read_parquet(folder: Path, *, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> 
         reader.start()
         sent.close()  # so that the pipe ends with the reader
         try:
-            while (columns := cast("Row | str | None", rows.recv())) is not None:
-                if isinstance(columns, str):
-                    raise ConfigError(columns)
-                yield _from_columns(columns)
+            while payload := rows.recv_bytes(max_memory_bytes):
+                complaint, *columns = decode(payload, _TOLD)
+                if complaint is not None:
+                    raise ConfigError(complaint)
+                yield _from_columns(*columns)
         except EOFError:
             raise ConfigError(_unreadable(path, max_memory_bytes, "a reader that did not survive it")) from None
         finally:
@@ -177,7 +181,7 @@ def read_parquet(folder: Path, *, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> 
 
 
 def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
-    """Send the rows of a file and None, or a complaint."""
+    """Send the rows of a file and nothing, or a complaint."""
     arrow, _ = _arrow(), _arrow("pyarrow.parquet")
     arrow.set_cpu_count(1)  # every thread takes memory of its own
     arrow.set_memory_pool(arrow.system_memory_pool())  # others reserve gigabytes at once
@@ -186,13 +190,15 @@ def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
         limit = num_pages * getpagesize() + max_memory_bytes
         setrlimit(RLIMIT_AS, (limit, limit))
     try:
-        for columns in _read_rows(path):
-            rows.send(columns)
-        rows.send(None)
+        for row in _read_rows(path):
+            told = (None, row["record"], [image["bytes"] for image in row["images"]], row["turns"])
+            rows.send_bytes(encode(told, _TOLD))
+        rows.send_bytes(b"")
     except ConfigError as error:
-        rows.send(str(error))
-    except (MemoryError, OSError, arrow.ArrowException) as error:
-        rows.send(_unreadable(path, max_memory_bytes, f"{type(error).__name__}: {error}"))
+        rows.send_bytes(encode((str(error), "", (), ()), _TOLD))
+    except (MemoryError, OSError, TypeError, arrow.ArrowException) as error:
+        complaint = _unreadable(path, max_memory_bytes, f"{type(error).__name__}: {error}")
+        rows.send_bytes(encode((complaint, "", (), ()), _TOLD))
 
 
 def _unreadable(path: Path, max_memory_bytes: int, what: str) -> str:
@@ -213,9 +219,8 @@ def _read_rows(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _from_columns(columns: Row) -> EncodedRecord:
-    row = read_json(columns["record"])
-    turns: Sequence[Row] = columns["turns"]
+def _from_columns(record: str, images: Sequence[bytes], turns: Sequence[Row]) -> EncodedRecord:
+    row = read_json(record)
     for turn, numbers in zip(row["turns"], turns, strict=True):
         turn |= {name: numbers[name] for name in _TURN_NUMBERS}
-    return EncodedRecord(row=row, images=decode_images(row, [image["bytes"] for image in columns["images"]]))
+    return EncodedRecord(row=row, images=decode_images(row, images))

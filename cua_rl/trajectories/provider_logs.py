@@ -84,7 +84,6 @@ def _openai_content(content: object) -> tuple[str, list[object]]:
 
 
 def read_anthropic(value: Row | list[Row], recorder: Recorder) -> ForeignTrajectory:
-    """Messages of Anthropic's API."""
     whole: Row = {} if isinstance(value, list) else value
     messages = value if isinstance(value, list) else cast("list[Row]", value["messages"])
     tool = _tool_with(whole, "display_width_px")

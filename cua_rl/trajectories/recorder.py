@@ -23,8 +23,7 @@ class Screen:
     """A screenshot, read on demand."""
 
     source: str
-    """A path relative to its file, base64, or a `data:` URL. A path leads to a file below the imported folder, because
-    the files are untrusted."""
+    """A path, base64, or a `data:` URL. Paths lead below the imported folder, because the files are untrusted."""
     folder: Path
     """The folder that a path is relative to."""
     root: Path

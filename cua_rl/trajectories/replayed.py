@@ -150,10 +150,8 @@ async def _replay(
 
 
 def _read_calls(trajectory: ForeignTrajectory, kind: DeviceKind) -> tuple[list[_Call], str | None]:
-    """What our agent would have answered at each step; a trajectory that does not say its end gets one.
-
-    They end before the first action that our tools lack: what was seen later did not follow from our actions.
-    """
+    """What our agent would have answered at each step; a trajectory that does not say its end gets one."""
+    # They end before the first action that our tools lack: what was seen later did not follow from our actions.
     screens = [step.screen.load() for step in trajectory.steps]
     last = None if trajectory.last_screen is None else trajectory.last_screen.load()
     calls: list[_Call] = []

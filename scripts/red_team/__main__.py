@@ -1,10 +1,10 @@
 """Attack a live run in the ways that docs/security.md promises to withstand, and print what came of each.
 
-    python -m scripts.red_team                # starts a small run, two desktops and a browser, and attacks them
+    python -m scripts.red_team                # starts a small run, two desktops, a browser and a site, and attacks them
     python -m scripts.red_team rows=1,4,13    # these rows only
 
-The exit status is 1 if an attack got through, or broke off so that nobody knows. Attacks of another user need root,
-which can become one; without it, they are not tried.
+The exit status is 1 if an attack got through, or broke off so that nobody knows. Attacks of another user are those of
+one that nobody has, and need root, which can become it; without root, they are not tried.
 """
 
 import os
@@ -21,53 +21,67 @@ from rich.table import Table
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.recipe import report_error
 from cua_rl.errors import CuaError, boundary
-from scripts.red_team.devices import attack_browser, attack_files, attack_other_desktop
+from scripts.red_team.devices import attack_browser, attack_files, attack_other_desktop, attack_site
 from scripts.red_team.doors import (
+    attack_connections,
     attack_gateway_address,
     attack_gateway_bodies,
+    attack_gateway_texts,
     attack_image,
     attack_ingest,
     attack_monitor_bodies,
     attack_session,
 )
 from scripts.red_team.findings import Finding, Findings, Targets
+from scripts.red_team.installation import attack_installation
+from scripts.red_team.messages import attack_messages, attack_silence
+from scripts.red_team.run_folders import attack_run_folders
 from scripts.red_team.services import (
     attack_agent,
     attack_database,
     attack_ends,
     attack_environment_file,
+    attack_inspection,
     attack_model_server,
     attack_secrets,
     attack_trainer,
 )
-from scripts.red_team.targets import Devices, LiveRun
 
 ATTACKS: tuple[tuple[int, Callable[[Targets], Findings]], ...] = (
+    (21, attack_installation),
+    (16, attack_run_folders),
+    (3, attack_messages),
+    (18, attack_silence),
+    (14, attack_environment_file),
     (1, attack_database),
     (2, attack_browser),
+    (19, attack_site),
     (3, attack_trainer),
     (4, attack_model_server),
     (6, attack_gateway_address),
     (7, attack_agent),
+    (20, attack_inspection),
     (9, attack_other_desktop),
     (8, attack_files),
     (11, attack_ingest),
     (12, attack_session),
     (13, attack_secrets),
     (5, attack_gateway_bodies),
+    (17, attack_gateway_texts),
     (10, attack_monitor_bodies),
+    (18, attack_connections),
     (14, attack_image),
-    (14, attack_environment_file),
     (14, attack_ends),
 )
-"""In this order: what only looks comes first, and what ends the run comes last."""
+"""In this order: what needs no run and what only looks comes first, and what ends the run comes last."""
+_ROWS = sorted({row for row, _ in ATTACKS})
 
 
 @chz.chz
 class RedTeamConfig:
     """Which attacks are tried."""
 
-    rows: list[int] = chz.field(default_factory=lambda: list(range(1, 15)), doc="rows of the table in docs/security.md")
+    rows: list[int] = chz.field(default_factory=lambda: list(_ROWS), doc="rows of the table in docs/security.md")
     folder: str | None = chz.field(default=None, doc="folder that keeps the run; None is one that is removed")
 
 
@@ -97,23 +111,16 @@ def print_findings(findings: list[Finding]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table, markup=False)
 
 
-def attack_live_run(config: RedTeamConfig) -> list[Finding]:
-    """Start the targets, attack them, and end them."""
+def attack_run(config: RedTeamConfig) -> list[Finding]:
+    """Start what is attacked, attack it, and end it."""
     folder = Path(config.folder or tempfile.mkdtemp(prefix="red_team_")).absolute()
     folder.mkdir(exist_ok=True)
-    run, devices = LiveRun(folder), None
+    folder.chmod(0o755)  # other users attack from here
+    targets = Targets(folder)
     try:
-        run.start()
-        if {1, 2, 8, 9} & set(config.rows):
-            try:
-                devices = Devices(folder, run.environment() | {"TMPDIR": tempfile.gettempdir()})
-            except CuaError as error:
-                print(f"no desktops or browser: {error}", flush=True)
-        return try_attacks(Targets(run=run, devices=devices), config.rows)
+        return try_attacks(targets, config.rows)
     finally:
-        if devices is not None:
-            devices.stop()
-        run.stop()
+        targets.stop()
         if config.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,7 +132,7 @@ def main() -> int:
         config = parse_command_line(RedTeamConfig, sys.argv[1:])
     except CuaError as error:
         return report_error(error)
-    findings = attack_live_run(config)
+    findings = attack_run(config)
     print_findings(findings)
     return int(any(each.verdict in ("OPEN", "unclear") for each in findings))
 

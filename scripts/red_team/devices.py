@@ -3,11 +3,15 @@
 import os
 import socket
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import psutil
 
-from scripts.red_team.findings import MAX_GROWTH_BYTES, MAX_WAIT_S, Findings, Targets, canaries_of, check, mib, skipped
+from cua_rl.processes import is_loopback
+from scripts.red_team.findings import Finding, Findings, Targets, Verdict, canaries_of, check, skipped
+from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import command_line, listeners
+from scripts.red_team.users import STRANGER_UID, as_user
 
 
 def attack_browser(targets: Targets) -> Findings:
@@ -40,12 +44,11 @@ def attack_files(targets: Targets) -> Findings:
     before = devices.tell(number=1, query="files")["peak_bytes"]
     for name, times in (("sparse", 1), ("zero", 1), ("pipe", 40)):  # what takes every thread comes last
         told = devices.tell(number=0, query=f"file:{name}", times=times)
-        growth, before = told["peak_bytes"] - before, told["peak_bytes"]
-        is_held = told["seconds"] < 10 and growth < MAX_GROWTH_BYTES
-        got = f"{told['seconds']:.1f} s, {mib(growth)}, {told['text'][:30]!r}"
-        yield check(8, f"{times} reads of {name}", "< 10 s, < 150 MiB", got, is_held)
         other = devices.tell(number=1, query="files")["seconds"]
-        yield check(8, f"another desktop after {name}", "< 0.5 s", f"{other:.2f} s", other < MAX_WAIT_S)
+        cost, before = Cost(wait_s=other, growth_bytes=told["peak_bytes"] - before), told["peak_bytes"]
+        got = f"{told['seconds']:.1f} s, {told['text'][:30]!r}; {cost}"
+        is_held = told["seconds"] < 10 and cost.is_small()
+        yield check(8, f"{times} reads of {name}", f"< 10 s; {small_cost()}", got, is_held)
 
 
 def attack_other_desktop(targets: Targets) -> Findings:
@@ -67,6 +70,31 @@ def attack_other_desktop(targets: Targets) -> Findings:
     yield check(9, "canaries in the processes that a desktop sees", "none", found or "none", not found)
     answer = _open_display(other["display"])
     yield check(9, "an X display without its cookie", "refused", answer, answer != "opened")
+
+
+def attack_site(targets: Targets) -> Findings:
+    """Row 19: another user finishes the task of a rollout by asking its site directly."""
+    if targets.devices is None:
+        yield skipped(19, "another user asks the site of a rollout", "no site could be started")
+        return
+    host, _, port = urlsplit(str(targets.devices.facts["site"])).netloc.partition(":")
+
+    def ask() -> str:
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"GET /api/state HTTP/1.0\r\n\r\n")
+            return connection.recv(100).decode() or "hung up"
+
+    uid = STRANGER_UID if os.geteuid() == 0 else os.geteuid()
+    said = as_user(uid, ask)
+    verdict: Verdict = "held" if said.startswith("refused") else "not promised"
+    yield Finding(row=19, attack="another user asks the site of a rollout", expected="", got=said[:50], verdict=verdict)
+    below = psutil.Process(targets.devices.process.pid).children(recursive=True)
+    found = {(ip, port) for ip, port, _ in listeners(below)}
+    if (host, int(port)) not in found:
+        yield skipped(19, "sites that other machines reach", "not root: processes of the run refuse inspection")
+        return
+    beyond = [f"{ip}:{number}" for ip, number in found if not is_loopback(ip)]
+    yield check(19, "sites that other machines reach", "none", beyond or "none", not beyond)
 
 
 def _open_display(display: str) -> str:

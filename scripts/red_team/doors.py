@@ -2,10 +2,11 @@
 
 import gzip
 import json
-import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,82 +14,104 @@ import httpx
 
 from cua_rl.database.session import make_writer_engine
 from cua_rl.monitor.projects import create_project
-from scripts.red_team.findings import (
-    JSON,
-    MAX_GROWTH_BYTES,
-    MAX_WAIT_S,
-    Finding,
-    Findings,
-    Targets,
-    arrays,
-    check,
-    growth_bytes,
-    mib,
+from scripts.red_team.findings import Findings, Targets, check, check_cost
+from scripts.red_team.floods import (
+    HALF_A_HEAD,
+    NOTHING,
+    UNREAD_EVENTS,
+    Cost,
+    Server,
+    cost_of,
+    half_a_body,
+    hold_connections,
+    pipeline_heads,
+    upload,
 )
-from scripts.red_team.targets import WRITE_TOKEN, asked_meanwhile, listeners, status_of
+from scripts.red_team.targets import WRITE_TOKEN, status_of
 
 _WRONG: tuple[Any, ...] = (True, -1.5, "no \x00 text", [], [[1, None]], {"a": {"b": [1]}}, 10**30)
+_JSON = {"Content-Type": "application/json"}
+HOLD_S = 3.0
 
 
-def check_waits(row: int, attack: str, waits: list[float]) -> Finding:
-    """Whether others waited longer for their answers than before the attack: a busy machine is slow by itself."""
-    usual_s, worst_s = waits
-    got = f"{worst_s:.2f} s, without it {usual_s:.2f} s"
-    return check(row, f"{attack}: others wait", "< 0.5 s longer", got, worst_s - usual_s < MAX_WAIT_S)
+def gateway_of(targets: Targets) -> tuple[Server, str]:
+    """The gateway and the path of a rollout's responses."""
+    base, rollout, key = targets.run.gateway
+    path = f"/rollouts/{rollout}/v1"
+    pid = targets.run.process.pid
+    return Server(base_url=base, pid=pid, others_ask=f"{path}/models", key=key), f"{path}/responses"
+
+
+def monitor_of(targets: Targets) -> Server:
+    """The run's monitor."""
+    (monitor, *_) = targets.run.find("cua_rl.recipes.serve_monitor", "cua_rl.monitor")
+    return Server(base_url=targets.run.monitor, pid=monitor.pid, others_ask="/api/runs")
 
 
 def attack_gateway_bodies(targets: Targets) -> Findings:
     """Row 5: huge and deep bodies to a rollout that does not exist."""
-    base, rollout, key = targets.run.gateway
-    models = f"{base}/rollouts/{rollout}/v1/models"
-    with asked_meanwhile(models, {"Authorization": f"Bearer {key}"}) as waits:
-        growth, status = growth_bytes(
-            targets.run.process.pid,
-            lambda: status_of("POST", f"{base}/rollouts/unknown/v1/responses", content=arrays(120), headers=JSON),
-        )
-    yield check(5, "120 MB to an unknown rollout: memory", "< 150 MiB", mib(growth), growth < MAX_GROWTH_BYTES)
-    yield check_waits(5, "120 MB to an unknown rollout", waits)
+    gateway, responses = gateway_of(targets)
+    cost, status = cost_of(gateway, partial(upload, gateway, "/rollouts/unknown/v1/responses", 120))
+    yield check_cost(5, "120 MB to an unknown rollout", cost)
     yield check(5, "120 MB to an unknown rollout: answer", "no 5xx", status, status < 500)
     deep = "[" * 100_000 + "]" * 100_000
-    headers = JSON | {"Authorization": f"Bearer {key}"}
-    status = status_of("POST", f"{base}/rollouts/{rollout}/v1/responses", content=deep, headers=headers)
-    yield check(5, "JSON of 100,000 levels", "no 5xx", status, status < 500)
+    status = gateway.post(responses, content=deep, headers=_JSON | {"Authorization": f"Bearer {gateway.key}"})
+    yield check(5, "JSON of 100,000 levels", "no 5xx", status, 400 <= status < 500)
+
+
+def attack_gateway_texts(targets: Targets) -> Findings:
+    """Row 17: an agent with a valid key sends one text that no context holds."""
+    gateway, responses = gateway_of(targets)
+    for num_mb in (1, 4, 120):
+        cost, status = cost_of(gateway, partial(send_text, gateway, responses, num_mb))
+        yield check_cost(17, f"a text of {num_mb} MB with a key", cost, num_mb)
+        yield check(17, f"a text of {num_mb} MB with a key: answer", "4xx", status, 400 <= status < 500)
+
+
+def send_text(gateway: Server, path: str, num_mb: int) -> int:
+    """Ask about one text; the status of the answer."""
+    body = {"model": "policy", "input": "word " * (num_mb * 200_000)}
+    return gateway.post(path, json=body, headers={"Authorization": f"Bearer {gateway.key}"})
+
+
+def attack_connections(targets: Targets) -> Findings:
+    """Row 18: what peers without a key can send before anybody asks for one, and how many can wait."""
+    gateway, responses = gateway_of(targets)
+    for name, server, path in (("gateway", gateway, responses), ("monitor", monitor_of(targets), "/api/session")):
+        for attack, cost in connection_costs(server, path):
+            yield check_cost(18, f"{attack} to the {name}", cost)
+
+
+def connection_costs(server: Server, path: str) -> Iterator[tuple[str, Cost]]:
+    """Attacks on what a server does before it has read a request, and their costs."""
+    many = {NOTHING: 300, HALF_A_HEAD: 300, half_a_body(path): 300, UNREAD_EVENTS: 100}
+    held = partial(time.sleep, HOLD_S)
+    yield "40 MB of heads ahead of answers", cost_of(server, partial(pipeline_heads, server.address, 40))[0]
+    yield "1,500 idle connections", cost_of(server, partial(hold_connections, server.address, {NOTHING: 1500}, held))[0]
+    yield "1,000 unfinished requests", cost_of(server, partial(hold_connections, server.address, many, held))[0]
 
 
 def attack_gateway_address(targets: Targets) -> Findings:
     """Row 6: the address of a rollout without its key."""
-    base, rollout, key = targets.run.gateway
-    url, body = f"{base}/rollouts/{rollout}/v1/responses", json.dumps({"model": "base", "input": []})
-    bearer = {"Authorization": f"Bearer {key}"}
-    for attack, headers in (
-        ("no bearer", JSON),
-        ("a wrong bearer", JSON | {"Authorization": "Bearer wrong"}),
-        ("text/plain", bearer | {"Content-Type": "text/plain"}),
-        ("a foreign Host", JSON | bearer | {"Host": "evil.example"}),
+    gateway, responses = gateway_of(targets)
+    in_path = responses.replace("/v1/", f"/keys/{gateway.key}/v1/")
+    bearer, body = {"Authorization": f"Bearer {gateway.key}"}, json.dumps({"model": "policy", "input": "a"})
+    for attack, path, headers in (
+        ("no bearer", responses, _JSON),
+        ("a wrong bearer", responses, _JSON | {"Authorization": "Bearer wrong"}),
+        ("text/plain, as a page of another site can", in_path, {"Content-Type": "text/plain"}),
+        ("a foreign Host", responses, _JSON | bearer | {"Host": "evil.example"}),
     ):
-        status = status_of("POST", url, content=body, headers=headers)
+        status = gateway.post(path, content=body, headers=headers)
         yield check(6, f"POST to a rollout with {attack}", "refused", status, status in (401, 403, 415, 421))
 
 
 def attack_monitor_bodies(targets: Targets) -> Findings:
-    """Row 10: a large body without a token, and half-open connections."""
-    base = targets.run.monitor
-    port = int(base.rpartition(":")[2])
-    (server, *_) = [process for _, each, process in listeners(targets.run.processes()) if each == port]
-    with asked_meanwhile(f"{base}/api/runs", {}) as waits:
-        growth, status = growth_bytes(
-            server.pid, lambda: status_of("POST", f"{base}/api/ingest/batch", content=arrays(60), headers=JSON)
-        )
-    yield check(10, "60 MB without a token: memory", "< 150 MiB", mib(growth), growth < MAX_GROWTH_BYTES)
+    """Row 10: a large body without a token."""
+    monitor = monitor_of(targets)
+    cost, status = cost_of(monitor, partial(upload, monitor, "/api/ingest/batch", 60))
+    yield check_cost(10, "60 MB without a token", cost)
     yield check(10, "60 MB without a token: answer", "401, 413 or hung up", status, status in (0, 401, 403, 413))
-    yield check_waits(10, "60 MB without a token", waits)
-    with ExitStack() as stack:
-        for _ in range(300):
-            half = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
-            half.sendall(b"POST /api/ingest/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n[")
-        with asked_meanwhile(f"{base}/api/runs", {}) as waits:
-            time.sleep(3)
-    yield check_waits(10, "300 half-open requests", waits)
 
 
 def attack_ingest(targets: Targets) -> Findings:
@@ -138,16 +161,13 @@ def attack_image(targets: Targets) -> Findings:
             with suppress(OSError):
                 self.wfile.write(bomb)
 
-    base, rollout, key = targets.run.gateway
+    gateway, responses = gateway_of(targets)
     with ThreadingHTTPServer(("127.0.0.1", 0), Bomb) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         part = {"type": "input_image", "image_url": f"http://127.0.0.1:{server.server_port}/a.png"}
         body = {"model": "base", "input": [{"role": "user", "content": [part]}]}
-        headers = {"Authorization": f"Bearer {key}"}
-        url = f"{base}/rollouts/{rollout}/v1/responses"
-        growth, status = growth_bytes(
-            targets.run.process.pid, lambda: status_of("POST", url, json=body, headers=headers)
-        )
+        headers = {"Authorization": f"Bearer {gateway.key}"}
+        cost, status = cost_of(gateway, partial(gateway.post, responses, json=body, headers=headers))
         server.shutdown()
-    is_held = growth < MAX_GROWTH_BYTES and 400 <= status < 500
-    yield check(14, "an image of 512 MiB in 1 KiB", "4xx, < 150 MiB", f"{status}, {mib(growth)}", is_held)
+    yield check_cost(14, "an image of 512 MiB in 1 KiB", cost)
+    yield check(14, "an image of 512 MiB in 1 KiB: answer", "4xx", status, 400 <= status < 500)

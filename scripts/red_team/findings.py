@@ -1,20 +1,21 @@
 """What an attack finds, and what attacks share."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
-import httpx
 import psutil
 
-from scripts.red_team.targets import ALL_CANARIES, Devices, LiveRun, peak_bytes
+from cua_rl.errors import CuaError
+from scripts.red_team.floods import Cost, small_cost
+from scripts.red_team.targets import ALL_CANARIES, CANARIES, Devices, LiveRun
 
-Verdict = Literal["held", "OPEN", "not tried", "unclear"]
-MAX_GROWTH_BYTES = 150 * 2**20
-MAX_WAIT_S = 0.5
+Verdict = Literal["held", "OPEN", "not promised", "not tried", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,44 @@ class Finding:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What is attacked."""
+    """What is attacked: each starts when an attack first asks for it."""
 
-    run: LiveRun
-    devices: Devices | None
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def environment(self) -> dict[str, str]:
+        """Ours without a database, with canaries."""
+        ours = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "TMPDIR")}
+        return ours | CANARIES | {"HF_HUB_OFFLINE": "1"}
+
+    @cached_property
+    def run(self) -> LiveRun:
+        """A training run."""
+        run = LiveRun(self.folder, self.environment())
+        try:
+            run.start()
+        except BaseException:
+            run.stop()
+            raise
+        return run
+
+    @cached_property
+    def devices(self) -> Devices | None:
+        """Two desktops, a browser and a site, None where they cannot be had."""
+        try:
+            return Devices(self.folder, self.environment())
+        except CuaError as error:
+            print(f"no desktops or browser: {error}", flush=True)
+            return None
+
+    def stop(self) -> None:
+        """End what was started."""
+        started = vars(self)
+        if "devices" in started and self.devices is not None:
+            self.devices.stop()
+        if "run" in started:
+            self.run.stop()
 
 
 Findings = Iterator[Finding]
@@ -43,6 +76,11 @@ def check(row: int, attack: str, expected: str, got: object, is_held: bool) -> F
     """A finding whose verdict is known."""
     text = " ".join(str(got).split())[:110]
     return Finding(row=row, attack=attack, expected=expected, got=text, verdict="held" if is_held else "OPEN")
+
+
+def check_cost(row: int, attack: str, cost: Cost, num_mb: int = 0) -> Finding:
+    """Whether an attack costs others little."""
+    return check(row, attack, small_cost(num_mb), cost, cost.is_small(num_mb))
 
 
 def skipped(row: int, attack: str, reason: str) -> Finding:
@@ -64,25 +102,3 @@ def canaries_of(process: psutil.Process) -> list[str]:
         text = json.dumps(process.environ())
         return [canary for canary in ALL_CANARIES if canary in text]
     return []
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-def arrays(num_mb: int) -> Iterator[bytes]:
-    yield b"["
-    for _ in range(num_mb * 4):
-        yield b"[]," * 83_333
-
-
-def growth_bytes(pid: int, attack: Callable[[], int]) -> tuple[int, int]:
-    """How far the peak of a process's memory rose, and the answer's status, 0 if the server hung up."""
-    before, status = peak_bytes(pid), 0
-    with suppress(httpx.TransportError):
-        status = attack()
-    time.sleep(0.5)
-    return peak_bytes(pid) - before, status
-
-
-def mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"

@@ -8,10 +8,7 @@ every port on which the run listens there, in the protocols of all that could.
 
 import json
 import os
-import pickle
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +25,7 @@ import psutil
 from cua_rl.processes import is_loopback
 from scripts.red_team.__main__ import print_findings
 from scripts.red_team.findings import Finding, check
+from scripts.red_team.messages import send_frames
 from scripts.red_team.targets import command_line, listeners
 from scripts.second_host import SecondHost, second_host
 
@@ -202,26 +200,12 @@ def _wait_until(condition: Callable[[], bool], folder: Path) -> None:
         time.sleep(0.3)
 
 
-class _Trap:
-    """Makes a file where somebody loads its pickle."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return (open, (self._path, "w"))
-
-
 def ask_ports(address: str, trap: str, *ports: str) -> dict[str, dict[str, int]]:
     """Statuses of the answers without a secret and with a wrong one, of each port that speaks HTTP."""
     answers: dict[str, dict[str, int]] = {}
-    frame = pickle.dumps(_Trap(trap))
     for port in ports:
         answers[port] = _ask(f"http://{address}:{port}")
-        for start in (b"", struct.pack(">Q", len(frame)), bytes(64) + struct.pack(">Q", len(frame))):
-            with suppress(OSError), socket.create_connection((address, int(port)), timeout=2) as connection:
-                connection.sendall(start + frame)
-                connection.recv(1024)
+        send_frames((address, int(port)), Path(trap))
     return answers
 
 

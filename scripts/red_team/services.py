@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -15,9 +16,12 @@ import psycopg.conninfo
 from psycopg.sql import SQL, Identifier
 
 from scripts.red_team.findings import Findings, Targets, canaries_of, check, guest_users, skipped
-from scripts.red_team.targets import ALL_CANARIES, STRANGER_UID, as_user, command_line, listeners, status_of
+from scripts.red_team.targets import ALL_CANARIES, command_line, listeners, status_of
+from scripts.red_team.users import STRANGER_UID, as_user, inspect
 
-_SYS_ADMIN = 1 << 21  # linux/capability.h
+_KEPT = (0, 1, 2, 3, 14, 23, 24)
+"""chown, dac_override, dac_read_search, fowner, ipc_lock, sys_nice, sys_resource of linux/capability.h."""
+LOADS_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS")
 
 
 def attack_database(targets: Targets) -> Findings:
@@ -49,11 +53,15 @@ def _copy_to_program(url: str, role: str | None) -> str:
 
 def _capabilities(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
+    words = [line.split() for line in lines if line.startswith(("CapPrm", "CapBnd"))]  # what it has, and could gain
+    return int(words[0][1], 16) | int(words[1][1], 16)
 
 
 def attack_trainer(targets: Targets) -> Findings:
     """Row 3: an open rendezvous of the trainer's two ranks, and wildcard addresses of anything else."""
+    if os.geteuid() != 0:
+        yield skipped(3, "listeners of the run", "not root: its processes refuse inspection")
+        return
     every = listeners(targets.run.processes())
     wild = [
         f"{command_line(each)[-40:]} {ip}:{port}"
@@ -86,9 +94,10 @@ def attack_model_server(targets: Targets) -> Findings:
         yield check(4, "TCP ports of vLLM", "none, or a key", "none", True)
     if os.geteuid() == 0:
         ranks = targets.run.find("cua_rl.training.worker")
-        states = {each.pid: Path(f"/proc/{each.pid}/status").read_text() for each in [*servers, *ranks]}
-        strong = [pid for pid, state in states.items() if int(state.split("CapEff:")[1].split()[0], 16) & _SYS_ADMIN]
-        yield check(4, "vLLM and ranks with the capabilities of root", "none", strong or "none", not strong)
+        computing = {each for process in (*servers, *ranks) for each in (process, *process.children(recursive=True))}
+        kept = sum(1 << number for number in _KEPT)
+        strong = [command_line(each)[-40:] for each in computing if _capabilities(each.pid) & ~kept]
+        yield check(4, "more capabilities of vLLM and ranks than seven", "none", strong or "none", not strong)
     found = sorted(
         {f"{canary} {command_line(each)[-30:]}" for each in targets.run.guarded() for canary in canaries_of(each)}
     )
@@ -110,17 +119,21 @@ def attack_agent(targets: Targets) -> Findings:
 
 
 def attack_secrets(targets: Targets) -> Findings:
-    """Row 13: canaries in everything that a run writes, shows and is started with."""
+    """Row 13: canaries and 140 shapes of secrets in everything that a run writes, shows and is started with."""
     run = targets.run
     with psycopg.connect(run.database_url) as connection:
         tables = [row[0] for row in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
         texts = [
             str(connection.execute(SQL("SELECT * FROM {}").format(Identifier(name))).fetchall()) for name in tables
         ]
-    pages = [httpx.get(f"{run.monitor}/api/runs{path}", trust_env=False, timeout=60).text for path in ("", "/1")]
+    with httpx.Client(base_url=f"{run.monitor}/api/runs", trust_env=False, timeout=60) as client:
+        rollouts = client.get("/1/rollouts", params={"limit": 200}).json()["items"]
+        paths = ("", "/1", *(f"/1/rollouts/{rollout['rollout_id']}" for rollout in rollouts))
+        pages = [client.get(path).text for path in paths]
     written = [path for path in run.run_folder.rglob("*") if path.is_file() and "postgres/" not in str(path)]
+    agents = run.run_folder / "logs" / "agents"
     places = {
-        "the run folder": [path.read_text(errors="replace") for path in written],
+        "the run folder": [path.read_text(errors="replace") for path in written if agents not in path.parents],
         "the console": [run.output()],
         "the database": texts,
         "the API": pages,
@@ -130,21 +143,95 @@ def attack_secrets(targets: Targets) -> Findings:
     for place, said in places.items():
         found = [canary for canary in ALL_CANARIES if any(canary in text for text in said)]
         yield check(13, f"canaries in {place}", "none", found or "none", not found)
+        if place == "command lines":
+            continue
+        found = [text for part, text in run.texts.items() if any(part in text for text in said)]
+        # without their errors, what agents printed did not come here
+        is_met = sum(text.count("agent ended with status 1") for text in said) >= len(run.pieces)
+        attack = f"{len(run.texts)} shapes and encodings of secrets in {place}"
+        yield check(13, attack, "none", found or ("none" if is_met else "nor their errors"), is_met and not found)
     paths = [run.run_folder, *written]
     loose = [path.name for path in paths if path.stat().st_mode & 0o066]
     yield check(13, "what others may read of the run folder", "nothing", loose or "nothing", not loose)
 
 
+def attack_inspection(targets: Targets) -> Findings:
+    """Row 20: a program without privileges debugs the processes of a run, as another user and as the run's own."""
+    own = os.geteuid()
+    others = {"another user": STRANGER_UID} | {f"the user of {name}": uid for name, uid in guest_users(targets).items()}
+    for who, uid in others.items():
+        if own != 0:
+            yield skipped(20, f"{who} debugs processes of the run", "not root")
+            continue
+        run = [each.pid for each in targets.run.processes() if each.uids().real != uid]
+        got = {pid: as_user(uid, partial(inspect, pid)) for pid in run}
+        bad = [f"{pid}: {said}" for pid, said in got.items() if not said.startswith("refused")]
+        yield check(20, f"{who} debugs {len(got)} processes of the run", "refused", bad or "refused", not bad)
+    if own != 0:
+        for process in targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker"):
+            said = as_user(own, partial(inspect, process.pid))
+            attack = f"our user debugs {command_line(process)[-50:]}"
+            yield check(20, attack, "refused", said, said.startswith("refused"))
+    yield from attack_recipe(targets)
+
+
+def attack_recipe(targets: Targets) -> Findings:
+    """Row 20: a recipe that a user without privileges has started, and a debugger of the same user."""
+    uid = os.geteuid() or STRANGER_UID
+    (targets.folder / "no-runs").mkdir()
+    command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", str(targets.folder / "no-runs"), "port=0"]
+    environment = targets.environment() | {"HOME": "/", "PYTHONPATH": str(Path(__file__).parents[2])}
+    privileges: dict[str, Any] = {} if os.geteuid() else {"user": uid, "group": uid, "extra_groups": ()}
+    with subprocess.Popen(
+        command, env=environment, cwd="/", stdout=subprocess.PIPE, text=True, **privileges
+    ) as monitor:
+        assert monitor.stdout is not None
+        if not monitor.stdout.readline().startswith("monitor: "):
+            yield skipped(20, "a recipe of another user", "it cannot read this Python")
+            return
+        said = as_user(uid, partial(inspect, monitor.pid))
+        monitor.terminate()
+    yield check(20, "a debugger of the user who started a recipe", "refused", said, said.startswith("refused"))
+
+
 def attack_environment_file(targets: Targets) -> Findings:
-    """Row 14: `.env` of a parent folder."""
-    inner = targets.run.folder / "parent" / "inner"
+    """Row 14: `.env` of a parent folder, of another user, and with variables that load code."""
+    url = "DATABASE_URL=postgresql://red-team@127.0.0.1:9/red\n"
+    inner = targets.folder / "parent" / "inner"
     inner.mkdir(parents=True)
-    (inner.parent / ".env").write_text("DATABASE_URL=postgresql://red-team@127.0.0.1:9/red\n")
-    environment = {name: value for name, value in targets.run.environment().items() if not name.startswith("POSTGRES_")}
+    (inner.parent / ".env").write_text(url)
+    said = _read_environment_file(targets, inner)
+    yield check(14, ".env of a parent folder", "not read", said, "127.0.0.1:9" not in said)
+    (inner / ".env").write_text(url)
+    if os.geteuid() == 0:
+        for path in (inner, inner / ".env"):
+            os.chown(path, STRANGER_UID, STRANGER_UID)
+        said = _read_environment_file(targets, inner)
+        is_ignored = "127.0.0.1:9" not in said and f"user {STRANGER_UID}" in said
+        yield check(14, ".env of another user", "ignored, with a warning", said, is_ignored)
+    else:
+        yield skipped(14, ".env of another user", "not root: no file of another user can be made")
+    (inner / ".env").chmod(0o666)
+    said = _read_environment_file(targets, inner)
+    yield check(14, ".env that everybody may write", "ignored", said, "127.0.0.1:9" not in said)
+    mine = targets.folder / "mine"
+    mine.mkdir()
+    for name in LOADS_CODE:
+        (mine / ".env").write_text(f"{url}{name}={mine}/theirs\n")
+        said = _read_environment_file(targets, mine)
+        is_held = "127.0.0.1:9" not in said and f"got {name}, which loads code" in said
+        yield check(14, f"{name} in .env", "refused", said, is_held)
+
+
+def _read_environment_file(targets: Targets, folder: Path) -> str:
+    """What a program says that reads `.env` of this folder, and connects to the database that it names."""
+    environment = {name: value for name, value in targets.environment().items() if not name.startswith("POSTGRES_")}
     command = [sys.executable, "-m", "cua_rl.rebuild_database", "--yes"]
-    done = subprocess.run(command, cwd=inner, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    said = done.stdout + done.stderr
-    yield check(14, ".env of a parent folder", "not read", said[:80], "127.0.0.1:9" not in said)
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.stdout + done.stderr
 
 
 def attack_ends(targets: Targets) -> Findings:
@@ -159,6 +246,8 @@ def attack_ends(targets: Targets) -> Findings:
     program = "import cua_rl.processes as p, asyncio, pathlib, sys\n"
     program += "asyncio.run(p.OwnedProcess(['true'], name='x', log_path=pathlib.Path(sys.argv[1])).start())"
     later = [sys.executable, "-c", program, str(run.folder / "later.log")]
-    subprocess.run(later, env=run.environment(), check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        later, env={**run.environment, "TMPDIR": str(run.temporary)}, check=True, capture_output=True, timeout=120
+    )
     folders = [path.name for path in run.temporary.glob("cua_rl*")]
     yield check(14, "temporary folders after the next start", "none", folders or "none", not folders)

@@ -1,16 +1,20 @@
-"""What is attacked: a small training run with an agent that spies, two desktops and a browser."""
+"""What is attacked: a small training run with agents that spy, two desktops, a browser and a site."""
 
 import asyncio
 import json
 import os
 import select
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,16 +23,18 @@ import httpx
 import psutil
 
 from cua_rl.database.postgres import running_postgres_url
-from cua_rl.errors import CuaError, boundary
+from cua_rl.errors import CuaError
+from cua_rl.sandbox import can_sandbox
+from scripts.red_team.floods import peak_bytes
+from scripts.red_team.shapes import encoded_texts, in_pieces, shaped_texts
 
-STRANGER_UID = 60_001
-"""A user who has nothing to do with the run."""
 START_TIMEOUT_S = 400.0
 _ANSWER_TIMEOUT_S = 90.0
 WRITE_TOKEN = "canary-write-token-of-the-monitor"
 _FAMILIES = ("VLLM", "XDG", "PYTHON", "LD", "LC", "HF_HUB", "CUA_RL", "NCCL", "CUDA", "TORCH")
 """Beginnings of names of which programs get some."""
 CANARIES = {
+    "SIGNING_KEY": "-----BEGIN A KEY-----\ncanary-16-line-of-several\n-----END A KEY-----",
     "OPENAI_API_KEY": "canary-01-openai",
     "HF_TOKEN": "canary-02-hugging-face",
     "WANDB_API_KEY": "canary-03-wandb",
@@ -44,13 +50,27 @@ CANARIES = {
 }
 IN_CONFIGURATION = ("canary-11-argument", "canary-12-user", "canary-13-query", "canary-14-flag", "canary-15-header")
 ALL_CANARIES = (
-    *(value.rpartition("canary-")[2] for name, value in CANARIES.items() if name != "MONITOR_WRITE_TOKEN"),
+    *(
+        value.rpartition("canary-")[2].splitlines()[0]
+        for name, value in CANARIES.items()
+        if name != "MONITOR_WRITE_TOKEN"
+    ),
     *(value.removeprefix("canary-") for value in IN_CONFIGURATION),
 )
 
-# what a hostile agent does first: write down its environment, and that of whoever started it
+# what a hostile agent does first: the first one writes down its environment and that of whoever started it, and waits;
+# the others ask the model once, and end with an error that holds secrets
 SPY = r"""
-import json, os, sys, time
+import json, os, sys, time, urllib.request
+number = int(urllib.request.urlopen(NUMBERS, timeout=60).read())
+if number:
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    body = json.dumps({"model": "policy", "input": "a", "max_output_tokens": 1}).encode()
+    asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/responses", body, headers)
+    urllib.request.urlopen(asked, timeout=300).read()
+    pieces = json.load(open(os.path.join(sys.path[0], "pieces.json")))
+    print(pieces[(number - 1) % len(pieces)])
+    sys.exit(1)
 told = {}
 for pid in filter(str.isdecimal, os.listdir("/proc")):
     try:
@@ -60,76 +80,124 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
 beside = (".env", ".git/config", "run/config.json")
 found = [path for path in beside if os.access(os.path.join(sys.path[0], path), os.R_OK)]
 print(json.dumps({"environment": dict(os.environ), "seen": told, "pid": str(os.getpid()), "beside": found}), flush=True)
-time.sleep(900)
+time.sleep(7200)
 """
+
+
+class Numbers:
+    """Gives every agent that asks the next number."""
+
+    def __init__(self) -> None:
+        numbers = count()
+
+        class Next(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(str(next(numbers)).encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Next)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 @dataclass
 class LiveRun:
-    """A training run in `folder / "run"` whose agents wait for ever."""
+    """A training run in `folder / "closed" / "run"`, one of whose agents waits for ever."""
 
     folder: Path
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes] = field(init=False)
+    numbers: Numbers = field(init=False)
     spied: dict[str, Any] = field(init=False)
+    texts: dict[str, str] = field(init=False)
+    """What the other agents print: texts with secrets, by a part that nobody may see."""
+    pieces: list[str] = field(init=False)
+
+    @property
+    def project(self) -> Path:
+        """The folder of the agent's program, which only the user of the run can enter, if sandboxes show it."""
+        return self.folder / "closed"
 
     @property
     def run_folder(self) -> Path:
-        return self.folder / "run"
+        return self.project / "run"
 
     @property
     def temporary(self) -> Path:
         """TMPDIR of the run."""
         return self.folder / "tmp"
 
-    def environment(self) -> dict[str, str]:
-        """Ours without a database, with canaries."""
-        ours = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "TMPDIR")}
-        return ours | CANARIES | {"TMPDIR": str(self.temporary), "HF_HUB_OFFLINE": "1"}
-
     def start(self) -> None:
         """Start it, and wait for its first agent."""
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
-        (self.folder / ".git").mkdir()
+        self.project.mkdir(mode=0o700 if can_sandbox() else 0o755)
+        (self.project / ".git").mkdir()
         for name in (".env", ".git/config"):
-            (self.folder / name).write_text("of the project")
-        self.folder.chmod(0o755)
-        spy = self.folder / "spy.py"
-        spy.write_text(SPY)
+            (self.project / name).write_text("of the project")
+        self.numbers = Numbers()
+        spy = self.project / "spy.py"
+        spy.write_text(SPY.replace("NUMBERS", repr(self.numbers.url)))
+        shaped = shaped_texts()
+        self.texts = shaped | encoded_texts({name: CANARIES[name] for name in ("HF_TOKEN", "SIGNING_KEY")})
+        self.pieces = in_pieces(self.texts)
+        (self.project / "pieces.json").write_text(json.dumps(self.pieces))
+        # in quotes within quotes, and with the zeros of an environment, no command line can be written
+        words = [text for text in shaped.values() if not {"'", "\0"} & set(text)]
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable  # one that every user can run
-        (self.folder / "run.yaml").write_text(
+        (self.project / "run.yaml").write_text(
             json.dumps(
                 {
                     "agent.name": "external",
                     "agent.command": f"{python} {spy} --token canary-14-flag "
                     "--header 'Authorization: Bearer canary-15-header' "
-                    "http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query",
+                    f"http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query {shlex.join(words)}",
                 }
             )
         )
         options = (
-            *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
-            *("trainer.num_processes=2", "gateway.allowed_media_domains=127.0.0.1", "gbox_api_key=canary-11-argument"),
+            *("group_size=2", f"groups_per_batch={len(self.pieces)}", "max_steps=1", "skip_baseline=true"),
+            *("eval_tasks=none", "trainer.num_processes=2", "gateway.allowed_media_domains=127.0.0.1"),
+            "gbox_api_key=canary-11-argument",
         )
         with (self.folder / "run.out").open("wb") as output:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={self.run_folder}"),
-                    *("--config", str(self.folder / "run.yaml"), *options),
+                    *("--config", str(self.project / "run.yaml"), *options),
                 ],
-                env=self.environment(),
+                env={**self.environment, "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
         logs = self.run_folder / "logs" / "agents"
-        while not (found := [line for log in logs.glob("*.log") for line in log.read_text().splitlines() if line]):
+        said: list[str] = []
+        self.wait_for(lambda: said.extend(_lines(logs, '{"environment"')) or said)
+        self.spied = json.loads(said[0])
+        # every piece twice: the group of the one that waits has no end
+        self.wait_for(lambda: self.log().count("agent ended with status 1") >= 2 * len(self.pieces) - 1)
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Poll until `condition` holds; the run must not end before."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"expected the run to start an agent, got:\n{self.output()}")
+                raise SystemExit(f"expected the run to start its agents, got:\n{self.output()}")
             time.sleep(0.3)
-        self.spied = json.loads(found[0])
+
+    def log(self) -> str:
+        path = self.run_folder / "logs" / "run.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def output(self) -> str:
         return (self.folder / "run.out").read_text(errors="replace")
@@ -179,9 +247,15 @@ class LiveRun:
 
     def stop(self) -> None:
         """End it in order."""
+        self.numbers.close()
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=120)
+
+
+def _lines(logs: Path, beginning: str) -> list[str]:
+    lines = (line for log in logs.glob("*.log") for line in log.read_text(errors="replace").splitlines())
+    return [line for line in lines if line.startswith(beginning)]
 
 
 def command_line(process: psutil.Process) -> str:
@@ -204,76 +278,18 @@ def listeners(processes: list[psutil.Process]) -> list[tuple[str, int, psutil.Pr
     return found
 
 
-def as_user(uid: int, attack: Callable[[], str]) -> str:
-    """What the attack says in a process of this user, without any privilege; "refused: ..." if it raises."""
-    read_end, write_end = os.pipe()
-    child = os.fork()  # no exec: this Python may lie where the user cannot read
-    if child == 0:
-        os.close(read_end)
-        try:
-            with boundary(CuaError, "refused"):
-                os.setgroups([])
-                os.setresgid(uid, uid, uid)
-                os.setresuid(uid, uid, uid)
-                os.chdir("/")
-                said = attack()
-        except CuaError as error:
-            said = str(error)
-        os.write(write_end, said.encode(errors="replace")[:4000])
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as answer:
-        said = answer.read().decode()
-    os.waitpid(child, 0)
-    return said
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever held."""
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return 1024 * int(line.split()[1])
-
-
-@contextmanager
-def asked_meanwhile(url: str, headers: dict[str, str]) -> Generator[list[float]]:
-    """Ask for a page all the time, from a process of its own.
-
-    Afterwards, the list has the longest wait of two quiet seconds before, and the longest while the block ran.
-    """
-    program = (
-        "import httpx,select,sys,time\n"
-        "def ask(until):\n"
-        "    worst=0.0\n"
-        "    while not until():\n"
-        "        began=time.monotonic()\n"
-        f"        httpx.get({url!r},headers={headers!r},trust_env=False,timeout=60)\n"
-        "        worst=max(worst,time.monotonic()-began)\n"
-        "    print(worst,flush=True)\n"
-        "end=time.monotonic()+2\n"
-        "ask(lambda: time.monotonic()>end)\n"
-        "ask(lambda: select.select([sys.stdin],[],[],0.05)[0])\n"
-    )
-    asking = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert asking.stdout is not None
-    waits = [float(asking.stdout.readline() or "inf")]
-    try:
-        yield waits
-    finally:
-        said, _ = asking.communicate("stop\n", timeout=120)
-        waits.append(float(said or "inf"))
-
-
 def status_of(method: str, url: str, **given: Any) -> int:
     """The status of an answer."""
     return httpx.request(method, url, trust_env=False, timeout=60, **given).status_code
 
 
 class Devices:
-    """Two desktops and a browser in a process of their own, which does what it is told line by line."""
+    """Two desktops, a browser and a site in a process of their own, which does what it is told line by line."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        site = shutil.copytree(Path(__file__).parents[2] / "examples" / "sites" / "shopping_list", folder / "site")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.red_team.targets"],
+            [sys.executable, "-m", "scripts.red_team.targets", str(site)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -313,9 +329,10 @@ class Devices:
 
 
 async def _serve_devices() -> None:
-    """Open the devices and obey, until standard input ends."""
+    """Open the devices and a site, and obey, until standard input ends."""
     from cua_rl.devices.browser.backend import BrowserPages
-    from cua_rl.devices.browser.settings import PageSettings
+    from cua_rl.devices.browser.served_site import SiteServers
+    from cua_rl.devices.browser.settings import PageSettings, SiteProgram
     from cua_rl.system import refuse_inspection
     from cua_rl.tasks.desktop.desktops import LinuxDesktops
     from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
@@ -325,8 +342,11 @@ async def _serve_devices() -> None:
     async with LinuxDesktops() as backend, BrowserPages(PageSettings(allowed_urls=("http://127.0.0.1:0/",))) as pages:
         desktops: list[Any] = [await backend.make(request) for _ in range(2)]
         page = await pages.lend("red-team")
+        sites = SiteServers()
+        command = f"{shutil.which('python3', path='/usr/bin:/bin') or sys.executable} server.py --port {{port}}"
+        site = await sites.start(SiteProgram(command=command, folder=Path(sys.argv[1])))
         facts = [{"home": str(each.home), "display": each.display} for each in desktops]
-        print(json.dumps({"desktops": facts}), flush=True)
+        print(json.dumps({"desktops": facts, "site": site.url}), flush=True)
         # not in a thread: attacks on files take all that there are
         orders = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -339,6 +359,7 @@ async def _serve_devices() -> None:
                 text = f"{type(error).__name__}: {error}"
             peak = peak_bytes(os.getpid())
             print(json.dumps({"text": text[:500], "seconds": time.monotonic() - began, "peak_bytes": peak}), flush=True)
+        await sites.close()
         for device in (page, *desktops):
             await device.close()
 

@@ -234,7 +234,7 @@ def test_linux_boxes_are_those_of_gbox_and_few_paid_boxes_run_at_a_time() -> Non
     assert CLIConfig(device="gbox", max_concurrent_rollouts=128).max_concurrent_rollouts == 128
     assert CLIConfig(tasks=gym, box_type="linux").device == "simulator"  # the gym brings its devices
     assert CLIConfig(tasks=gym).max_concurrent_rollouts == 8
-    assert CLIConfig().max_concurrent_rollouts == 128
+    assert CLIConfig().max_concurrent_rollouts == 0  # what the plan chooses
     assert EvaluateConfig(box_type="linux").max_concurrent_rollouts == 8
 
 

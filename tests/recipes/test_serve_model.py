@@ -7,8 +7,6 @@ from cua_rl.errors import ConfigError
 from cua_rl.processes import free_port
 from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, main, require_key
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
-from cua_rl.sampling.vllm_command import installed_platform
-from tests.builders import NO_TENSORS
 
 
 @pytest.mark.parametrize("key", [None, "", "too-short"])
@@ -19,18 +17,6 @@ def test_a_model_is_not_served_without_a_key_that_is_hard_to_guess(key: str | No
 
 def test_a_long_key_is_accepted() -> None:
     require_key("0123456789abcdef")
-
-
-@pytest.mark.skipif(installed_platform() != "cpu", reason="for vLLM on a CPU")
-async def test_a_model_that_vllm_cannot_serve_here_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl_moe"}')
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
-
-    config = ServeModelConfig(model_name=str(tmp_path), port=free_port(), log_path=str(tmp_path / "vllm.log"))
-
-    with pytest.raises(ConfigError, match="model_name: expected a model that vLLM serves with adapters on a CPU"):
-        await cli_main(config, {API_KEY_VARIABLE: "0123456789abcdef"})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from cua_rl.renderers.replay import replay
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
-from tests.renderers.model_folders import THINKING_TEMPLATE
+from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen3_5_folder
 
 CLICK = Tool(name="click", description="Tap", parameters={"type": "object"})
 SCREEN = stored_image(encode_image(make_image(64, 96)))  # 2 x 3 tokens of 32 x 32 pixels
@@ -301,3 +301,11 @@ async def test_other_work_goes_on_while_a_long_text_is_encoded(small_renderer: Q
 
     assert len(await encoding) >= 200_000
     assert longest_pause_s < (last - started) / 2  # with the interpreter's lock held, nearly all of it
+
+
+def test_the_template_of_qwen3_8_is_refused_as_it_keeps_every_thought(small_folder: Path, tmp_path: Path) -> None:
+    folder = build_qwen3_5_folder(small_folder, tmp_path / "qwen3_8")
+    template = "{%- if preserve_thinking is undefined or preserve_thinking is true %}"
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match=r"chat template as Qwen3\.5 and Qwen3\.6 .* replace it by that of Qwen3\.6"):
+        make_renderer(folder)

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.train import main
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.sampling.vllm_command import installed_platform
 from tests.builders import NO_TENSORS
 from tests.sampling.fake_vllm import FakeVllm
 
@@ -40,11 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TINY_QWEN3_VL / "tokenizer_config.json").read_bytes()
     )
     (folder / "text_model" / "model.safetensors").write_bytes(NO_TENSORS)
-    for name, model_type in (("moe_model", "qwen3_vl_moe"), ("no_weights", "qwen3_vl")):
-        shutil.copytree(TINY_QWEN3_VL, folder / name, ignore=shutil.ignore_patterns("*.safetensors"))
-        settings = json.loads((TINY_QWEN3_VL / "config.json").read_text())
-        (folder / name / "config.json").write_text(json.dumps(settings | {"model_type": model_type}))
-    (folder / "moe_model" / "model.safetensors").write_bytes(NO_TENSORS)
+    shutil.copytree(TINY_QWEN3_VL, folder / "no_weights", ignore=shutil.ignore_patterns("*.safetensors"))
     for name, file in (("cut_weights", "model.safetensors"), ("cut_tokens", "tokenizer.json")):
         shutil.copytree(TINY_QWEN3_VL, folder / name)
         (folder / name / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9000000\n")
@@ -138,7 +133,6 @@ BAD = [
     (["log_path={place}/foreign"], "expected log_path to be a new folder"),
     (["log_path={place}/run"], "behavior_if_log_dir_exists"),
     (["log_path={place}/file/run"], "log_path"),
-    *([(["model_name={place}/moe_model"], "on a CPU, got 'qwen3_vl_moe'")] if installed_platform() == "cpu" else []),
     (["lora_modules=[]"], "trainer.lora_modules: expected parts of the model to adapt, got none"),
     (["model_name={place}/no_weights"], "expected a model folder with all its weights"),
     (["wandb_project=phones"], "wandb_project: expected the package wandb"),

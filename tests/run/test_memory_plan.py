@@ -18,6 +18,8 @@ from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request
 from cua_rl.run.memory_plan import MemoryPlan, plan_memory
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
+from cua_rl.run.prefix_cache import RolloutShape, simulate_prefix_cache
+from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from tests.run.simulated_gpu import least_free_share_of_a_day
 
@@ -168,15 +170,33 @@ def test_supervised_runs_are_planned_without_a_server() -> None:
     assert (sharded.server, sharded.sharding, sharded.gpus.num_trainer_processes) == ({}, "full", 4)
 
 
-def test_training_all_weights_takes_four_float32_numbers_of_each_and_is_never_sharded() -> None:
+def test_training_all_weights_takes_four_float32_numbers_of_each() -> None:
     parameters = load_model_sizes(MODELS / "Qwen3-VL-2B-Instruct").parameters
 
     plan = plan_memory(supervised("2B", "1x80", 0))
 
     assert plan.trainer["weights"] == 4 * parameters
     assert plan.trainer["gradients and optimizer"] == 12 * parameters  # gradient, two moments
-    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least 1\d\d\.\d GiB per GPU, to fit"):
-        plan_memory(supervised("8B", "8x80", 0))
+
+
+def test_training_all_weights_of_4b_on_eight_gpus_shares_out_weights_gradients_and_moments() -> None:
+    model = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
+    whole = model.embedding_parameters  # on every GPU
+    held = (model.decoder_parameters + model.vision_parameters) // 8 + whole
+
+    plan = plan_memory(supervised("4B", "8x80", 0))
+
+    assert plan.sharding == "full"
+    assert plan.trainer["weights"] == 4 * held
+    assert plan.trainer["gradients and optimizer"] == 12 * held + 4 * whole  # one message has the whole ones
+    assert plan.trainer["weights for autocast"] == 2 * whole
+    # of two layers: in bfloat16, the gradients in bfloat16, and these in float32
+    kept = model.activation_bytes(plan.micro_batch_tokens, 0, recomputes=plan.gradient_checkpointing)
+    in_use = 8 * 2 * model.layer_parameters
+    assert plan.trainer["activations"] == pytest.approx(1.05 * (kept + in_use))
+    assert plan.host["loading"] == 2 * model.parameters  # the checkpoint, once
+    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least \d\d\.\d GiB per GPU, to fit"):
+        plan_memory(supervised("4B", "1x80", 0))
 
 
 def test_settings_by_hand_are_kept() -> None:
@@ -438,6 +458,41 @@ def test_a_day_of_unequal_steps_and_restarts_leaves_three_percent_of_the_gpu_fre
     assert least_free_share_of_a_day(wanted, plan_memory(wanted), num_steps=144, seed=1) >= 0.03
 
 
+def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:
+    """The plan of a preset on its machine, with prompts as long as its settings allow."""
+    preset, config = MACHINE_PRESETS[name], CLIConfig(preset=name)
+    size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
+    context, image_tokens = config.server.max_model_len or 0, (config.server.max_pixels or 0) // 1024
+    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens)
+    shape = rollout_shape(config, context, image_tokens)
+    return plan_memory(replace(wanted, demand=replace(wanted.demand, num_rollouts=num_rollouts, shape=shape)))
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("24gb-4b", 6), ("h100-4b", 19), ("h100-8b", 8), ("4xh100-32b", 21), ("8xh100-30b-a3b", 97)]
+)
+def test_a_preset_runs_as_many_rollouts_as_the_prefix_cache_holds(name: PresetName, chosen: int) -> None:
+    plan = preset_plan(name)
+
+    assert plan.kept_prefix_frac is not None
+    assert plan.kept_prefix_frac >= 0.8
+    assert plan.num_rollouts == pytest.approx(chosen, abs=2)
+    assert f"rollouts at a time: {plan.num_rollouts};" in plan.table()
+
+
+def test_more_rollouts_by_hand_than_the_prefix_cache_holds_are_kept_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan = preset_plan("h100-8b", num_rollouts=32)
+
+    assert (plan.num_rollouts, plan.kept_prefix_frac and plan.kept_prefix_frac < 0.2) == (32, True)
+    assert "max_concurrent_rollouts=32: the KV cache keeps 12 % of the prompts" in caplog.text
+    assert "with 8 it keeps 8" in caplog.text
+    caplog.clear()
+    preset_plan("h100-8b", num_rollouts=4)
+    assert not caplog.records
+
+
 def test_settings_beside_a_preset_win() -> None:
     config = CLIConfig(preset="h100-4b", model_name="Qwen/Qwen3-VL-2B-Instruct", max_turns=7)
 
@@ -470,3 +525,13 @@ def test_dimensions_that_a_folder_does_not_state_are_asked_for(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=r"expected a config\.json that states hidden_size"):
         load_model_sizes(tmp_path)
+
+
+@pytest.mark.parametrize("context", [64, 512, 1024, 2048])
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_a_tiny_context_loses_no_blocks(context: int, block_tokens: int) -> None:
+    shape = RolloutShape(num_turns=9, screen_tokens=77, max_images=9, drop=1, context_tokens=context)
+
+    found = simulate_prefix_cache(shape, num_blocks=20_000, block_tokens=block_tokens, num_rollouts=40)
+
+    assert found > 0.75 or context == 64

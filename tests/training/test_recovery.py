@@ -1,7 +1,9 @@
 """What the client asks of a trainer that is started again, and what travels to one on another host."""
 
 import asyncio
+import pickle
 import socket
+import struct
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.codec import MessageError, decode
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.training import wire
@@ -72,7 +75,8 @@ class FakeNode:
         link, rank = WorkerLink.accept(self._listener, TOKEN), FakeRank()
         while True:
             try:
-                request: wire.Request = link.receive()
+                payload = link.receive()
+                request: wire.Request = decode(payload, wire.Request)
             except EOFError:
                 return False
             self._number += 1
@@ -187,7 +191,7 @@ async def test_without_restarts_no_cut_is_written_and_the_first_death_is_raised(
     assert node.asked == ["Start", "ForwardBackward", "OptimStep", "ForwardBackward", "death"]
 
 
-async def test_a_wrong_token_is_refused_before_anything_is_unpickled(
+async def test_a_wrong_token_is_refused_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = FakeNode()
@@ -200,6 +204,26 @@ async def test_a_wrong_token_is_refused_before_anything_is_unpickled(
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         async with _client(node, tmp_path):
             assert node.asked == ["Start"]
+
+
+@pytest.mark.parametrize("frame", [pickle.dumps(wire.Done(policy_version=1)), b"", b"\0" * 8], ids=str)
+async def test_an_answer_that_is_no_message_is_refused(frame: bytes) -> None:
+    """It would be loaded as a `Done`, by whoever loads pickles."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    with theirs:
+        theirs.sendall(struct.pack(">Q", len(frame)) + frame)
+        with pytest.raises(MessageError, match="expected a "):
+            await ControllerLink(reader, writer).ask(wire.TrainerMetrics())
+    writer.close()
+
+
+async def test_a_frame_that_is_longer_than_any_request_is_refused_before_it_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(struct.pack(">Q", 2**63))
+        with pytest.raises(ConnectionError, match="expected a frame of at most"):
+            WorkerLink(ours).receive()
 
 
 async def test_a_stranger_who_dribbles_does_not_keep_the_controller_out() -> None:

@@ -11,19 +11,7 @@ from typing import Literal
 
 import httpx
 
-from cua_rl.actions import (
-    Action,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    OpenApp,
-    PressButton,
-    PressKey,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.android.keyboard import (
     BUTTON_KEYS,
@@ -86,10 +74,10 @@ class AndroidDevice:
         self._size_px = (observation.width_px, observation.height_px)
         return observation
 
-    async def execute(self, action: Action) -> None:
+    async def execute(self, action: actions.Action) -> None:
         """Do one action and let the screen settle; raises `ActionRejected` for what a phone cannot do."""
         self._check_open("act")
-        if isinstance(action, Wait):
+        if isinstance(action, actions.Wait):
             await asyncio.sleep(action.duration_s)
             return
         command = await self._build_command(action)
@@ -136,13 +124,13 @@ class AndroidDevice:
         self._check_open("open an app")
         await self._connection.run(build_open_command(package, activity))
 
-    async def _build_command(self, action: Action) -> str:
+    async def _build_command(self, action: actions.Action) -> str:
         run = self._connection.run
         match action:
-            case OpenApp(name=name):
+            case actions.OpenApp(name=name):
                 apps = re.findall(r"^\s*([\w.]+)/", await run(_LAUNCHABLE), re.MULTILINE)
                 return f"{build_open_command(find_package(name, apps))} >/dev/null 2>&1"
-            case TypeText(text=text) if (
+            case actions.TypeText(text=text) if (
                 needs_unicode_keyboard(text) and UNICODE_KEYBOARD in (await run("ime list -a -s")).split()
             ):
                 keyboard = (await run("settings get secure default_input_method")).strip()
@@ -178,29 +166,29 @@ def build_observation(data: bytes) -> EncodedImage:
     return EncodedImage(data=png, format="png", width_px=width_px, height_px=height_px)
 
 
-def build_input_command(action: Action, size_px: tuple[int, int]) -> str:
+def build_input_command(action: actions.Action, size_px: tuple[int, int]) -> str:
     """The shell line that does an action; raises `ActionRejected` for what a phone cannot do."""
     match action:
-        case Click(x=x, y=y):
+        case actions.Click(x=x, y=y):
             return _tap(x, y, size_px)
-        case DoubleClick(x=x, y=y):
+        case actions.DoubleClick(x=x, y=y):
             return f"{_tap(x, y, size_px)} && {_tap(x, y, size_px)}"
-        case LongPress(x=x, y=y, duration_s=duration_s):
+        case actions.LongPress(x=x, y=y, duration_s=duration_s):
             return _swipe((x, y), (x, y), duration_s, size_px)
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
+        case actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
             return _swipe((x, y), (to_x, to_y), duration_s, size_px)
-        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
             # a swipe against the scrolling, around the point, cut off near the edges of the screen
             _check_inside(x, y, size_px)
             if not down_px and not right_px:
                 raise ActionRejected("scrolling by 0 pixels does nothing: give a distance")
             (x, to_x), (y, to_y) = _span(x, right_px, size_px[0]), _span(y, down_px, size_px[1])
             return _swipe((x, y), (to_x, to_y), _SCROLL_S, size_px)
-        case PressButton(button=button):
+        case actions.PressButton(button=button):
             return f"input keyevent {BUTTON_KEYS[button]}"
-        case TypeText(text=text):
+        case actions.TypeText(text=text):
             return build_type_command(text)
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             return build_key_command(keys)
         case _:
             raise ActionRejected(NOT_ON_PHONES.get(type(action), f"{type(action).__name__} is no input"))

@@ -43,7 +43,6 @@ _GROUP_SUMMARY_BIT = 0x200
 
 
 def misunderstood(expected: str, text: str) -> DeviceError:
-    """The failure of a parser."""
     return DeviceError(f"expected {expected} from the phone, got {text[:300]!r}")
 
 
@@ -61,7 +60,6 @@ def search(pattern: str, text: str, expected: str) -> re.Match[str]:
 
 
 def parse_choice(text: str, meanings: Mapping[str, str], setting: str) -> str:
-    """What the value of a setting means."""
     meaning = meanings.get(text.strip())
     if meaning is None:
         raise misunderstood(f"{setting} to be one of {', '.join(meanings)}", text)
@@ -69,7 +67,6 @@ def parse_choice(text: str, meanings: Mapping[str, str], setting: str) -> str:
 
 
 def parse_integer(text: str, setting: str) -> str:
-    """A setting that is a whole number."""
     value = text.strip()
     if not re.fullmatch(r"-?\d+", value):
         raise misunderstood(f"{setting} to be a whole number", text)

@@ -147,12 +147,10 @@ async def read_installed_apps(shell: AndroidShell, argument: str) -> str:
 
 
 async def read_app_installed(shell: AndroidShell, package: str) -> str:
-    """Whether exactly this package is installed."""
     return truth(package in await _packages(shell))
 
 
 async def read_app_running(shell: AndroidShell, package: str) -> str:
-    """Whether the app has a process."""
     names = parse_process_names(await shell.run("ps -A -o NAME"))
     return truth(any(name == package or name.startswith(f"{package}:") for name in names))
 
@@ -167,7 +165,6 @@ async def read_app_permission(shell: AndroidShell, argument: str) -> str:
 
 
 async def read_app_notifications(shell: AndroidShell, package: str) -> str:
-    """Whether the app may post notifications."""
     return await read_app_permission(shell, f"{package}/{NOTIFY_PERMISSION}")
 
 

@@ -120,10 +120,7 @@ def parse_adb_devices(text: str) -> list[AdbDevice]:
 async def _run_adb(command: Sequence[str], timeout_s: float) -> _Result:
     try:
         process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except (FileNotFoundError, PermissionError) as error:
         raise ConfigError(

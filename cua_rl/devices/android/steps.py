@@ -11,19 +11,8 @@ from posixpath import dirname
 from shlex import quote
 from typing import Literal, cast
 
+from cua_rl.devices.android import queries
 from cua_rl.devices.android.outputs import parse_alarm_times, parse_rows, parse_volume
-from cua_rl.devices.android.queries import (
-    ALARMS,
-    CALLS,
-    MEDIA_VOLUME,
-    NOTIFY_PERMISSION,
-    dialled,
-    full_permission,
-    read_android_query,
-    read_app_installed,
-    read_contact_rows,
-    read_permissions,
-)
 from cua_rl.devices.android.shell import AndroidShell
 from cua_rl.errors import TaskError
 
@@ -52,7 +41,7 @@ class Wish:
 
     async def holds(self) -> bool:
         """Whether the goal is met; raises `TaskError` for an unknown kind of goal."""
-        actual = await read_android_query(self.shell, self.query)
+        actual = await queries.read_android_query(self.shell, self.query)
         match self.how:
             case "equals" | "told":
                 return actual == self.expected
@@ -175,14 +164,14 @@ async def require_reachable_brightness(wish: Wish) -> str:
 
 async def move_volume(wish: Wish) -> str:
     """The middle, or one more if the middle is wanted."""
-    _, minimum, maximum = parse_volume(await wish.shell.run(MEDIA_VOLUME))
+    _, minimum, maximum = parse_volume(await wish.shell.run(queries.MEDIA_VOLUME))
     middle = (minimum + maximum) // 2
     return await _set_volume(wish, middle if str(middle) != wish.expected else middle + 1)
 
 
 async def move_volume_away(wish: Wish) -> str:
     """The other end."""
-    _, minimum, maximum = parse_volume(await wish.shell.run(MEDIA_VOLUME))
+    _, minimum, maximum = parse_volume(await wish.shell.run(queries.MEDIA_VOLUME))
     return await _set_volume(wish, maximum if int(wish.argument) < 50 else minimum)
 
 
@@ -192,7 +181,7 @@ async def _set_volume(wish: Wish, level: int) -> str:
 
 async def require_simulated_volumes(wish: Wish) -> str:
     """A volume in steps means the same only on a phone with as many steps as the simulated one."""
-    _, *limits = parse_volume(await wish.shell.run(MEDIA_VOLUME))
+    _, *limits = parse_volume(await wish.shell.run(queries.MEDIA_VOLUME))
     if tuple(limits) != _SIMULATED_VOLUMES and wish.expected not in ("", str(limits[0])):
         raise TaskError(
             f"expected a phone whose media volume goes from 0 to 15 for {wish.query!r} {wish.expected!r}, got one from "
@@ -220,7 +209,7 @@ async def require_adb(wish: Wish) -> str:
 async def require_permission(wish: Wish) -> str:
     """The app must be there and ask for the permission."""
     package, permission = _permission(wish)
-    granted = await read_permissions(wish.shell, package)
+    granted = await queries.read_permissions(wish.shell, package)
     if granted is None:
         raise TaskError(f"expected {package!r} to be installed for {wish.query!r}; install it: adb install FILE")
     if permission not in granted:
@@ -229,7 +218,6 @@ async def require_permission(wish: Wish) -> str:
 
 
 async def switch_permission(wish: Wish) -> str:
-    """Grant or revoke."""
     package, permission = _permission(wish)
     verb = "grant" if wish.opposite == "true" else "revoke"
     return await wish.shell.run(f"pm {verb} --user 0 {quote(package)} {quote(permission)}")
@@ -237,13 +225,13 @@ async def switch_permission(wish: Wish) -> str:
 
 def _permission(wish: Wish) -> tuple[str, str]:
     package, _, permission = wish.argument.partition("/")
-    return package, full_permission(permission) if permission else NOTIFY_PERMISSION
+    return package, queries.full_permission(permission) if permission else queries.NOTIFY_PERMISSION
 
 
 async def require_app(wish: Wish) -> str:
     """The app to open must be installed under exactly this package name."""
     package = wish.expected.partition("/")[0]
-    if await read_app_installed(wish.shell, package) == "false":
+    if await queries.read_app_installed(wish.shell, package) == "false":
         raise TaskError(
             f"expected {package!r} to be installed for {wish.query!r}, it is not: makers name their own apps "
             "differently; name the package of this phone in the task"
@@ -259,7 +247,6 @@ async def refuse_app(wish: Wish) -> str:
 
 
 async def switch_app(wish: Wish) -> str:
-    """Start or stop."""
     package = quote(wish.argument)
     if wish.opposite == "true":
         return await wish.shell.run(f"monkey -p {package} -c android.intent.category.LAUNCHER 1")
@@ -282,8 +269,8 @@ async def swap_contact(wish: Wish) -> str:
     if wish.expected:
         ids = [
             row["raw_contact_id"]
-            for row in await read_contact_rows(wish.shell)
-            if row["display_name"] == wish.argument and wish.expected in (row["data1"], dialled(row["data1"]))
+            for row in await queries.read_contact_rows(wish.shell)
+            if row["display_name"] == wish.argument and wish.expected in (row["data1"], queries.dialled(row["data1"]))
         ]
         return await run("; ".join(f"content delete --uri {_RAW_CONTACTS} --where _id={int(raw_id)}" for raw_id in ids))
     said = await run(f"content insert --uri {_RAW_CONTACTS} --bind account_type:s: --bind account_name:s:")
@@ -297,8 +284,8 @@ async def swap_contact(wish: Wish) -> str:
 
 async def forget_calls(wish: Wish) -> str:
     """Remove the calls to the number that the task will call."""
-    rows = parse_rows(await wish.shell.run(CALLS), ("number",))
-    numbers = {row["number"] for row in rows if f'"{dialled(row["number"])}"' == wish.expected}
+    rows = parse_rows(await wish.shell.run(queries.CALLS), ("number",))
+    numbers = {row["number"] for row in rows if f'"{queries.dialled(row["number"])}"' == wish.expected}
     deletes = (f"type=2 and number='{number}'" for number in sorted(numbers) if "'" not in number)
     return await wish.shell.run(
         "; ".join(f"content delete --uri content://call_log/calls --where {quote(where)}" for where in deletes)
@@ -307,7 +294,7 @@ async def forget_calls(wish: Wish) -> str:
 
 async def require_lone_alarm(wish: Wish) -> str:
     """Android knows only the next alarm, so another one could hide this one."""
-    others = [at for at in parse_alarm_times(await wish.shell.run(ALARMS)) if at != wish.argument]
+    others = [at for at in parse_alarm_times(await wish.shell.run(queries.ALARMS)) if at != wish.argument]
     if others:
         raise TaskError(
             f"expected a phone without other alarms for {wish.query!r}, got {', '.join(others)}; switch them off"
@@ -328,7 +315,7 @@ async def swap_alarm(wish: Wish) -> str:
 
 async def require_next_picture(wish: Wish) -> str:
     """A goal that counts pictures must expect exactly one more than the phone has."""
-    count = int(await read_android_query(wish.shell, wish.query))
+    count = int(await queries.read_android_query(wish.shell, wish.query))
     if wish.how == "equals" and wish.expected != str(count + 1):
         raise TaskError(
             f"expected a goal of one picture more than the {count} on this phone, got {wish.query!r} {wish.expected!r}"
@@ -337,7 +324,6 @@ async def require_next_picture(wish: Wish) -> str:
 
 
 async def post_notification(wish: Wish) -> str:
-    """Post a notification that can be cleared."""
     return await wish.shell.run(_NOTIFY)
 
 

@@ -182,12 +182,10 @@ class BrowserPages:
 
 
 async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") -> None:
-    """Lay out the page for the viewport, in a window of the size of the clip.
-
-    Screenshots then need no clip, which would resize the page twice. The session must be used for nothing else, because
-    screenshots through a session with emulation resize the page too, and must stay open, because closing it ends the
-    emulation.
-    """
+    """Lay out the page for the viewport, in a window of the size of the clip."""
+    # Screenshots then need no clip, which would resize the page twice. The session must be used for nothing else,
+    # because screenshots through a session with emulation resize the page too, and must stay open, because closing it
+    # ends the emulation.
     send = cast(Send, session.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
     size = {"width": settings.viewport_width, "height": settings.viewport_height}
     screen = {"deviceScaleFactor": settings.drawn_scale, "mobile": False, "dontSetVisibleSize": True}

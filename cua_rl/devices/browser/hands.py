@@ -4,22 +4,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cua_rl.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import ActionRejected
 
@@ -68,62 +53,63 @@ if TYPE_CHECKING:
     from playwright.async_api import Page
 
 
-def require_possible(action: Action) -> None:
+def require_possible(action: actions.Action) -> None:
     """Raise `ActionRejected` for what no browser can do."""
     match action:
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             key_chord(keys)
-        case PressButton(button=button) if button is not Button.BACK:
+        case actions.PressButton(button=button) if button is not actions.Button.BACK:
             raise ActionRejected(f"A browser has no button {button.value!r}.")
-        case OpenApp():
+        case actions.OpenApp():
             raise ActionRejected("A browser opens no apps.")
         case _:
             pass
 
 
-async def perform(page: "Page", action: Action, settings: PageSettings) -> None:
-    """Do one possible action."""
+async def perform(page: "Page", action: actions.Action, settings: PageSettings) -> None:
     from playwright.async_api import TimeoutError as LateError
 
     match action:
-        case Click() | DoubleClick() | RightClick() | LongPress() | MoveMouse():
+        case actions.Click() | actions.DoubleClick() | actions.RightClick() | actions.LongPress() | actions.MoveMouse():
             await _point(page, action, settings)
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
+        case actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y):
             await page.mouse.move(*_css(x, y, settings))
             await page.mouse.down()
             await page.mouse.move(*_css(to_x, to_y, settings), steps=_DRAG_STEPS)  # pages follow the mouse on its way
             await page.mouse.up()
-        case Scroll(x=x, y=y, right_px=right_px, down_px=down_px):
+        case actions.Scroll(x=x, y=y, right_px=right_px, down_px=down_px):
             await page.mouse.move(*_css(x, y, settings))
             await page.mouse.wheel(right_px / settings.scale, down_px / settings.scale)
-        case TypeText(text=text):
+        case actions.TypeText(text=text):
             await page.keyboard.type(text)
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             await page.keyboard.press(key_chord(keys))
-        case Wait(duration_s=duration_s):
+        case actions.Wait(duration_s=duration_s):
             await asyncio.sleep(duration_s)
-        case PressButton():
+        case actions.PressButton():
             # the page before may never arrive; a person then still sees this one
             with suppress(LateError):
                 await page.go_back(wait_until="commit", timeout=settings.settle_timeout_s * 1000)
-        case OpenApp():
+        case actions.OpenApp():
             require_possible(action)
 
 
 async def _point(
-    page: "Page", action: Click | DoubleClick | RightClick | LongPress | MoveMouse, settings: PageSettings
+    page: "Page",
+    action: actions.Click | actions.DoubleClick | actions.RightClick | actions.LongPress | actions.MoveMouse,
+    settings: PageSettings,
 ) -> None:
     x, y = _css(action.x, action.y, settings)
     match action:
-        case Click():
+        case actions.Click():
             await page.mouse.click(x, y)
-        case DoubleClick():
+        case actions.DoubleClick():
             await page.mouse.dblclick(x, y)
-        case RightClick():
+        case actions.RightClick():
             await page.mouse.click(x, y, button="right")
-        case LongPress(duration_s=duration_s):
+        case actions.LongPress(duration_s=duration_s):
             await page.mouse.click(x, y, delay=duration_s * 1000)
-        case MoveMouse():
+        case actions.MoveMouse():
             await page.mouse.move(x, y)
 
 

@@ -97,7 +97,6 @@ class BrowserPage:
 
     @property
     def url(self) -> str:
-        """The address it shows."""
         return self._page.url
 
     def lend(self) -> None:
@@ -287,10 +286,8 @@ class BrowserPage:
 
     @asynccontextmanager
     async def _operation(self, doing: str) -> AsyncGenerator[None]:
-        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`.
-
-        It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
-        """
+        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
+        # It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
             raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")

@@ -7,31 +7,16 @@ from gbox_sdk import AsyncGboxClient
 from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 
-from cua_rl.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected, DeviceKind
 
-BUTTONS: Mapping[Button, str] = {
-    Button.BACK: "back",
-    Button.HOME: "home",
-    Button.RECENTS: "appSwitch",
-    Button.POWER: "power",
-    Button.VOLUME_UP: "volumeUp",
-    Button.VOLUME_DOWN: "volumeDown",
+BUTTONS: Mapping[actions.Button, str] = {
+    actions.Button.BACK: "back",
+    actions.Button.HOME: "home",
+    actions.Button.RECENTS: "appSwitch",
+    actions.Button.POWER: "power",
+    actions.Button.VOLUME_UP: "volumeUp",
+    actions.Button.VOLUME_DOWN: "volumeDown",
 }
 _OTHER_NAMES: Mapping[str, str] = {
     "ctrl": "control",
@@ -80,54 +65,53 @@ def key_names(keys: tuple[str, ...]) -> list[str]:
 
 
 async def perform(
-    client: AsyncGboxClient, box_id: str, kind: DeviceKind, action: Action, options: ActionCommonOptionsParam
+    client: AsyncGboxClient, box_id: str, kind: DeviceKind, action: actions.Action, options: ActionCommonOptionsParam
 ) -> ActionResult:
     """Do one action in a box; raises `ActionRejected` for what this kind of box cannot do, else what the SDK raises."""
-    actions: Any = client.v1.boxes.actions  # its overloads know single values, not what is chosen here
+    api: Any = client.v1.boxes.actions  # its overloads know single values, not what is chosen here
     with_shot: dict[str, Any] = {"options": options}
     match action:
-        case Click(x=x, y=y):
-            press = actions.tap if kind == "android" else actions.click
+        case actions.Click(x=x, y=y):
+            press = api.tap if kind == "android" else api.click
             return await press(box_id, x=x, y=y, **with_shot)
-        case DoubleClick(x=x, y=y):
-            return await actions.click(box_id, x=x, y=y, double=True, **with_shot)
-        case LongPress(x=x, y=y, duration_s=duration_s):
-            return await actions.long_press(box_id, x=x, y=y, duration=duration(duration_s), **with_shot)
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
+        case actions.DoubleClick(x=x, y=y):
+            return await api.click(box_id, x=x, y=y, double=True, **with_shot)
+        case actions.LongPress(x=x, y=y, duration_s=duration_s):
+            return await api.long_press(box_id, x=x, y=y, duration=duration(duration_s), **with_shot)
+        case actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
             ends = {"start": {"x": x, "y": y}, "end": {"x": to_x, "y": to_y}, "duration": duration(duration_s)}
-            move = actions.swipe if kind == "android" else actions.drag
+            move = api.swipe if kind == "android" else api.drag
             return await move(box_id, **ends, **with_shot)
-        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
             # positive scrollY reveals what is below, positive scrollX what is to the right: our own signs
-            return await actions.scroll(box_id, x=x, y=y, scroll_x=right_px, scroll_y=down_px, **with_shot)
-        case TypeText(text=text):
-            return await actions.type(box_id, text=text, mode="append", **with_shot)
-        case PressKey(keys=keys):
-            return await actions.press_key(box_id, keys=key_names(keys), combination=len(keys) > 1, **with_shot)
+            return await api.scroll(box_id, x=x, y=y, scroll_x=right_px, scroll_y=down_px, **with_shot)
+        case actions.TypeText(text=text):
+            return await api.type(box_id, text=text, mode="append", **with_shot)
+        case actions.PressKey(keys=keys):
+            return await api.press_key(box_id, keys=key_names(keys), combination=len(keys) > 1, **with_shot)
         case _:
-            return await _perform_special(actions, box_id, kind, action, with_shot)
+            return await _perform_special(api, box_id, kind, action, with_shot)
 
 
 async def _perform_special(
-    actions: Any,
+    api: Any,
     box_id: str,
     kind: DeviceKind,
-    action: RightClick | MoveMouse | PressButton | OpenApp | Wait,
+    action: actions.RightClick | actions.MoveMouse | actions.PressButton | actions.OpenApp | actions.Wait,
     with_shot: Mapping[str, Any],
 ) -> ActionResult:
-    """Actions that only one kind of box supports."""
     match action:
-        case RightClick(x=x, y=y) if kind == "linux":
-            return await actions.click(box_id, x=x, y=y, button="right", **with_shot)
-        case MoveMouse(x=x, y=y) if kind == "linux":
-            return await actions.move(box_id, x=x, y=y, **with_shot)
-        case PressButton(button=button) if kind == "android":
-            return await actions.press_button(box_id, buttons=[BUTTONS[button]], **with_shot)
-        case RightClick() | MoveMouse():
+        case actions.RightClick(x=x, y=y) if kind == "linux":
+            return await api.click(box_id, x=x, y=y, button="right", **with_shot)
+        case actions.MoveMouse(x=x, y=y) if kind == "linux":
+            return await api.move(box_id, x=x, y=y, **with_shot)
+        case actions.PressButton(button=button) if kind == "android":
+            return await api.press_button(box_id, buttons=[BUTTONS[button]], **with_shot)
+        case actions.RightClick() | actions.MoveMouse():
             raise ActionRejected(NOT_ON_PHONES[type(action)])
-        case PressButton(button=button):
+        case actions.PressButton(button=button):
             raise ActionRejected(f"a desktop has no {button} button: use keys")
-        case OpenApp(name=name):
+        case actions.OpenApp(name=name):
             raise ActionRejected(f"this desktop cannot open {name!r} by its name: use its menus")
-        case Wait():
+        case actions.Wait():
             raise ActionRejected("waiting is no input")

@@ -44,7 +44,6 @@ class GboxCoordinateModel:
         return None if at is None else (at, abs(round(_number(amount, found))))
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     async def _ask(self, seen: EncodedImage, action: Mapping[str, str]) -> Mapping[str, object]:

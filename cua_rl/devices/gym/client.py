@@ -130,7 +130,6 @@ class GymClient:
             logger.error("cannot end gym execution=%s: %s", execution.execution_id, error)
 
     async def close(self) -> None:
-        """Drop the connections."""
         await self._http.aclose()
 
     async def _post_repeatedly(

@@ -34,11 +34,9 @@ class GymDevice:
         return self._device.kind if self._device is not None else "android"
 
     async def observe(self) -> EncodedImage:
-        """Take a screenshot."""
         return await self._attached().observe()
 
     async def execute(self, action: Action) -> None:
-        """Do one action."""
         await self._attached().execute(action)
 
     async def query(self, name: str) -> str:

@@ -77,7 +77,6 @@ def text_at(fields: Json, *path: str) -> str | None:
 
 
 def first_text(fields: Json, *paths: tuple[str, ...]) -> str | None:
-    """The first text among several paths."""
     return next((text for text in (text_at(fields, *path) for path in paths) if text is not None), None)
 
 

@@ -82,7 +82,6 @@ def draw_banner(canvas: Canvas, element: Element) -> None:
 
 
 def draw_viewfinder(canvas: Canvas, rect: Rect) -> None:
-    """What the camera sees."""
     canvas.gradient(rect, "#7fb2d9", "#d9e8f2")
     ground = Rect(x=rect.x, y=rect.y + 130, width=rect.width, height=rect.height - 130)
     canvas.fill(ground, "#5d8a66")

@@ -21,11 +21,9 @@ class Canvas:
         self._draw = ImageDraw.Draw(self.image)
 
     def fill(self, rect: Rect, colour: Colour) -> None:
-        """A plain rectangle."""
         self._draw.rectangle(_box_px(rect, self.scale, inclusive=True), fill=colour)
 
     def rounded(self, rect: Rect, colour: Colour, *, radius: float) -> None:
-        """A rectangle with round corners."""
         left, top, right, bottom = _box_px(rect, self.scale)
         mask = _rounded_mask(right - left, bottom - top, round(radius * self.scale))
         self.image.paste(colour, (left, top), mask)
@@ -43,7 +41,6 @@ class Canvas:
         self.image.paste(picture, (left, top), picture)
 
     def gradient(self, rect: Rect, top_colour: Colour, bottom_colour: Colour) -> None:
-        """A vertical gradient."""
         left, top, right, bottom = _box_px(rect, self.scale)
         self.image.paste(_gradient(right - left, bottom - top, top_colour, bottom_colour), (left, top))
 
@@ -54,7 +51,6 @@ class Canvas:
         self.image.paste(Image.blend(part, Image.new("RGB", part.size), 0.5), box)
 
     def line(self, points: tuple[tuple[float, float], ...], colour: Colour, *, width: float) -> None:
-        """A line through the points."""
         scaled = [(x * self.scale, y * self.scale) for x, y in points]
         self._draw.line(scaled, fill=colour, width=max(1, round(width * self.scale)), joint="curve")
 
@@ -76,7 +72,6 @@ class Canvas:
 
 
 def text_width(text: str, size: int) -> float:
-    """Width of a line of text in logical units."""
     # Measured large, because small sizes are rounded to whole pixels.
     return _font(size * 8).getlength(text) / 8
 

@@ -86,7 +86,6 @@ class Column:
         self.add(place(f"heading:{text}", text, "heading", (14, self.y + 4, WIDTH - 28, 16), text=text))
 
     def add_text(self, text: str, *, indent: int = 14) -> None:
-        """A line of plain text."""
         self.add(place(f"text:{self.y}", text, "text", (indent, self.y + 6, WIDTH - 2 * indent, 14), text=text))
 
 
@@ -96,7 +95,6 @@ def title(text: str, *, y: int, height: int, indent: int = 12) -> Element:
 
 
 def back_arrow() -> Element:
-    """The back arrow to the left of the title."""
     box = (2, STATUS_HEIGHT, 28, CONTENT_TOP - STATUS_HEIGHT)
     return place("arrow", "Up", "nav", box, effect=Press(button=Button.BACK), glyph="arrow")
 
@@ -119,7 +117,6 @@ def row(
 def place(
     element_id: str, label: str, kind: Kind, box: Box, *, text: str = "", ink: Colour = "", **look: Unpack[Look]
 ) -> Element:
-    """An element at a place of the screen."""
     x, y, width, height = box
     rect = Rect(x=x, y=y, width=width, height=height)
     # pyrefly: ignore[open-unpacking] - nobody adds fields to `Look`
@@ -152,7 +149,6 @@ def plus_button(subscreen: str) -> Element:
 
 
 def wide_button(label: str, y: int, effect: Do | Push, *, text: str | None = None) -> Element:
-    """A button over most of the width."""
     return place(label.lower(), label, "button", (28, y, WIDTH - 56, 24), effect=effect, text=text or label)
 
 
@@ -181,7 +177,6 @@ def switch_row(state: PhoneState, name: str, *, effect: Effect | None = None, de
 def toggle_row(
     state: PhoneState, toggle: Toggle, text: str, *, label: str, glyph: str = "", paper: Colour = ""
 ) -> Element:
-    """The row that flips a toggle."""
     return row(
         f"toggle:{toggle.value}",
         label=label,
@@ -197,7 +192,6 @@ def toggle_row(
 def page_row(
     subscreen: str, text: str, *, label: str = "", detail: str = "", glyph: str = "", paper: Colour = ""
 ) -> Element:
-    """The row of Settings that opens a page."""
     effect = Push(subscreen=subscreen)
     return row(f"page:{subscreen}", label=label, text=text, detail=detail, glyph=glyph, paper=paper, effect=effect)
 
@@ -211,7 +205,6 @@ def person_row(
 
 
 def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_height: int) -> None:
-    """Keys of a dialler or a calculator."""
     width = (WIDTH - 24) // num_columns
     for i, key in enumerate(keys):
         rect = (12 + i % num_columns * width + 2, top + i // num_columns * key_height + 2, width - 4, key_height - 4)

@@ -6,22 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Literal
 
-from cua_rl.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl import actions
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected
 from cua_rl.devices.simulator import reducer
@@ -67,7 +52,7 @@ class SimulatedPhone:
         await self._begin("observe")
         return await asyncio.to_thread(take_screenshot, self.state, self.scale)
 
-    async def execute(self, action: Action) -> None:
+    async def execute(self, action: actions.Action) -> None:
         """Do one action; raises `ActionRejected` for what a phone, or this screen, cannot do."""
         await self._begin("execute")
         self.state = perform(self.state, action, self.scale)
@@ -91,46 +76,48 @@ class SimulatedPhone:
 
 @lru_cache(maxsize=256)  # the members of a group all begin on the same screen
 def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
-    """The screen as an observation."""
     return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
 
 
-def perform(state: PhoneState, action: Action, scale: int) -> PhoneState:
+def perform(state: PhoneState, action: actions.Action, scale: int) -> PhoneState:
     """The state after an action whose coordinates are pixels; raises `ActionRejected`."""
-    if not state.is_screen_on and not isinstance(action, PressButton):
+    if not state.is_screen_on and not isinstance(action, actions.PressButton):
         return state
     match action:
-        case Click(x=x, y=y):
+        case actions.Click(x=x, y=y):
             return reducer.tap(state, *_units(x, y, scale))
-        case DoubleClick(x=x, y=y):
+        case actions.DoubleClick(x=x, y=y):
             point = _units(x, y, scale)
             return reducer.tap(reducer.tap(state, *point), *point)
-        case LongPress(x=x, y=y):
+        case actions.LongPress(x=x, y=y):
             return reducer.hold(state, *_units(x, y, scale))
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
+        case actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y):
             return reducer.drag(state, *_units(x, y, scale), *_units(to_x, to_y, scale))
-        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
             _units(x, y, scale)
             if state.screen == "home" and abs(right_px) > abs(down_px):
                 return reducer.turn_page(state, 1 if right_px > 0 else -1)
             return reducer.scroll_by(state, round(down_px / scale))
-        case PressButton(button=button):
+        case actions.PressButton(button=button):
             return reducer.press(state, button)
-        case Wait():
+        case actions.Wait():
             return state
         case _:
             return _perform_text(state, action)
 
 
-def _perform_text(state: PhoneState, action: TypeText | PressKey | OpenApp | RightClick | MoveMouse) -> PhoneState:
+def _perform_text(
+    state: PhoneState,
+    action: actions.TypeText | actions.PressKey | actions.OpenApp | actions.RightClick | actions.MoveMouse,
+) -> PhoneState:
     match action:
-        case TypeText(text=text):
+        case actions.TypeText(text=text):
             if state.focus is None:
                 raise ActionRejected("nothing has the focus: tap a text field before typing")
             return reducer.type_text(state, text)
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             return _press_keys(state, keys)
-        case OpenApp(name=name):
+        case actions.OpenApp(name=name):
             by_label = {find_app(entry.app).label.lower(): entry.app for entry in state.system.apps}
             app = by_label.get(name.strip().lower())
             if app is None:
@@ -138,7 +125,7 @@ def _perform_text(state: PhoneState, action: TypeText | PressKey | OpenApp | Rig
                 hint = f"; did you mean {find_app(by_label[near[0]]).label}?" if near else ""
                 raise ActionRejected(f"no app is called {name!r}{hint}")
             return reducer.launch(state, app)
-        case RightClick() | MoveMouse():
+        case actions.RightClick() | actions.MoveMouse():
             raise ActionRejected(NOT_ON_PHONES[type(action)])
 
 
@@ -156,9 +143,9 @@ def _press_keys(state: PhoneState, keys: tuple[str, ...]) -> PhoneState:
         case ("backspace",):
             return reducer.erase_key(state)
         case ("back",) | ("escape",) | ("esc",):
-            return reducer.press(state, Button.BACK)
+            return reducer.press(state, actions.Button.BACK)
         case ("home",):
-            return reducer.press(state, Button.HOME)
+            return reducer.press(state, actions.Button.HOME)
         case ("power", "volume_down") | ("volume_down", "power"):
             return take_screenshot_file(state)
         case _:

@@ -210,7 +210,6 @@ class Screen:
         return tuple(element for element in self.content if self.viewport.contains(*element.rect.centre))
 
     def element_at(self, x: float, y: float) -> Element | None:
-        """The tappable element under a point."""
         content = self.content if self.viewport.contains(x, y) else ()
         for element in (*reversed(self.fixed), *reversed(content)):
             if element.is_tappable and element.rect.contains(x, y):

@@ -24,11 +24,9 @@ class Grid:
     size_px: float
 
     def px(self, units: float) -> float:
-        """A length in pixels."""
         return units * (self.size_px / 24)
 
     def at(self, point: Point) -> Point:
-        """A point in pixels."""
         return self.left_px + self.px(point[0]), self.top_px + self.px(point[1])
 
     def square(self, x: float, y: float, radius: float) -> list[Point]:

@@ -68,5 +68,4 @@ def focus_field(state: PhoneState, field: Field) -> PhoneState:
 
 
 def field_value(state: PhoneState, field: Field) -> str:
-    """What stands in a field of the current screen."""
     return state.draft if state.draft_field in (None, field) else dict(state.form).get(field, "")

@@ -38,7 +38,6 @@ def draw_png(state: PhoneState, scale: int) -> bytes:
 
 
 def draw_phone(state: PhoneState, scale: int) -> Image.Image:
-    """The phone's screen as a picture."""
     if not state.is_screen_on:
         return Canvas(scale, "#000000").image
     palette = DARK if state.is_on(Toggle.DARK_THEME) else LIGHT
@@ -104,7 +103,6 @@ def _draw_volume(canvas: Canvas, state: PhoneState, palette: Palette) -> None:
 
 
 def draw_app_icon(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """An icon with its label below."""
     left = element.rect.centre[0] - ICON_SIZE // 2
     top = element.rect.y + 6
     rect = Rect(x=left, y=top, width=ICON_SIZE, height=ICON_SIZE)
@@ -139,7 +137,6 @@ def _draw_row(canvas: Canvas, element: Element, palette: Palette) -> None:
 
 
 def draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A slider with its icon."""
     middle = element.rect.centre[1]
     box = Rect(x=10, y=middle - 14, width=28, height=28)
     canvas.icon(element.glyph, box, ink=element.ink, paper=element.paper, radius=8)
@@ -239,7 +236,6 @@ def draw_tile(canvas: Canvas, element: Element, palette: Palette) -> None:
 
 
 def draw_notification(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A notification with its app's icon."""
     rect = element.rect
     canvas.rounded(rect, palette.surface, radius=10)
     middle = rect.centre[1]
@@ -287,21 +283,18 @@ def _draw_surface(canvas: Canvas, element: Element, palette: Palette) -> None:
 
 
 def draw_key(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A key of a keyboard or keypad."""
     canvas.rounded(element.rect.inset(1), palette.surface, radius=4)
     x, y = element.rect.centre
     canvas.text(x, y, element.text, palette.text, size=9 if len(element.text) > 1 else 12, anchor="mm")
 
 
 def draw_button(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A filled button."""
     canvas.rounded(element.rect, palette.accent, radius=min(11, element.rect.height // 2))
     x, y = element.rect.centre
     canvas.text(x, y, element.text, palette.on_accent, size=10, anchor="mm")
 
 
 def draw_round_button(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A round button with an icon."""
     canvas.icon(element.glyph, element.rect, ink="#ffffff", paper=element.paper, radius=element.rect.width / 2)
 
 

@@ -4,22 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import get_args
 
 from cua_rl.devices.query_values import PACKAGE, PHONE_QUERIES
-from cua_rl.devices.simulator.catalog import (
-    APPS,
-    EXTRA_ROWS,
-    HOME_PACKAGE,
-    LANGUAGES,
-    MAX_BRIGHTNESS,
-    MAX_VOLUME,
-    MIN_BRIGHTNESS,
-    QUICK_TILES,
-    SCREEN_LOCKS,
-    SCREEN_TIMEOUTS_MS,
-    STORE_APPS,
-    TIME_ZONES,
-    WALLPAPER_NAMES,
-    find_app,
-)
+from cua_rl.devices.simulator import catalog
 from cua_rl.devices.simulator.queries import LOOKUPS, QUERIES
 from cua_rl.devices.simulator.state import Field, PhoneState, Shade
 
@@ -28,14 +13,16 @@ Choices = Mapping[str, str]
 
 SIMULATOR_QUERIES = {name: PHONE_QUERIES[name] for name in (*QUERIES, *LOOKUPS)}
 
-PACKAGES: Choices = {spec.package: f"{spec.app} {spec.label}" for spec in (*APPS.values(), *STORE_APPS.values())}
+PACKAGES: Choices = {
+    spec.package: f"{spec.app} {spec.label}" for spec in (*catalog.APPS.values(), *catalog.STORE_APPS.values())
+}
 """Every app that a phone can have."""
 
 _MAX_TIMER_MIN = 600
 _SCREENS = ("off", "home", "recents", *get_args(Shade))
 _PAGES_WITHOUT_ROW = ("display", "sound", "date", "about", "time_zone", "screen_lock", "languages")
 _SETTINGS_PAGES = {"app", "app_storage", "network", "set_wallpaper", "ask", *_PAGES_WITHOUT_ROW, *(
-    row.subscreen for row in EXTRA_ROWS.values()
+    row.subscreen for row in catalog.EXTRA_ROWS.values()
 )}  # fmt: skip
 
 
@@ -49,7 +36,9 @@ def _levels(low: int, high: int) -> Choices:
 
 
 def _installed(state: PhoneState) -> Choices:
-    return {package: PACKAGES[package] for package in (find_app(entry.app).package for entry in state.system.apps)}
+    return {
+        package: PACKAGES[package] for package in (catalog.find_app(entry.app).package for entry in state.system.apps)
+    }
 
 
 def _network_names(state: PhoneState) -> Choices:
@@ -62,23 +51,23 @@ def _screens(state: PhoneState) -> Choices:
 
 
 CHOICES: Mapping[str, Callable[[PhoneState], Choices]] = {
-    "current_app": lambda state: {HOME_PACKAGE: "home launcher", **_installed(state)},
+    "current_app": lambda state: {catalog.HOME_PACKAGE: "home launcher", **_installed(state)},
     "recent_apps": _installed,
     "installed_apps": _installed,
     "current_screen": _screens,
     "shade": lambda state: _named("", *get_args(Shade)),
     "focused_field": lambda state: _named("", *get_args(Field)),
     "home_page": lambda state: _levels(0, len(state.home_pages)),
-    "brightness_level": lambda state: _levels(MIN_BRIGHTNESS, MAX_BRIGHTNESS),
-    "media_volume": lambda state: {**_levels(0, MAX_VOLUME), "0": "minimum lowest mute muted silent"},
-    "screen_timeout": lambda state: {str(ms): label for ms, label in SCREEN_TIMEOUTS_MS.items()},
+    "brightness_level": lambda state: _levels(catalog.MIN_BRIGHTNESS, catalog.MAX_BRIGHTNESS),
+    "media_volume": lambda state: {**_levels(0, catalog.MAX_VOLUME), "0": "minimum lowest mute muted silent"},
+    "screen_timeout": lambda state: {str(ms): label for ms, label in catalog.SCREEN_TIMEOUTS_MS.items()},
     # nothing that an agent can do charges the phone
     "battery_level": lambda state: _named(str(state.battery_pct)),
     "timer_s": lambda state: {str(60 * n): f"{n} min {n} minutes" for n in range(_MAX_TIMER_MIN + 1)},
-    "system_language": lambda state: LANGUAGES,
-    "screen_lock": lambda state: _named(*SCREEN_LOCKS),
-    "time_zone": lambda state: _named(*TIME_ZONES),
-    "wallpaper": lambda state: _named(*WALLPAPER_NAMES),
+    "system_language": lambda state: catalog.LANGUAGES,
+    "screen_lock": lambda state: _named(*catalog.SCREEN_LOCKS),
+    "time_zone": lambda state: _named(*catalog.TIME_ZONES),
+    "wallpaper": lambda state: _named(*catalog.WALLPAPER_NAMES),
     "connected_wifi": lambda state: _named("", *_network_names(state)),
     "saved_wifi": _network_names,
     "playing_track": lambda state: _named("", *map(str, range(len(state.apps.tracks)))),
@@ -88,7 +77,7 @@ CHOICES: Mapping[str, Callable[[PhoneState], Choices]] = {
 
 ARGUMENTS: Mapping[str, Callable[[PhoneState], Choices]] = {
     **{name: _installed for name, query in SIMULATOR_QUERIES.items() if query.argument is PACKAGE},
-    "quick_tile": lambda state: {tile.value: label for tile, label in QUICK_TILES.items()},
+    "quick_tile": lambda state: {tile.value: label for tile, label in catalog.QUICK_TILES.items()},
     "wifi_saved": _network_names,
 }
 """What may follow a query's colon on a phone."""

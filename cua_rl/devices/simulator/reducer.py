@@ -3,22 +3,11 @@
 from dataclasses import replace
 
 from cua_rl.actions import Button
+from cua_rl.devices.simulator import elements
 from cua_rl.devices.simulator.apps.calculator import evaluate
 from cua_rl.devices.simulator.apps.commands import do_in_app, submit
 from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS
 from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
-from cua_rl.devices.simulator.elements import (
-    Do,
-    Effect,
-    Enter,
-    FocusField,
-    Launch,
-    Operate,
-    Press,
-    Push,
-    Slide,
-    TypeKey,
-)
 from cua_rl.devices.simulator.launcher.screens import menu_of_held
 from cua_rl.devices.simulator.navigation import focus_field, go_up, leave, open_subscreen, show
 from cua_rl.devices.simulator.screens import build_screen
@@ -42,7 +31,7 @@ def drag(state: PhoneState, x: float, y: float, to_x: float, to_y: float) -> Pho
     """Move a finger from one point to another (logical units): turns home pages, scrolls lists, moves sliders."""
     state = replace(state, is_volume_shown=False)
     element = build_screen(state).element_at(x, y)
-    if element is not None and isinstance(element.effect, Slide):
+    if element is not None and isinstance(element.effect, elements.Slide):
         return _apply(state, element.effect, to_x)
     dx, dy = to_x - x, to_y - y
     pulled = drag_shade(state, element, y, dx, dy)
@@ -85,7 +74,6 @@ def type_text(state: PhoneState, text: str) -> PhoneState:
 
 
 def press(state: PhoneState, button: Button) -> PhoneState:
-    """Press a system button."""
     state = replace(state, is_volume_shown=False)
     match button:
         case Button.POWER:
@@ -128,29 +116,28 @@ def enter_key(state: PhoneState) -> PhoneState:
 
 
 def erase_key(state: PhoneState) -> PhoneState:
-    """The Backspace key of a keyboard."""
     return state if state.focus is None else replace(state, draft=state.draft[:-1])
 
 
-def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
+def _apply(state: PhoneState, effect: elements.Effect, x: float) -> PhoneState:
     match effect:
-        case Launch(app=app):
+        case elements.Launch(app=app):
             return launch(state, app)
-        case Push(subscreen=subscreen):
+        case elements.Push(subscreen=subscreen):
             return open_subscreen(state, subscreen)
-        case Slide(level=level):
+        case elements.Slide(level=level):
             return _slide(state, level, x)
-        case Press(button=button):
+        case elements.Press(button=button):
             return press(state, button)
-        case FocusField(field=field):
+        case elements.FocusField(field=field):
             return focus_field(state, field)
-        case TypeKey(key=key):
+        case elements.TypeKey(key=key):
             return _type_key(state, key)
-        case Enter(key=key):
+        case elements.Enter(key=key):
             return _enter(state, key)
-        case Do(command=command):
+        case elements.Do(command=command):
             return do_in_app(state, command)
-        case Operate():
+        case elements.Operate():
             return operate(state, effect)
 
 

@@ -1,19 +1,8 @@
 """From state to screen: which app's screen shows, and the frame around it."""
 
+from cua_rl.devices.simulator import controls
 from cua_rl.devices.simulator.apps.screens import build_app
 from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
-from cua_rl.devices.simulator.controls import (
-    CONTENT_BOTTOM,
-    CONTENT_TOP,
-    NAV_TOP,
-    STATUS_HEIGHT,
-    Column,
-    app_row,
-    back_arrow,
-    navigation_bar,
-    place,
-    title,
-)
 from cua_rl.devices.simulator.elements import Do, Element, Launch, Push, Rect, Screen
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT, keyboard_elements
 from cua_rl.devices.simulator.launcher.screens import build_launcher, home_icons, icons_behind
@@ -22,7 +11,7 @@ from cua_rl.devices.simulator.system.dialogs import is_dialog, with_dialog
 from cua_rl.devices.simulator.system.settings import build_settings
 from cua_rl.devices.simulator.system.shade import build_shade
 
-_HOME_VIEWPORT = Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT)
+_HOME_VIEWPORT = Rect(x=0, y=controls.STATUS_HEIGHT, width=WIDTH, height=controls.NAV_TOP - controls.STATUS_HEIGHT)
 
 
 def build_screen(state: PhoneState) -> Screen:
@@ -35,38 +24,43 @@ def build_screen(state: PhoneState) -> Screen:
         return _recents(state)
     if state.app is not None:
         heading, column = build_settings(state) if state.app == "settings" else build_app(state, state.app)
-        back = () if not state.subscreens else (back_arrow(),)
-        bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT, indent=30 if back else 12)
-        screen = _scrolled(state, column, bottom=CONTENT_BOTTOM, above=(bar, *back))
+        back = () if not state.subscreens else (controls.back_arrow(),)
+        bar = controls.title(
+            heading,
+            y=controls.STATUS_HEIGHT,
+            height=controls.CONTENT_TOP - controls.STATUS_HEIGHT,
+            indent=30 if back else 12,
+        )
+        screen = _scrolled(state, column, bottom=controls.CONTENT_BOTTOM, above=(bar, *back))
         is_asking = bool(state.subscreens) and is_dialog(state.subscreens[-1])
         return with_dialog(screen, state.subscreens[-1]) if is_asking else screen
     if state.subscreens:
-        return _scrolled(state, build_launcher(state), bottom=NAV_TOP, behind=icons_behind(state))
-    search = place("search", "Search", "text", (16, 20, WIDTH - 32, 20), effect=Push(subscreen="drawer"))
-    fixed = (search, *navigation_bar())
+        return _scrolled(state, build_launcher(state), bottom=controls.NAV_TOP, behind=icons_behind(state))
+    search = controls.place("search", "Search", "text", (16, 20, WIDTH - 32, 20), effect=Push(subscreen="drawer"))
+    fixed = (search, *controls.navigation_bar())
     return Screen(name="home", content=home_icons(state), fixed=fixed, viewport=_HOME_VIEWPORT)
 
 
 def _recents(state: PhoneState) -> Screen:
-    column = Column(top=STATUS_HEIGHT + 6)
-    column.add(title("Recent apps", y=column.y, height=26))
+    column = controls.Column(top=controls.STATUS_HEIGHT + 6)
+    column.add(controls.title("Recent apps", y=column.y, height=26))
     for app in state.recent_apps[:5]:
-        column.stack(app_row(app, "recent", effect=Launch(app=app), height=42))
+        column.stack(controls.app_row(app, "recent", effect=Launch(app=app), height=42))
     if state.recent_apps:
         y = column.y + 6
         clear, shoot = Do(command="clear_recents"), Do(command="take_screenshot")
         column.add(
-            place("clear", "Clear", "button", (12, y, 76, 22), effect=clear, text="Clear all"),
-            place("screenshot", "Screenshot", "button", (104, y, 76, 22), effect=shoot, text="Screenshot"),
+            controls.place("clear", "Clear", "button", (12, y, 76, 22), effect=clear, text="Clear all"),
+            controls.place("screenshot", "Screenshot", "button", (104, y, 76, 22), effect=shoot, text="Screenshot"),
         )
     else:
         column.add_text("Nothing has been opened yet", indent=14)
-    return Screen(name="recents", content=column.elements, fixed=navigation_bar(), viewport=_HOME_VIEWPORT)
+    return Screen(name="recents", content=column.elements, fixed=controls.navigation_bar(), viewport=_HOME_VIEWPORT)
 
 
 def _scrolled(
     state: PhoneState,
-    column: Column,
+    column: controls.Column,
     *,
     bottom: int,
     behind: tuple[Element, ...] = (),
@@ -74,13 +68,13 @@ def _scrolled(
 ) -> Screen:
     """The column between the title and `bottom`, or the keyboard if it shows."""
     keyboard = () if state.focus is None else keyboard_elements(state.keyboard)
-    bottom = bottom if state.focus is None else NAV_TOP - KEYBOARD_HEIGHT
+    bottom = bottom if state.focus is None else controls.NAV_TOP - KEYBOARD_HEIGHT
     max_scroll = max(0, column.y - bottom)
     scroll = min(state.scroll, max_scroll)
     return Screen(
         name=state.screen,
         content=(*behind, *(element.scrolled(scroll) for element in column.elements)),
-        fixed=(*above, *column.pinned, *keyboard, *navigation_bar()),
-        viewport=Rect(x=0, y=CONTENT_TOP, width=WIDTH, height=bottom - CONTENT_TOP),
+        fixed=(*above, *column.pinned, *keyboard, *controls.navigation_bar()),
+        viewport=Rect(x=0, y=controls.CONTENT_TOP, width=WIDTH, height=bottom - controls.CONTENT_TOP),
         max_scroll=max_scroll,
     )

@@ -4,25 +4,8 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from cua_rl.devices.simulator import content
+from cua_rl.devices.simulator import catalog, content
 from cua_rl.devices.simulator.apps.files import add_file
-from cua_rl.devices.simulator.catalog import (
-    APPS,
-    BLUETOOTH_DEVICES,
-    EXTRA_ROWS,
-    NETWORKS,
-    NUM_ICONS_PER_PAGE,
-    NUM_ROWS_VISIBLE,
-    SCREEN_LOCKS,
-    SCREEN_TIMEOUTS_MS,
-    SETTINGS,
-    STORE_APPS,
-    SWITCHES,
-    TIME_ZONES,
-    WALLPAPERS,
-    Toggle,
-    find_app,
-)
 from cua_rl.devices.simulator.launcher.icons import add_icon, in_cell, make_folder, remove_icon
 from cua_rl.devices.simulator.state import (
     AppData,
@@ -53,7 +36,7 @@ _NOTIFICATIONS = (
     ("phone", "Missed call", "555 2040"),
 )
 _JITTER_X, _JITTER_Y = 13, 4
-_CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
+_CHANCE_ON = {catalog.Toggle.AIRPLANE_MODE: 0.1, catalog.Toggle.DARK_THEME: 0.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,28 +137,28 @@ def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
     system = SystemState(
         networks=networks,
         connected_network=connected,
-        bluetooth_devices=tuple(random.sample(BLUETOOTH_DEVICES, 3)),
+        bluetooth_devices=tuple(random.sample(catalog.BLUETOOTH_DEVICES, 3)),
         notifications=tuple(notifications),
         apps=tuple(_apps(random, demand, notifying={notification.app for notification in notifications})),
-        screen_lock=random.choice(SCREEN_LOCKS),
-        time_zone=random.choice(list(TIME_ZONES)),
+        screen_lock=random.choice(catalog.SCREEN_LOCKS),
+        time_zone=random.choice(list(catalog.TIME_ZONES)),
         switched_on=tuple(
             sorted(
-                ({name for name in SWITCHES if random.random() < 0.5} | {"developer_options", *demand.on})
+                ({name for name in catalog.SWITCHES if random.random() < 0.5} | {"developer_options", *demand.on})
                 - {*demand.off}
             )
         ),
     )
     rows, row_random = list(state.setting_rows), Random(f"extra-rows-{state.seed}")
     for name in demand.extra_rows:
-        replaced = EXTRA_ROWS[name].replaces
+        replaced = catalog.EXTRA_ROWS[name].replaces
         if replaced:
             rows[rows.index(replaced)] = name
         else:
             rows.insert(row_random.randrange(len(rows) + 1), name)
     wallpaper = state.wallpaper
     if wallpaper == demand.not_wallpaper:
-        wallpaper = (wallpaper + random.randrange(1, len(WALLPAPERS))) % len(WALLPAPERS)
+        wallpaper = (wallpaper + random.randrange(1, len(catalog.WALLPAPERS))) % len(catalog.WALLPAPERS)
     return replace(state, system=system, setting_rows=tuple(rows), wallpaper=wallpaper)
 
 
@@ -183,7 +166,7 @@ def _networks(random: Random, demand: SystemStart) -> tuple[tuple[Network, ...],
     locked = demand.locked_network
     wanted = [name for name in (demand.connected_network, demand.saved_network) if name]
     taken = {*wanted, locked.name if locked else ""}
-    drawn = [name for name in random.sample(NETWORKS, len(NETWORKS)) if name not in taken]
+    drawn = [name for name in random.sample(catalog.NETWORKS, len(catalog.NETWORKS)) if name not in taken]
     saved = [*wanted, *drawn][:_NUM_SAVED_NETWORKS]
     others = [name for name in drawn if name not in saved][: _NUM_NETWORKS - len(saved) - (locked is not None)]
     networks = [Network(name=name, is_saved=True, password=_password(random)) for name in saved]
@@ -200,8 +183,8 @@ def _password(random: Random) -> str:
 
 def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> Iterator[InstalledApp]:
     store = [demand.store_app] if demand.store_app else []
-    store += [app for app in random.sample(list(STORE_APPS), len(STORE_APPS)) if app not in store]
-    for app in sorted((*APPS, *store[:_NUM_STORE_APPS]), key=lambda app: find_app(app).label):
+    store += [app for app in random.sample(list(catalog.STORE_APPS), len(catalog.STORE_APPS)) if app not in store]
+    for app in sorted((*catalog.APPS, *store[:_NUM_STORE_APPS]), key=lambda app: catalog.find_app(app).label):
         is_running, may_notify = random.random() < 0.5, random.random() < 0.7 or app in notifying
         yield InstalledApp(
             app=app,
@@ -223,8 +206,8 @@ class Start:
     """Rows of Settings that must show without scrolling."""
     hidden_rows: tuple[str, ...] = ()
     """Rows of Settings that must show only after scrolling."""
-    on: tuple[Toggle, ...] = ()
-    off: tuple[Toggle, ...] = ()
+    on: tuple[catalog.Toggle, ...] = ()
+    off: tuple[catalog.Toggle, ...] = ()
     brightness_level: int | None = None
     media_volume: int | None = None
     not_screen_timeout_ms: int | None = None
@@ -243,7 +226,7 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
     """The phone of this seed, changed only where `start` requires it."""
     start = start or Start()
     random = Random(f"phone-{seed}")
-    timeouts = [timeout for timeout in SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]
+    timeouts = [timeout for timeout in catalog.SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]
     threads = content.threads(seed)
     if start.contact is not None and start.contact not in [thread.contact for thread in threads]:
         threads = (*threads[:-1], replace(threads[-1], contact=start.contact))
@@ -251,7 +234,7 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
         seed=seed,
         home_pages=tuple(_home_pages(random, start)),
         setting_rows=_setting_rows(random, start),
-        wallpaper=random.randrange(len(WALLPAPERS)),
+        wallpaper=random.randrange(len(catalog.WALLPAPERS)),
         minute_of_day=random.randrange(24 * 60),
         battery_pct=random.randrange(15, 101),
         enabled=_enabled(random, start),
@@ -273,9 +256,9 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
 
 
 def _home_pages(random: Random, start: Start) -> Iterator[tuple[IconPlace, ...]]:
-    free = [app for app in APPS if app not in start.first_page and app not in start.second_page]
+    free = [app for app in catalog.APPS if app not in start.first_page and app not in start.second_page]
     random.shuffle(free)
-    num_free_first = NUM_ICONS_PER_PAGE - len(start.first_page)
+    num_free_first = catalog.NUM_ICONS_PER_PAGE - len(start.first_page)
     pages = [*start.first_page, *free[:num_free_first]], [*start.second_page, *free[num_free_first:]]
     for page in pages:
         random.shuffle(page)
@@ -289,11 +272,11 @@ def _home_pages(random: Random, start: Start) -> Iterator[tuple[IconPlace, ...]]
 
 
 def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:
-    rows = list(SETTINGS)
+    rows = list(catalog.SETTINGS)
     random.shuffle(rows)
     wanted = {**dict.fromkeys(start.first_rows, True), **dict.fromkeys(start.hidden_rows, False)}
     for row, is_first in wanted.items():
-        places = range(NUM_ROWS_VISIBLE) if is_first else range(NUM_ROWS_VISIBLE, len(rows))
+        places = range(catalog.NUM_ROWS_VISIBLE) if is_first else range(catalog.NUM_ROWS_VISIBLE, len(rows))
         place = rows.index(row)
         if place not in places:
             other = random.choice([i for i in places if rows[i] not in wanted])
@@ -301,8 +284,8 @@ def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:
     return tuple(rows)
 
 
-def _enabled(random: Random, start: Start) -> tuple[Toggle, ...]:
-    drawn = {toggle for toggle in Toggle if random.random() < _CHANCE_ON.get(toggle, 0.5)}
-    if Toggle.AIRPLANE_MODE in drawn:
-        drawn -= {Toggle.WIFI, Toggle.BLUETOOTH}
+def _enabled(random: Random, start: Start) -> tuple[catalog.Toggle, ...]:
+    drawn = {toggle for toggle in catalog.Toggle if random.random() < _CHANCE_ON.get(toggle, 0.5)}
+    if catalog.Toggle.AIRPLANE_MODE in drawn:
+        drawn -= {catalog.Toggle.WIFI, catalog.Toggle.BLUETOOTH}
     return tuple(sorted((drawn | set(start.on)) - set(start.off)))

@@ -79,7 +79,6 @@ class SystemState:
     """Toggles that were changed in the shade, sorted."""
 
     def find_network(self, name: str) -> Network:
-        """The network of this name."""
         return next(network for network in self.networks if network.name == name)
 
     def find_app(self, app: str) -> InstalledApp | None:
@@ -105,7 +104,6 @@ class SystemState:
         return self if entry is None else self.with_app(replace(entry, is_running=True))
 
     def with_switch(self, name: str, is_on: bool) -> Self:
-        """The state with one switch set."""
         others = {*self.switched_on} - {name}
         return replace(self, switched_on=tuple(sorted(others | {name} if is_on else others)))
 
@@ -147,7 +145,6 @@ class AppData:
     """Folders on the home pages."""
 
     def number_of(self, name: str) -> str | None:
-        """The phone number of a contact."""
         return next((contact.number for contact in self.contacts if contact.name == name), None)
 
     def name_of(self, number: str) -> str | None:
@@ -283,10 +280,8 @@ class PhoneState:
         return texts
 
     def is_on(self, toggle: Toggle) -> bool:
-        """Whether the toggle is on."""
         return toggle in self.enabled
 
     def with_toggle(self, toggle: Toggle, is_on: bool) -> Self:
-        """The state with one toggle changed."""
         others = {other for other in self.enabled if other != toggle}
         return replace(self, enabled=tuple(sorted(others | {toggle} if is_on else others)))

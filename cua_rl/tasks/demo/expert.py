@@ -96,7 +96,6 @@ class DemoExperts:
     """The `Experts` of demo tasks, on simulated phones."""
 
     def knows(self, task_id: str) -> bool:
-        """Whether this is a demo task."""
         return task_id in TEMPLATES
 
     def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:

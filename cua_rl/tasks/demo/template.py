@@ -115,7 +115,6 @@ class TaskTemplate(Template):
         return self.draw(Random(f"instance-{seed}"))
 
     def make_task(self, seed: int) -> Task:
-        """The task on the phone of this seed."""
         instance = self.instance(seed)
         return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
 
@@ -143,10 +142,8 @@ def family(
 
 
 def tap(screen: str, label: str, query: str | None = None, value: str = "") -> Move:
-    """Tap the element with this label."""
     return Move(screen=screen, operation=TapOn(label=label), query=query, value=value)
 
 
 def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
-    """Type into the focused field."""
     return Move(screen=screen, operation=TypeIn(text=text), query=query, value=value)

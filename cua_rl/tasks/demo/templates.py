@@ -3,16 +3,7 @@
 The embedded demo runs those tagged "demo".
 """
 
-from cua_rl.devices.simulator.catalog import (
-    APPS,
-    LANGUAGES,
-    MAX_BRIGHTNESS,
-    MAX_VOLUME,
-    MIN_BRIGHTNESS,
-    NETWORKS,
-    WALLPAPER_NAMES,
-    Toggle,
-)
+from cua_rl.devices.simulator import catalog
 from cua_rl.tasks.demo.families import apps, basic, content, graded, launcher, settings, system
 from cua_rl.tasks.demo.template import TaskTemplate
 
@@ -157,9 +148,9 @@ GRADED_EVAL: tuple[TaskTemplate, ...] = (
 )
 """Both add tasks to combinations of category and difficulty that would otherwise have few."""
 
-_TRAINING_NETWORKS, _EVAL_NETWORKS = NETWORKS[:9], NETWORKS[9:]
-_TRAINING_LANGUAGES, _EVAL_LANGUAGES = tuple(LANGUAGES)[1:8], tuple(LANGUAGES)[8:]
-_TRAINING_WALLPAPERS, _EVAL_WALLPAPERS = WALLPAPER_NAMES[:4], WALLPAPER_NAMES[4:]
+_TRAINING_NETWORKS, _EVAL_NETWORKS = catalog.NETWORKS[:9], catalog.NETWORKS[9:]
+_TRAINING_LANGUAGES, _EVAL_LANGUAGES = tuple(catalog.LANGUAGES)[1:8], tuple(catalog.LANGUAGES)[8:]
+_TRAINING_WALLPAPERS, _EVAL_WALLPAPERS = catalog.WALLPAPER_NAMES[:4], catalog.WALLPAPER_NAMES[4:]
 _SYSTEM_TRAINING_APPS, _SYSTEM_EVAL_APPS = (
     ("calendar", "chrome", "mail", "maps", "messages", "music"),
     ("clock", "files", "weather"),
@@ -172,10 +163,10 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
         "train_13_open_bluetooth_settings", "Open the Bluetooth settings.", "bluetooth", "bluetooth_page"
     ),
     system.open_quick_settings("train_28_open_quick_settings"),
-    system.switch_quick_tile("train_29_toggle_wifi_quick_settings", Toggle.WIFI),
-    system.switch_quick_tile("train_30_toggle_bluetooth_quick_settings", Toggle.BLUETOOTH),
-    system.switch_quick_tile("train_31_enable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=True),
-    system.switch_quick_tile("train_32_disable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=False),
+    system.switch_quick_tile("train_29_toggle_wifi_quick_settings", catalog.Toggle.WIFI),
+    system.switch_quick_tile("train_30_toggle_bluetooth_quick_settings", catalog.Toggle.BLUETOOTH),
+    system.switch_quick_tile("train_31_enable_dnd_quick_settings", catalog.Toggle.DO_NOT_DISTURB, turn_on=True),
+    system.switch_quick_tile("train_32_disable_dnd_quick_settings", catalog.Toggle.DO_NOT_DISTURB, turn_on=False),
     system.open_notifications("train_33_open_notifications"),
     system.clear_notifications("train_34_clear_notifications"),
     settings.open_system_page(
@@ -196,8 +187,8 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
     settings.forget_wifi("train_59_forget_wifi_network", _TRAINING_NETWORKS),
     settings.change_language("train_60_change_system_language", _TRAINING_LANGUAGES),
     settings.change_wallpaper("train_70_change_wallpaper_settings", _TRAINING_WALLPAPERS),
-    system.switch_quick_tile("train_72_enable_airplane_quick", Toggle.AIRPLANE_MODE, turn_on=True),
-    system.switch_quick_tile("train_73_disable_airplane_quick", Toggle.AIRPLANE_MODE, turn_on=False),
+    system.switch_quick_tile("train_72_enable_airplane_quick", catalog.Toggle.AIRPLANE_MODE, turn_on=True),
+    system.switch_quick_tile("train_73_disable_airplane_quick", catalog.Toggle.AIRPLANE_MODE, turn_on=False),
     settings.open_system_page(
         "train_74_open_developer_options", "Open the developer options.", "developer", "developer"
     ),
@@ -231,10 +222,10 @@ SYSTEM_EVAL: tuple[TaskTemplate, ...] = (
     system.check_app_storage("eval_122_check_app_storage", _SYSTEM_EVAL_APPS),
     settings.set_brightness("eval_123_set_brightness", _EVAL_LEVELS),
     settings.join_wifi("eval_124_join_wifi", _EVAL_NETWORKS),
-    system.switch_quick_tile("eval_125_enable_auto_rotate_quick", Toggle.AUTO_ROTATE, turn_on=True),
-    system.switch_quick_tile("eval_126_disable_auto_rotate_quick", Toggle.AUTO_ROTATE, turn_on=False),
-    system.switch_quick_tile("eval_127_enable_battery_saver_quick", Toggle.BATTERY_SAVER, turn_on=True),
-    system.switch_quick_tile("eval_128_disable_battery_saver_quick", Toggle.BATTERY_SAVER, turn_on=False),
+    system.switch_quick_tile("eval_125_enable_auto_rotate_quick", catalog.Toggle.AUTO_ROTATE, turn_on=True),
+    system.switch_quick_tile("eval_126_disable_auto_rotate_quick", catalog.Toggle.AUTO_ROTATE, turn_on=False),
+    system.switch_quick_tile("eval_127_enable_battery_saver_quick", catalog.Toggle.BATTERY_SAVER, turn_on=True),
+    system.switch_quick_tile("eval_128_disable_battery_saver_quick", catalog.Toggle.BATTERY_SAVER, turn_on=False),
     settings.open_system_page("eval_129_open_app_list", "Open the list of all apps in Settings.", "apps", "apps"),
     settings.open_system_page(
         "eval_130_open_wallpaper_settings", "Open the wallpaper settings.", "wallpaper", "wallpaper"
@@ -261,22 +252,22 @@ _OPEN_APP_IDS = {
     "weather": "89_open_weather",
 }
 _TOGGLE_IDS = {
-    (Toggle.WIFI, True): ("train_02_enable_wifi", "eval_37_enable_wifi"),
-    (Toggle.WIFI, False): ("train_09_disable_wifi", "eval_38_disable_wifi"),
-    (Toggle.BLUETOOTH, True): ("train_08_enable_bluetooth", "eval_39_enable_bluetooth"),
-    (Toggle.BLUETOOTH, False): ("train_10_disable_bluetooth", "eval_40_disable_bluetooth"),
-    (Toggle.AIRPLANE_MODE, True): ("train_05_airplane_mode", "eval_41_airplane_mode"),
-    (Toggle.AIRPLANE_MODE, False): ("train_90_disable_airplane_mode", "eval_42_disable_airplane_mode"),
-    (Toggle.DARK_THEME, True): ("train_61_enable_dark_theme", "eval_05_enable_dark_theme"),
-    (Toggle.DARK_THEME, False): ("train_62_disable_dark_theme", "eval_06_disable_dark_theme"),
-    (Toggle.BATTERY_SAVER, True): ("train_42_enable_battery_saver", "eval_07_enable_battery_saver"),
-    (Toggle.BATTERY_SAVER, False): ("train_43_disable_battery_saver", "eval_08_disable_battery_saver"),
-    (Toggle.LOCATION, True): ("train_56_enable_location", "eval_43_enable_location"),
-    (Toggle.LOCATION, False): ("train_57_disable_location", "eval_44_disable_location"),
-    (Toggle.DO_NOT_DISTURB, True): ("train_91_dnd_mode_enable", "eval_02_dnd_mode_enable"),
-    (Toggle.DO_NOT_DISTURB, False): ("train_92_dnd_mode_disable", "eval_03_dnd_mode_disable"),
-    (Toggle.AUTO_ROTATE, True): ("train_18_enable_auto_rotate", "eval_20_enable_auto_rotate"),
-    (Toggle.AUTO_ROTATE, False): ("train_19_disable_auto_rotate", "eval_45_disable_auto_rotate"),
+    (catalog.Toggle.WIFI, True): ("train_02_enable_wifi", "eval_37_enable_wifi"),
+    (catalog.Toggle.WIFI, False): ("train_09_disable_wifi", "eval_38_disable_wifi"),
+    (catalog.Toggle.BLUETOOTH, True): ("train_08_enable_bluetooth", "eval_39_enable_bluetooth"),
+    (catalog.Toggle.BLUETOOTH, False): ("train_10_disable_bluetooth", "eval_40_disable_bluetooth"),
+    (catalog.Toggle.AIRPLANE_MODE, True): ("train_05_airplane_mode", "eval_41_airplane_mode"),
+    (catalog.Toggle.AIRPLANE_MODE, False): ("train_90_disable_airplane_mode", "eval_42_disable_airplane_mode"),
+    (catalog.Toggle.DARK_THEME, True): ("train_61_enable_dark_theme", "eval_05_enable_dark_theme"),
+    (catalog.Toggle.DARK_THEME, False): ("train_62_disable_dark_theme", "eval_06_disable_dark_theme"),
+    (catalog.Toggle.BATTERY_SAVER, True): ("train_42_enable_battery_saver", "eval_07_enable_battery_saver"),
+    (catalog.Toggle.BATTERY_SAVER, False): ("train_43_disable_battery_saver", "eval_08_disable_battery_saver"),
+    (catalog.Toggle.LOCATION, True): ("train_56_enable_location", "eval_43_enable_location"),
+    (catalog.Toggle.LOCATION, False): ("train_57_disable_location", "eval_44_disable_location"),
+    (catalog.Toggle.DO_NOT_DISTURB, True): ("train_91_dnd_mode_enable", "eval_02_dnd_mode_enable"),
+    (catalog.Toggle.DO_NOT_DISTURB, False): ("train_92_dnd_mode_disable", "eval_03_dnd_mode_disable"),
+    (catalog.Toggle.AUTO_ROTATE, True): ("train_18_enable_auto_rotate", "eval_20_enable_auto_rotate"),
+    (catalog.Toggle.AUTO_ROTATE, False): ("train_19_disable_auto_rotate", "eval_45_disable_auto_rotate"),
 }
 
 
@@ -290,14 +281,14 @@ BASIC: tuple[TaskTemplate, ...] = (
             task_id, instruction, "display", "Brightness", query="brightness_level", value=value, share=share
         )
         for task_id, instruction, value, share in (
-            ("train_03_max_brightness", "Set the brightness to maximum.", MAX_BRIGHTNESS, 1.0),
-            ("train_11_min_brightness", "Set the brightness to minimum.", MIN_BRIGHTNESS, 0.0),
+            ("train_03_max_brightness", "Set the brightness to maximum.", catalog.MAX_BRIGHTNESS, 1.0),
+            ("train_11_min_brightness", "Set the brightness to minimum.", catalog.MIN_BRIGHTNESS, 0.0),
         )
     ),
     *(
         basic.set_slider(task_id, instruction, "sound", "Volume", query="media_volume", value=value, share=share)
         for task_id, instruction, value, share in (
-            ("train_16_max_media_volume", "Set the media volume to maximum.", MAX_VOLUME, 1.0),
+            ("train_16_max_media_volume", "Set the media volume to maximum.", catalog.MAX_VOLUME, 1.0),
             ("train_17_mute_media_volume", "Mute the media volume.", 0, 0.0),
         )
     ),
@@ -323,26 +314,18 @@ BASIC: tuple[TaskTemplate, ...] = (
     basic.go_to_home_page("train_48_go_to_primary_home_page", 0),
     basic.send_message("train_51_compose_sms", "Emma", "Running late"),
     basic.write_note("train_93_write_note", "Buy bread"),
-    basic.toggle_hidden_setting("train_94_enable_wifi_below", Toggle.WIFI, turn_on=True),
-    basic.toggle_hidden_setting("train_95_enable_dark_theme_below", Toggle.DARK_THEME, turn_on=True),
+    basic.toggle_hidden_setting("train_94_enable_wifi_below", catalog.Toggle.WIFI, turn_on=True),
+    basic.toggle_hidden_setting("train_95_enable_dark_theme_below", catalog.Toggle.DARK_THEME, turn_on=True),
     *(
         basic.open_app_on_page_two(f"train_{i}_open_{app}_page_two", app)
-        for i, app in enumerate(list(APPS)[1:], start=101)
+        for i, app in enumerate(list(catalog.APPS)[1:], start=101)
     ),
 )
 
 
 TEMPLATES: dict[str, TaskTemplate] = {
     template.task_id: template
-    for template in (
-        *BASIC,
-        *APP_TRAINING,
-        *APP_EVAL,
-        *SYSTEM_TRAINING,
-        *SYSTEM_EVAL,
-        *GRADED_TRAINING,
-        *GRADED_EVAL,
-    )
+    for template in (*BASIC, *APP_TRAINING, *APP_EVAL, *SYSTEM_TRAINING, *SYSTEM_EVAL, *GRADED_TRAINING, *GRADED_EVAL)
 }
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("train_"))
 DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("eval_"))

@@ -61,7 +61,6 @@ class DesktopTemplate(Template):
         return self.draw(random, random.sample(words, len(words)))
 
     def make_task(self, seed: int) -> Task:
-        """The task of a seed."""
         instance = self.instance(seed)
 
         async def prepare(device: Device) -> None:
@@ -213,12 +212,7 @@ _TABLE: tuple[tuple[str, Callable[[Random, Sequence[str]], DesktopInstance], Cat
 )
 DESKTOP_TASKS: tuple[DesktopTemplate, ...] = tuple(
     DesktopTemplate(
-        task_id=task_id,
-        category=category,
-        difficulty=difficulty,
-        max_turns=_MAX_TURNS,
-        tags=("desktop",),
-        draw=draw,
+        task_id=task_id, category=category, difficulty=difficulty, max_turns=_MAX_TURNS, tags=("desktop",), draw=draw
     )
     for task_id, draw, category, difficulty in _TABLE
 )

@@ -16,7 +16,6 @@ class MiniWobExperts:
     """The `Experts` of MiniWoB++."""
 
     def knows(self, task_id: str) -> bool:
-        """Whether the task has an expert."""
         return _page_name(task_id) in ROUTES
 
     def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:

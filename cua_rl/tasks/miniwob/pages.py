@@ -73,7 +73,6 @@ def html_folder() -> Path:
 
 
 def page_url(name: str) -> str:
-    """The address of a task's page."""
     return (html_folder() / "miniwob" / f"{name}.html").as_uri()
 
 

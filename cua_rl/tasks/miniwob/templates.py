@@ -116,7 +116,6 @@ class MiniWobTemplate(Template):
 
 
 def miniwob_template(name: str) -> MiniWobTemplate:
-    """The template of a page."""
     return MiniWobTemplate(
         task_id=f"miniwob/{name}",
         category=category(name),

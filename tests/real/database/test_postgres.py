@@ -17,6 +17,7 @@ from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
+from scripts.red_team.run_folders import set_traps
 from tests.live_processes import is_alive, wait_until_dead
 from tests.real.database.conftest import run_sql
 
@@ -206,13 +207,7 @@ async def test_a_folder_that_somebody_prepared_starts_no_program(tmp_path: Path)
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
         run_sql(postgres.url, "CREATE TABLE kept AS SELECT 7 AS number")
     data, witness = tmp_path / "data", tmp_path / "witness"
-    program = f"'touch {witness}; false'"
-    traps = "".join(f"{name} = {program}\n" for name in ("restore_command", "archive_command", "recovery_end_command"))
-    traps += f"archive_mode = on\nsession_preload_libraries = '{witness}.so'\nlisten_addresses = '*'\nport = 5999\n"
-    for name in ("postgresql.conf", "postgresql.auto.conf"):
-        (data / name).write_text(traps)
-    (data / "recovery.signal").touch()
-    (data / "pg_ident.conf").write_text("controller /.* postgres\n")
+    set_traps(data, witness)
 
     async with EmbeddedPostgres(data, tmp_path / "log") as postgres:
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]

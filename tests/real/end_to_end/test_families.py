@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import random
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from cua_rl.config import ServerConfig
@@ -18,7 +20,12 @@ from cua_rl.sampling.canary import Canary, canary_request, canary_tokens, parse_
 from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run
 from tests.real.sampling.tiny_model import adapter_logprobs
-from tests.real.training.tiny_families import build_random_qwen2_5_vl, build_random_qwen3_5
+from tests.real.training.tiny_families import (
+    build_random_qwen2_5_vl,
+    build_random_qwen3_5,
+    build_random_qwen3_5_moe,
+    build_random_qwen3_vl_moe,
+)
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 
 pytestmark = pytest.mark.timeout(600)
@@ -31,6 +38,8 @@ OPTIONS = (
     'tasks={"source_type": "demo_training", "tags": ["demo"]}',
 )
 WIDTHS = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 8192}  # heads of 32, as vLLM wants
+VISION = {"hidden_size": 96, "out_hidden_size": 128}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 
 
 def by_chance(_: Evidence) -> float:
@@ -38,17 +47,42 @@ def by_chance(_: Evidence) -> float:
     return random()
 
 
-def build_qwen2_5(folder: Path) -> Path:
-    build_qwen2_5_folder(build_small_folder(folder.parent / "small"), folder)
+def tokens_of(folder: Path) -> dict[str, int]:
+    """The special tokens of the tokenizer in a folder, by their names in a config.json."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     names = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
     names += ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")
-    return build_random_qwen2_5_vl(
-        folder,
-        text={**WIDTHS, "vocab_size": tokenizer.get_vocab_size() + 32},  # padded, as those of real models are
-        vision={"hidden_size": 96, "out_hidden_size": 128},
-        **{name: tokenizer.token_to_id(token) for name, token in names},
+    return {name: tokenizer.token_to_id(token) for name, token in names}
+
+
+def widths_of(folder: Path) -> dict[str, object]:
+    """Widths that vLLM serves, with the vocabulary of the folder's tokenizer, padded as those of real models are."""
+    return {**WIDTHS, "vocab_size": Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() + 32}
+
+
+def build_qwen2_5(folder: Path) -> Path:
+    build_qwen2_5_folder(build_small_folder(folder.parent / "small"), folder)
+    return build_random_qwen2_5_vl(folder, text=widths_of(folder), vision=VISION, **tokens_of(folder))
+
+
+def build_qwen3_vl_moe(folder: Path) -> Path:
+    build_small_folder(folder)
+    build_random_qwen3_vl_moe(
+        folder, text=widths_of(folder) | {"head_dim": 32, "rope_parameters": ROPE}, vision=VISION, **tokens_of(folder)
     )
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():  # of a model that was never loaded, Transformers writes them transposed
+        if ".experts." in name:
+            weights[name] = tensor.transpose(1, 2).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def build_qwen3_5(folder: Path, build: Callable[..., Path] = build_random_qwen3_5, **text: object) -> Path:
+    build_qwen3_5_folder(build_small_folder(folder.parent / "small"), folder)
+    heads = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}  # no less with vLLM on a CPU
+    partly = {"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}
+    return build(folder, text=widths_of(folder) | heads | partly | text, vision=VISION, **tokens_of(folder))
 
 
 async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
@@ -60,24 +94,30 @@ async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
     return parse_canary(answer.raise_for_status().json(), canary)
 
 
-def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> None:
-    model = build_qwen2_5(tmp_path / "model")
-
-    run = Run(tmp_path / "run", f"model_name={model}", *OPTIONS)
+def assert_trains(model: Path, folder: Path, *options: str, parity: float) -> None:
+    """Two steps with a server of our own: sampler and trainer agree, and every prompt is the renderer's."""
+    run = Run(folder, f"model_name={model}", *OPTIONS, *options)
 
     assert run.finish() == 0, run.output()
     steps = [record for record in read_records(run.folder / "metrics.jsonl") if "policy/parity_mean_abs" in record]
     assert len(steps) == 2
-    assert all(step["policy/parity_mean_abs"] <= 1e-4 for step in steps)  # type: ignore[operator]
+    assert all(step["policy/parity_mean_abs"] <= parity for step in steps)  # type: ignore[operator]
     assert all(step["rollout/prompt_mismatches"] == 0 for step in steps)
 
-    assert export_model([f"run={run.folder}", f"out={tmp_path / 'export'}"]) == 0
+
+def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> None:
+    model = build_qwen2_5(tmp_path / "model")
+
+    folder = tmp_path / "run"
+    assert_trains(model, folder, parity=1e-4)
+
+    assert export_model([f"run={folder}", f"out={tmp_path / 'export'}"]) == 0
     renderer = make_renderer(tmp_path / "export")
     canary = Canary(tokens=canary_tokens(renderer), changes_model=True)
     served = asyncio.run(served_logprobs(tmp_path / "export", canary))
     base = adapter_logprobs(model, None, canary.tokens)[1:]
-    adapted = adapter_logprobs(model, run.folder / "sampler_weights" / "000002", canary.tokens)[1:]
-    assert export_model([f"run={run.folder}", f"out={tmp_path / 'adapter'}", "kind=adapter"]) == 0
+    adapted = adapter_logprobs(model, folder / "sampler_weights" / "000002", canary.tokens)[1:]
+    assert export_model([f"run={folder}", f"out={tmp_path / 'adapter'}", "kind=adapter"]) == 0
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(model)
     exported = adapter_logprobs(model, tmp_path / "adapter", canary.tokens)[1:]
@@ -86,34 +126,14 @@ def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> N
     assert max(abs(one - other) for one, other in zip(base, adapted, strict=True)) > 0.01
 
 
-def build_qwen3_5(folder: Path) -> Path:
-    build_qwen3_5_folder(build_small_folder(folder.parent / "small"), folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    names = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
-    names += ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
-    heads = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}  # no less with vLLM on a CPU
-    return build_random_qwen3_5(
-        folder,
-        text={
-            **WIDTHS,
-            **heads,
-            "rope_parameters": rope | {"partial_rotary_factor": 0.25},
-            "vocab_size": tokenizer.get_vocab_size() + 32,
-        },
-        vision={"hidden_size": 96, "out_hidden_size": 128},
-        **{name: tokenizer.token_to_id(token) for name, token in names},
-    )
+@pytest.mark.parametrize(("build", "parity"), [(build_random_qwen3_5, 0.1), (build_random_qwen3_5_moe, 0.3)])
+def test_a_random_model_with_linear_attention_is_trained_with_a_server_in_half_precision(
+    tmp_path: Path, build: Callable[..., Path], parity: float
+) -> None:
+    """Linear attention is bfloat16 on a CPU, so parity holds to that rounding; prompts are equal all the same."""
+    model = build_qwen3_5(tmp_path / "model", build)
+    assert_trains(model, tmp_path / "run", "lora_modules=language", "parity_limit=none", parity=parity)
 
 
-def test_a_random_qwen3_5_is_trained_with_a_server_in_half_precision(tmp_path: Path) -> None:
-    """Its linear attention is bfloat16 on a CPU, so parity holds to that rounding; prompts are equal all the same."""
-    model = build_qwen3_5(tmp_path / "model")
-
-    run = Run(tmp_path / "run", f"model_name={model}", *OPTIONS, "lora_modules=language", "parity_limit=none")
-
-    assert run.finish() == 0, run.output()
-    steps = [record for record in read_records(run.folder / "metrics.jsonl") if "policy/parity_mean_abs" in record]
-    assert len(steps) == 2
-    assert all(step["policy/parity_mean_abs"] <= 0.1 for step in steps)  # type: ignore[operator]
-    assert all(step["rollout/prompt_mismatches"] == 0 for step in steps)
+def test_a_random_mixture_of_experts_is_trained_with_a_server_that_agrees(tmp_path: Path) -> None:
+    assert_trains(build_qwen3_vl_moe(tmp_path / "model"), tmp_path / "run", "lora_modules=language", parity=1e-4)

@@ -2,18 +2,21 @@
 
 import asyncio
 import fcntl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.errors import ConfigError
 from cua_rl.monitor.app import guard, make_app
-from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.databases import Databases, RunFolder
 from cua_rl.monitor.live import LiveFeed
-from cua_rl.monitor.run_folders import RUN_LOCK, find_runs, show_runs_below
+from cua_rl.monitor.run_folders import RUN_LOCK, find_runs, show_folder, show_runs_below
 from cua_rl.monitor.security import AccessRules
 from cua_rl.reporting.json_lines import write_records
 from tests.real.database.recorded import IMAGE_TOKEN, start
@@ -85,3 +88,23 @@ def test_all_runs_below_a_folder_are_found_nested_ones_too(tmp_path: Path) -> No
         (tmp_path / name / "postgres" / "PG_VERSION").touch()
 
     assert sorted(str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)) == sorted(names)
+
+
+async def test_a_folder_that_cannot_be_opened_ends_no_monitor_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "theirs"
+    (folder / "postgres").mkdir(parents=True)
+    (folder / "postgres" / "PG_VERSION").write_text("9\n")
+    databases, feed = Databases([]), LiveFeed()
+    shown = RunFolder(key="theirs", path=folder)
+    shown.wanted.set()
+
+    showing = asyncio.create_task(show_folder(databases, feed, shown))
+    async with asyncio.timeout(30):
+        while "cannot show" not in caplog.text and not showing.done():
+            await asyncio.sleep(0.01)
+    assert not showing.done()
+    showing.cancel()
+    with pytest.raises(ConfigError, match="expected Postgres 9"):
+        await show_folder(databases, feed, replace(shown, key=""))

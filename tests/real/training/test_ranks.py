@@ -1,6 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Several trainer processes against one."""
 
+import os
 import random
 import subprocess
 import sys
@@ -157,6 +158,59 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
     assert_close(adapter(tmp_path / "one-from-two"), adapter(tmp_path / "two-from-one"))
 
 
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+async def test_two_processes_that_hold_half_of_the_layers_train_all_weights_as_one_does(
+    config: TrainerConfig, tmp_path: Path
+) -> None:
+    config = chz.replace(config, lora=None, micro_batch_tokens=64, gradient_checkpointing=True)
+    rng = random.Random(0)
+    screens = [draw_screenshot(rng) for _ in range(3)]
+    datums = tuple(make_datum(rng, shown) for shown in (screens, screens[:1], []))  # 54, 18 and 11 tokens
+    alone = Trainer(config)
+    expected = alone.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    clipped_step = chz.replace(PLAIN_STEP, grad_clip_norm=0.5)
+    expected_step = alone.optim_step(wire.OptimStep(optim=clipped_step))
+    alone.save_weights_for_sampler(tmp_path / "alone")
+    alone.save_state(tmp_path / "state-of-one")
+    sharded = chz.replace(config, num_processes=2, sharding="full")
+
+    async with TrainingClient(sharded, tmp_path / "trainer.log") as two:
+        output = await two.forward_backward(datums, LossConfig())
+        step = await two.optim_step(clipped_step)
+        account = await two.trainer_metrics()
+        await two.save_weights_for_sampler(tmp_path / "two")
+        await two.save_state(tmp_path / "state-of-two")
+        broken = replace(datums[1], sampling_logprobs=tuple(-1e4 if x else 0.0 for x in datums[1].sampling_logprobs))
+        with pytest.raises(TrainingError, match="rank 1: expected a finite loss"):
+            await two.forward_backward((datums[0], broken), LossConfig())
+        await two.forward_backward(datums[2:], LossConfig())  # one rank has nothing to do, and no rank a screenshot
+        await two.optim_step(PLAIN_STEP)
+        await two.load_state(tmp_path / "state-of-one")
+        for part in (datums[:1], datums[1:]):  # gradients of both requests add up
+            await two.forward_backward(part, LossConfig())
+        await two.optim_step(PLAIN_STEP)
+        await two.save_weights_for_sampler(tmp_path / "two-from-one")
+
+    for row, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
+        assert_equal_but_for_rounding(row, other, NUM_ROUNDINGS)
+    assert_equal_but_for_rounding([step.grad_norm], [expected_step.grad_norm], NUM_ROUNDINGS)
+    assert_close(model(tmp_path / "two"), model(tmp_path / "alone"))
+    assert (tmp_path / "two" / "config.json").read_text() == (tmp_path / "alone" / "config.json").read_text()
+    # 74 % of the tiny model's weights are shared out, so half of these are held: 63 % in all
+    assert account["trainer/parameters_gib"] < 0.7 * alone.account.take()["trainer/parameters_gib"]
+
+    one, other = (torch.load(tmp_path / f"state-of-{name}" / "trainer_state.pt") for name in ("one", "two"))
+    assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
+    for index, moments in one["optimizer"]["state"].items():
+        for name, moment in moments.items():
+            assert other["optimizer"]["state"][index][name].shape == moment.shape
+    go_on_alone(config, tmp_path / "state-of-two", datums, tmp_path / "one-from-two")
+    assert_close(model(tmp_path / "one-from-two"), model(tmp_path / "two-from-one"))
+
+
 async def test_a_rank_that_is_killed_costs_no_step_and_four_go_on_from_the_checkpoint(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
@@ -216,7 +270,7 @@ print("proved")
 """
 
 
-def test_a_rank_that_does_not_know_the_secret_is_refused_before_anything_is_unpickled(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_know_the_secret_is_refused_before_it_is_told_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK, str(tmp_path)]
     with (
         subprocess.Popen([*command, "0", "right"], stderr=subprocess.PIPE, text=True) as honest,
@@ -235,10 +289,10 @@ folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 ranks = Ranks.meet(folder, Place(rank=rank, size=2), timeout=timedelta(seconds=2))
 if rank == 0:
     time.sleep(5)  # an evaluation
-print(ranks.next_request("train" if rank == 0 else None))
+print(ranks.next_request(bytearray(b"train" if rank == 0 else b"")).decode())
 if rank == 0:
     time.sleep(5)  # within a request, ranks do not wait for ever
-ranks.gather(rank)
+ranks.gather(rank, int)
 """
 
 
@@ -252,6 +306,53 @@ def test_ranks_wait_for_a_request_longer_than_for_each_other(tmp_path: Path) -> 
 
     assert said == "train\n"
     assert "Timed out waiting" in complaint
+
+
+SHARDED_RANK = """
+import os, random, sys
+from pathlib import Path
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.errors import TrainingError
+from cua_rl.training import wire
+from cua_rl.training.ranks import Place, Ranks
+from cua_rl.training.trainer import Trainer
+from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
+
+def refuse(event, arguments):
+    if event == "pickle.find_class":
+        print("unpickled", *arguments, flush=True)
+        os._exit(3)
+
+sys.addaudithook(refuse)
+folder, model, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+ranks = Ranks.meet(folder, Place(rank=rank, size=2, local_rank=rank, local_size=2))
+trainer = Trainer(TrainerConfig(model_path=model, sharding="hybrid", context_parallel=1), ranks)
+rng = random.Random(0)
+datums = tuple(make_datum(rng, [draw_screenshot(rng)]) for _ in range(2))
+output = trainer.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+trainer.optim_step(wire.OptimStep(optim=OptimConfig()))
+try:
+    with ranks.agreement(int) as agreement:
+        if rank == 1:
+            raise ValueError("broken")
+        agreement.share(0)
+except (TrainingError, ValueError) as error:
+    print(error, end=" ")
+print(sum(map(len, output.training_logprobs)) == sum(datum.model_input.length for datum in datums))
+ranks.close()
+"""
+
+
+def test_ranks_unpickle_nothing_while_they_meet_shard_and_train(config: TrainerConfig, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARDED_RANK, str(tmp_path), str(config.model_path)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with (
+        subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True, env=environment) as first,
+        subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, text=True, env=environment) as second,
+    ):
+        said = [rank.communicate(timeout=180)[0] for rank in (first, second)]
+
+    assert said == ["rank 1: broken True\n", "broken True\n"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs can be used here")
@@ -304,9 +405,9 @@ def test_datums_are_shared_out_by_length() -> None:
 
 
 def test_a_rank_alone_agrees_with_itself() -> None:
-    with Agreement(Ranks()) as agreement:
+    with Agreement(Ranks(), str) as agreement:
         assert agreement.share("done") == ["done"]
-    with pytest.raises(ValueError, match="broken"), Agreement(Ranks()):
+    with pytest.raises(ValueError, match="broken"), Agreement(Ranks(), str):
         raise ValueError("broken")
 
 
@@ -328,7 +429,7 @@ class RankInThread(Ranks):
         super().__init__(Place(rank=rank, size=len(values)))
         self._values, self._barrier = values, barrier
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, kind: object) -> list[T]:
         self._values[self.rank] = value
         self._barrier.wait()
         values = list(self._values)

@@ -14,6 +14,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
@@ -30,7 +32,7 @@ from tests.real.training.tiny_qwen3_vl import (
     make_datum,
 )
 
-TOKEN_PX = {"qwen2_5_vl": 28, "qwen3_5": 32, "qwen3_vl": 32, "qwen3_vl_moe": 32}
+TOKEN_PX = {"qwen2_5_vl": 28, "qwen3_5": 32, "qwen3_5_moe": 32, "qwen3_vl": 32, "qwen3_vl_moe": 32}
 """The side of the square that is one token of an image."""
 _TEXT = {
     "hidden_size": 64,
@@ -50,7 +52,23 @@ _VISION = {
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
 }
-LAYER_TYPES = ["linear_attention", "linear_attention", "full_attention"]
+_HYBRID = {
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.5,
+    },
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _TOKENS = {
     "image_token_id": IMAGE_PAD,
     "video_token_id": VIDEO_PAD,
@@ -83,36 +101,45 @@ def build_random_qwen3_5(
     folder: Path, *, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}, **settings: object
 ) -> Path:
     """Two layers with linear attention, then one with softmax attention; heads of 16 that turn their first half."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    heads = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
-    heads |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": LAYER_TYPES}
     config = Qwen3_5Config(
-        text_config={**_TEXT, **heads, "rope_parameters": rope | {"partial_rotary_factor": 0.5}, **text},
+        text_config=_TEXT | _HYBRID | text,
         vision_config={**_VISION, "patch_size": 16, "num_position_embeddings": 256, **vision},
         **{**_TOKENS, **settings},
     )
-    _save(Qwen3_5ForConditionalGeneration, config, folder)
-    if not (folder / "preprocessor_config.json").exists():
-        (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    return folder
+    return _save_with_images(Qwen3_5ForConditionalGeneration, config, folder)
 
 
-def build_random_qwen3_vl_moe(folder: Path) -> Path:
+def build_random_qwen3_5_moe(
+    folder: Path, *, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}, **settings: object
+) -> Path:
+    """The layers of `build_random_qwen3_5`, with two of eight experts a token and one that all tokens visit."""
+    shared = {"shared_expert_intermediate_size": 32}
+    config = Qwen3_5MoeConfig(
+        text_config=_TEXT | _HYBRID | _EXPERTS | shared | text,
+        vision_config={**_VISION, "patch_size": 16, "num_position_embeddings": 256, **vision},
+        **{**_TOKENS, **settings},
+    )
+    return _save_with_images(Qwen3_5MoeForConditionalGeneration, config, folder)
+
+
+def build_random_qwen3_vl_moe(
+    folder: Path, *, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}, **settings: object
+) -> Path:
     """Two of eight experts a token; deepstack at both vision layers."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
     deepstack = {"patch_size": 16, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]}
     config = Qwen3VLMoeConfig(
-        text_config=_TEXT | experts | {"rope_parameters": rope}, vision_config=_VISION | deepstack, **_TOKENS
+        text_config=_TEXT | _EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "rope_parameters": rope} | text,
+        vision_config=_VISION | deepstack | vision,
+        **{**_TOKENS, **settings},
     )
-    _save(Qwen3VLMoeForConditionalGeneration, config, folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    return folder
+    return _save_with_images(Qwen3VLMoeForConditionalGeneration, config, folder)
 
 
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "qwen2_5_vl": build_random_qwen2_5_vl,
     "qwen3_5": build_random_qwen3_5,
+    "qwen3_5_moe": build_random_qwen3_5_moe,
     "qwen3_vl": build_random_qwen3_vl,
     "qwen3_vl_moe": build_random_qwen3_vl_moe,
 }
@@ -129,6 +156,13 @@ def make_datums(family: str) -> list[Datum]:
         make_datum(rng, []),
         make_datum(rng, [wide, small[1], small[0]], text=3, sampled=4, token_px=side),
     ]
+
+
+def _save_with_images(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path) -> Path:
+    _save(model_class, config, folder)
+    if not (folder / "preprocessor_config.json").exists():
+        (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return folder
 
 
 def _save(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path) -> None:

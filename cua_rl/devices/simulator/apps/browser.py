@@ -95,7 +95,6 @@ def find_pages(words: str) -> tuple[WebPage, ...]:
 
 
 def build_chrome(state: PhoneState, column: Column) -> None:
-    """The address bar and the bookmarks."""
     column.add(text_field(state, "address", "Search or type address", (10, CONTENT_TOP + 2, WIDTH - 20, 26)))
     column.add_heading("Bookmarks")
     for address in BOOKMARKS:

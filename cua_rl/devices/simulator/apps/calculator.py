@@ -11,7 +11,6 @@ _VALID = re.compile(r"-?\d+(?:\.\d+)?(?:[-+*/]\d+(?:\.\d+)?)*")
 
 
 def build_calculator(state: PhoneState, column: Column) -> None:
-    """The display and the keys."""
     column.add(
         place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right")
     )

@@ -10,7 +10,6 @@ from cua_rl.devices.simulator.state import PhoneState
 
 
 def build_clock(state: PhoneState, column: Column) -> None:
-    """The time and the alarms."""
     column.add(place("time", "Time", "text", (0, 52, WIDTH, 56), text=state.clock, ink="huge"))
     column.add_heading("Alarms")
     for i, time in enumerate(state.apps.alarms):
@@ -70,7 +69,6 @@ def start_timer(state: PhoneState) -> PhoneState:
 
 
 def stop_timer(state: PhoneState) -> PhoneState:
-    """Stop the timer."""
     return show(replace(state, apps=replace(state.apps, timer_s=0)), "clock", "timer")
 
 

@@ -26,7 +26,6 @@ _TEAL = "#00796b"
 
 
 def build_phone(state: PhoneState, column: Column) -> None:
-    """The dialler."""
     column.add(
         place("number", "Number", "text", (20, 52, WIDTH - 40, 28), text=state.dialled or "Dial a number", ink="large")
     )
@@ -57,7 +56,6 @@ def build_phone_page(state: PhoneState, column: Column, subscreen: str) -> str:
 
 
 def build_contacts(state: PhoneState, column: Column) -> None:
-    """The list of people."""
     for contact in state.apps.contacts:
         _add_contact(column, contact)
     column.y += 46  # so that the last row scrolls clear of the round button
@@ -115,7 +113,6 @@ def _add_portrait(column: Column) -> None:
 
 
 def call(state: PhoneState) -> PhoneState:
-    """Call the number that was dialled."""
     if not state.dialled:
         return state
     return show(replace(state, calls=(*state.calls, state.dialled), dialled=""), "phone", "call")
@@ -145,6 +142,5 @@ def save_contact(state: PhoneState) -> PhoneState:
 
 
 def delete_contact(state: PhoneState) -> PhoneState:
-    """Delete the contact that the screen shows."""
     contacts = tuple(contact for contact in state.apps.contacts if contact.name != subject(state))
     return go_up(replace(state, apps=replace(state.apps, contacts=contacts)))

@@ -7,18 +7,8 @@ as Downloads "Download".
 from dataclasses import replace
 from random import Random
 
-from cua_rl.devices.simulator import content
+from cua_rl.devices.simulator import content, controls
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import (
-    BLUE,
-    Column,
-    add_field,
-    place,
-    plus_button,
-    row,
-    title_button,
-    wide_button,
-)
 from cua_rl.devices.simulator.elements import Do, Push
 from cua_rl.devices.simulator.navigation import field_value, go_up
 from cua_rl.devices.simulator.state import PhoneState
@@ -54,7 +44,6 @@ def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
 
 
 def exists(state: PhoneState, path: str) -> bool:
-    """Whether a file or folder exists."""
     return path in list_folder(state, parent_of(path))
 
 
@@ -68,7 +57,6 @@ def exists_on_device(state: PhoneState, path: str) -> bool:
 
 
 def add_file(state: PhoneState, path: str) -> PhoneState:
-    """Add a file or folder and its parent folders."""
     folder = parent_of(path)
     state = add_file(state, folder) if folder and not exists(state, folder) else state
     if exists(state, path):
@@ -98,27 +86,26 @@ def name_of(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def build_files(state: PhoneState, column: Column) -> None:
-    """The folders of the storage."""
+def build_files(state: PhoneState, column: controls.Column) -> None:
     _add_entries(state, column, "")
-    column.pin(plus_button("new"))
+    column.pin(controls.plus_button("new"))
 
 
-def build_files_page(state: PhoneState, column: Column, subscreen: str) -> str:
+def build_files_page(state: PhoneState, column: controls.Column, subscreen: str) -> str:
     """The form for a new folder, one file, or the contents of a folder."""
     if subscreen == "new":
         parent = state.subscreens[-2] if len(state.subscreens) > 1 else ""
         column.add_heading(f"In {name_of(parent) or 'the storage'}")
-        add_field(column, state, "folder", "Name")
-        column.pin(title_button("Create", Do(command="create_folder")))
+        controls.add_field(column, state, "folder", "Name")
+        column.pin(controls.title_button("Create", Do(command="create_folder")))
         return "New folder"
     if not subscreen.startswith("file:"):
         if not list_folder(state, subscreen):
             column.add_text("This folder is empty")
         _add_entries(state, column, subscreen)
-        column.pin(plus_button("new"))
+        column.pin(controls.plus_button("new"))
         if parent_of(subscreen):
-            column.pin(title_button("Delete", Do(command="delete_file")))
+            column.pin(controls.title_button("Delete", Do(command="delete_file")))
         return name_of(subscreen)
     path = subscreen.removeprefix("file:")
     if not exists(state, path):
@@ -126,24 +113,24 @@ def build_files_page(state: PhoneState, column: Column, subscreen: str) -> str:
         return name_of(path)
     kind = path.rpartition(".")[2].upper()
     column.add(
-        place("paper", "Paper", "art", (66, 62, 60, 76), glyph="document", text=kind),
-        place("name", "Name", "text", (10, 144, WIDTH - 20, 22), text=name_of(path), ink="large"),
-        place("size", "Size", "text", (10, 168, WIDTH - 20, 14), text=_size(state, path), ink="centre"),
-        wide_button("Delete", 200, Do(command="delete_file")),
+        controls.place("paper", "Paper", "art", (66, 62, 60, 76), glyph="document", text=kind),
+        controls.place("name", "Name", "text", (10, 144, WIDTH - 20, 22), text=name_of(path), ink="large"),
+        controls.place("size", "Size", "text", (10, 168, WIDTH - 20, 14), text=_size(state, path), ink="centre"),
+        controls.wide_button("Delete", 200, Do(command="delete_file")),
     )
     return name_of(parent_of(path))
 
 
-def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
+def _add_entries(state: PhoneState, column: controls.Column, folder: str) -> None:
     for path in list_folder(state, folder):
         name, is_folder = name_of(path), path.endswith("/")
         column.stack(
-            row(
+            controls.row(
                 f"{'folder' if is_folder else 'file'}:{name}",
                 text=name,
                 detail=f"{len(list_folder(state, path))} files" if is_folder else _size(state, path),
                 glyph="files" if is_folder else "document",
-                paper=_BROWN if is_folder else BLUE,
+                paper=_BROWN if is_folder else controls.BLUE,
                 effect=Push(subscreen=path if is_folder else f"file:{path}"),
             )
         )
@@ -164,5 +151,4 @@ def create_folder(state: PhoneState) -> PhoneState:
 
 
 def delete_file(state: PhoneState) -> PhoneState:
-    """Delete the file or folder that shows."""
     return go_up(remove_file(state, state.subscreens[-1].removeprefix("file:")))

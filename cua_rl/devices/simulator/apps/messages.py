@@ -18,7 +18,6 @@ from cua_rl.devices.simulator.state import PhoneState, Text, Thread
 
 
 def build_messages(state: PhoneState, column: Column) -> None:
-    """The conversations."""
     for i, thread in enumerate(state.threads):
         last = thread.texts[-1]
         detail = f"You: {last.text}" if last.is_mine else last.text
@@ -54,7 +53,6 @@ def conversation_with(state: PhoneState, subscreen: str) -> str:
 
 
 def send_text(state: PhoneState) -> PhoneState:
-    """Send what was typed to the person of the conversation."""
     if not state.draft.strip():
         return state
     text = Text(text=state.draft.strip(), is_mine=True)

@@ -10,7 +10,6 @@ from cua_rl.devices.simulator.state import PhoneState
 
 
 def build_notes(state: PhoneState, column: Column) -> None:
-    """The notes."""
     for i, note in enumerate(state.notes):
         column.stack(
             row(
@@ -38,12 +37,10 @@ def build_note(state: PhoneState, column: Column, subscreen: str) -> str:
 
 
 def save_note(state: PhoneState) -> PhoneState:
-    """Save what was typed."""
     note = state.draft.strip()
     return go_up(replace(state, notes=(*state.notes, note))) if note else state
 
 
 def delete_note(state: PhoneState) -> PhoneState:
-    """Delete the note that shows."""
     index = int(subject(state))
     return go_up(replace(state, notes=(*state.notes[:index], *state.notes[index + 1 :])))

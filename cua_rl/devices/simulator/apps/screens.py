@@ -32,7 +32,6 @@ def build_mails(state: PhoneState, column: Column) -> None:
 
 
 def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
-    """One mail."""
     sender, subject_line = content.mails(state.seed)[int(subscreen)]
     column.add_heading(f"From {sender}")
     for line in (*content.MAIL_LINES, sender):
@@ -41,7 +40,6 @@ def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
 
 
 def build_camera(state: PhoneState, column: Column) -> None:
-    """The viewfinder and the shutter."""
     column.add(place("view", "View", "art", (0, CONTENT_TOP, WIDTH, 196), glyph="viewfinder"))
     shutter = Do(command="take_photo")
     column.add(
@@ -67,7 +65,6 @@ def _label(name: str) -> str:
 
 
 def build_picture(state: PhoneState, column: Column, subscreen: str) -> str:
-    """One photo or screenshot."""
     is_photo = subscreen.startswith("photo:")
     rect = (6, CONTENT_TOP + 6, WIDTH - 12, 180) if is_photo else (46, CONTENT_TOP + 6, 100, 166)
     column.add(place("picture", "Picture", "photo", rect, text=_photo_name(state, subscreen)))
@@ -91,7 +88,6 @@ def build_calendar(state: PhoneState, column: Column) -> None:
 
 
 def build_map(state: PhoneState, column: Column) -> None:
-    """A map of the seed."""
     column.add(place("map", "Map", "art", (0, CONTENT_TOP, WIDTH, 254), glyph="map", text=str(state.seed)))
 
 
@@ -113,7 +109,6 @@ def build_music(state: PhoneState, column: Column) -> None:
 
 
 def build_store_app(state: PhoneState, column: Column) -> None:
-    """What every app from the store shows."""
     app = state.app or ""
     banner = (12, CONTENT_TOP + 6, WIDTH - 24, 60)
     column.add(place("banner", "Banner", "art", banner, glyph="banner", text=find_app(app).label))
@@ -122,7 +117,6 @@ def build_store_app(state: PhoneState, column: Column) -> None:
 
 
 def build_weather(state: PhoneState, column: Column) -> None:
-    """Today's weather and the forecast."""
     forecast = content.forecast(state.seed)
     _, sky, degrees = forecast[0]
     column.add(place("now", "Now", "art", (0, CONTENT_TOP, WIDTH, 84), glyph="sky", text=f"{degrees}°|{sky}"))

@@ -15,7 +15,6 @@ _MARK = "folder:"
 
 
 def page_of(pages: Pages, app: str) -> int | None:
-    """The page with the app's icon."""
     return next((i for i, page in enumerate(pages) if app in [place.app for place in page]), None)
 
 
@@ -32,7 +31,6 @@ def add_icon(pages: Pages, app: str, *, page: int | None = None) -> Pages:
 
 
 def remove_icon(pages: Pages, app: str) -> Pages:
-    """Remove an app's icon and leave its cell free."""
     return tuple(tuple(place for place in page if place.app != app) for page in pages)
 
 

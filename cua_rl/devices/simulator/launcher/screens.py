@@ -67,7 +67,6 @@ def home_icons(state: PhoneState) -> tuple[Element, ...]:
 
 
 def _icon(app: str, x: int, y: int) -> Element:
-    """The icon of an app or of a folder."""
     folder = folder_name(app)
     if folder is not None:
         element_id, label, effect, glyph, paper, ink = app, folder, Push(subscreen=app), "apps", "#9aa3b5", "#ffffff"
@@ -86,7 +85,6 @@ def icons_behind(state: PhoneState) -> tuple[Element, ...]:
 
 
 def build_launcher(state: PhoneState) -> Column:
-    """The elements of the current screen."""
     column = Column(top=CONTENT_TOP)
     subscreen = state.subscreens[-1]
     match subscreen.partition(":")[0]:
@@ -178,7 +176,6 @@ def build_confirmation(state: PhoneState, column: Column) -> None:
 
 
 def build_wallpapers(column: Column) -> None:
-    """The wallpapers to choose from."""
     column.pin(*_headed_panel("Wallpapers", _WHOLE, (14, STATUS_HEIGHT + 2)))
     for i, name in enumerate(WALLPAPER_NAMES):
         y = CONTENT_TOP + 2 + 42 * i
@@ -205,7 +202,6 @@ def build_partners(state: PhoneState, column: Column) -> None:
 
 
 def build_folder(state: PhoneState, column: Column) -> None:
-    """The apps in a folder."""
     name = subject(state)
     column.pin(*_headed_panel(name, (10, 84, WIDTH - 20, 136), (20, 90)))
     for i, app in enumerate(apps_in_folder(state, name)):

@@ -2,22 +2,12 @@
 
 from dataclasses import replace
 
+from cua_rl.devices.simulator import controls
 from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, QUICK_TILES, WIDTH, Toggle, find_app, glyph_of
-from cua_rl.devices.simulator.controls import (
-    CONTENT_TOP,
-    NAV_TOP,
-    STATUS_HEIGHT,
-    Box,
-    navigation_bar,
-    pill,
-    place,
-    slider,
-    title,
-)
 from cua_rl.devices.simulator.elements import Element, Launch, Operate, Rect, Screen, Slide
 from cua_rl.devices.simulator.state import PhoneState
 
-_VIEWPORT = Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT)
+_VIEWPORT = Rect(x=0, y=controls.STATUS_HEIGHT, width=WIDTH, height=controls.NAV_TOP - controls.STATUS_HEIGHT)
 _NUM_SMALL_TILES = 4
 _CARD_HEIGHT = 42
 _MIN_PULL = 60
@@ -34,27 +24,30 @@ def build_shade(state: PhoneState) -> Screen:
                 _tile(state, toggle, (8 + i % 2 * (width + gap), 48 + i // 2 * (height + gap), width, height))
                 for i, toggle in enumerate(QUICK_TILES)
             ),
-            slider("Brightness", level, Slide(level="brightness"), "display", y=202),
-            pill("All settings", (54, 250, 84, 24), Launch(app="settings")),
+            controls.slider("Brightness", level, Slide(level="brightness"), "display", y=202),
+            controls.pill("All settings", (54, 250, 84, 24), Launch(app="settings")),
         )
     else:
         heading, content = "Notifications", _notifications(state)
-    bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT)
-    return Screen(name=state.screen, content=content, fixed=(bar, *navigation_bar()), viewport=_VIEWPORT)
+    bar = controls.title(heading, y=controls.STATUS_HEIGHT, height=controls.CONTENT_TOP - controls.STATUS_HEIGHT)
+    return Screen(name=state.screen, content=content, fixed=(bar, *controls.navigation_bar()), viewport=_VIEWPORT)
 
 
 def _notifications(state: PhoneState) -> tuple[Element, ...]:
     width = (WIDTH - 16) // _NUM_SMALL_TILES
     tiles = [
-        _tile(state, toggle, (8 + i * width + 3, CONTENT_TOP + 2, width - 6, 32))
+        _tile(state, toggle, (8 + i * width + 3, controls.CONTENT_TOP + 2, width - 6, 32))
         for i, toggle in enumerate(list(QUICK_TILES)[:_NUM_SMALL_TILES])
     ]
-    top = CONTENT_TOP + 42
+    top = controls.CONTENT_TOP + 42
     shown = state.system.shown_notifications()
     if not shown:
-        return (*tiles, place("empty", "Empty", "text", (14, top + 20, WIDTH - 28, 14), text="No notifications"))
+        return (
+            *tiles,
+            controls.place("empty", "Empty", "text", (14, top + 20, WIDTH - 28, 14), text="No notifications"),
+        )
     cards = [
-        place(
+        controls.place(
             f"notification:{i}",
             notification.title,
             "notification",
@@ -68,14 +61,14 @@ def _notifications(state: PhoneState) -> tuple[Element, ...]:
         )
         for i, notification in enumerate(shown)
     ]
-    clear = pill("Clear all", (112, NAV_TOP - 28, 72, 22), Operate(command="clear_notifications"))
+    clear = controls.pill("Clear all", (112, controls.NAV_TOP - 28, 72, 22), Operate(command="clear_notifications"))
     return (*tiles, *cards, clear)
 
 
-def _tile(state: PhoneState, toggle: Toggle, box: Box) -> Element:
+def _tile(state: PhoneState, toggle: Toggle, box: controls.Box) -> Element:
     label, name, is_on = QUICK_TILES[toggle], f"tile:{toggle.value}", state.is_on(toggle)
     effect = Operate(command="toggle_tile", target=toggle.value)
-    return place(name, label, "tile", box, effect=effect, text=label, glyph=toggle.value, is_on=is_on)
+    return controls.place(name, label, "tile", box, effect=effect, text=label, glyph=toggle.value, is_on=is_on)
 
 
 def drag_shade(state: PhoneState, element: Element | None, y: float, dx: float, dy: float) -> PhoneState | None:
@@ -86,7 +79,7 @@ def drag_shade(state: PhoneState, element: Element | None, y: float, dx: float, 
     """
     is_downwards, is_sideways = dy >= _MIN_PULL, abs(dx) > abs(dy)
     if state.shade is None:
-        if y < STATUS_HEIGHT and is_downwards and not is_sideways:
+        if y < controls.STATUS_HEIGHT and is_downwards and not is_sideways:
             return replace(state, shade="notifications", focus=None)
         return None
     if is_sideways:

@@ -66,7 +66,6 @@ def tap_keys(screen: str, keys: str, query: str) -> tuple[Move, ...]:
 
 @family(max_turns=10, difficulty="hard", tags=("app_task", "phone"))
 def call_number(random: Random) -> Instance:
-    """Dial a number and call it."""
     number = str(random.randrange(10_000, 100_000))
     return Instance(
         instruction=f"Call the number {number}.",
@@ -78,7 +77,6 @@ def call_number(random: Random) -> Instance:
 
 @family(max_turns=7, tags=("app_task", "contacts"))
 def call_contact(random: Random, pool: Pool) -> Instance:
-    """Call somebody in the address book."""
     person = _person(random, pool)
     return Instance(
         instruction=f"Call {person.name}, who is in Contacts.",
@@ -112,7 +110,6 @@ def add_contact_from_phone(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=9, category="input", difficulty="hard", tags=("app_task", "contacts"))
 def add_contact(random: Random, pool: Pool) -> Instance:
-    """Fill in the form for a new contact."""
     name, number = random.choice(pool.strangers), _digits(_number(random))
     return Instance(
         instruction=f"Add {name} with the number {number} to Contacts.",
@@ -139,7 +136,6 @@ def _two_fields(screen: str, first: tuple[str, str], second: tuple[str, str], *,
 
 @family(max_turns=7, category="input", tags=("app_task", "contacts"))
 def search_contact(random: Random, pool: Pool) -> Instance:
-    """Find somebody with the search of Contacts."""
     person = _person(random, pool)
     return Instance(
         instruction=f"Search for {person.name} in Contacts and open the entry.",
@@ -156,7 +152,6 @@ def search_contact(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=7, tags=("app_task", "contacts"))
 def delete_contact(random: Random, pool: Pool) -> Instance:
-    """Delete somebody from the address book."""
     person = _person(random, pool)
     return Instance(
         instruction=f"Delete {person.name} from Contacts.",
@@ -184,7 +179,6 @@ def tell_contact_number(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "messages"))
 def reply_to(random: Random, pool: Pool) -> Instance:
-    """Answer in a conversation."""
     name, text = random.choice(pool.people), random.choice(pool.texts)
     goal = Goal(query="sent_messages", expected=json.dumps({"to": name, "text": text}), how="includes")
     sending = tuple(tap(f"messages/{i}", "Send") for i in range(5))
@@ -230,7 +224,6 @@ def message_contact(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=7, category="input", difficulty="hard", tags=("app_task", "notes"))
 def write_drawn_note(random: Random, pool: Pool) -> Instance:
-    """Write and save a note."""
     text = random.choice(pool.notes)
     return Instance(
         instruction=f'Write a note that says "{text}" and save it.',
@@ -247,7 +240,6 @@ def write_drawn_note(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=6, tags=("app_task", "notes"))
 def delete_note(random: Random, pool: Pool) -> Instance:
-    """Delete one note among several."""
     text = random.choice(pool.notes)
     shown = tuple(tap(f"notes/note:{i}", "Delete", query="shown_note", value=text) for i in range(4))
     return Instance(
@@ -260,7 +252,6 @@ def delete_note(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=9, category="input", difficulty="hard", tags=("app_task", "clock"))
 def set_alarm(random: Random, pool: Pool) -> Instance:
-    """Set a new alarm."""
     hour, minute = random.randrange(24), random.choice(pool.minutes)
     time = f"{hour:02d}:{minute:02d}"
     fields = ("hour", f"{hour:02d}"), ("minute", f"{minute:02d}")
@@ -274,7 +265,6 @@ def set_alarm(random: Random, pool: Pool) -> Instance:
 
 @family(max_turns=5, difficulty="easy", tags=("app_task", "clock"))
 def switch_alarm(random: Random, pool: Pool, *, turn_on: bool) -> Instance:
-    """Switch an alarm that is set on or off."""
     time = f"{random.randrange(24):02d}:{random.choice(pool.minutes):02d}"
     return Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} the alarm at {time}.",
@@ -286,7 +276,6 @@ def switch_alarm(random: Random, pool: Pool, *, turn_on: bool) -> Instance:
 
 @family(max_turns=7, category="input", tags=("app_task", "clock"))
 def start_timer(random: Random, pool: Pool) -> Instance:
-    """Start the timer."""
     minutes = random.choice(pool.minutes)
     return Instance(
         instruction=f"Start a timer of {minutes} minutes.",

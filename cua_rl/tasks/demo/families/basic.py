@@ -47,7 +47,6 @@ def toggle_hidden_setting(random: Random, toggle: Toggle, *, turn_on: bool) -> I
 def toggle_start(
     toggle: Toggle, *, turn_on: bool, first_rows: tuple[str, ...] = (), hidden_rows: tuple[str, ...] = ()
 ) -> Start:
-    """A phone on which the toggle has to be flipped."""
     on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
     return Start(first_rows=first_rows, hidden_rows=hidden_rows, on=on, off=off)
 
@@ -64,7 +63,6 @@ def _toggling(toggle: Toggle, start: Start, *, turn_on: bool) -> Instance:
 
 @family(max_turns=5, category="navigation", difficulty="easy", tags=("settings_page",))
 def open_settings_page(random: Random, page: str) -> Instance:
-    """Open one of the pages of Settings."""
     goal = Goal(query="current_screen", expected=f"settings/{page}")
     return _on_settings_page(f"Open the {SETTINGS[page].title} settings.", page, goal)
 
@@ -73,14 +71,12 @@ def open_settings_page(random: Random, page: str) -> Instance:
 def set_slider(
     random: Random, instruction: str, page: str, label: str, *, query: str, value: int, share: float
 ) -> Instance:
-    """Move a slider on a page of Settings to one of its ends."""
     slide = Move(screen=f"settings/{page}", operation=SlideTo(label=label, share=share))
     return _on_settings_page(instruction, page, Goal(query=query, expected=str(value)), slide)
 
 
 @family(max_turns=6, category="settings", tags=("choice",))
 def set_screen_timeout(random: Random, timeout_ms: int) -> Instance:
-    """Choose a screen timeout on the Display page."""
     label = SCREEN_TIMEOUTS_MS[timeout_ms]
     return _on_settings_page(
         f"Set the screen timeout to {label}.",
@@ -114,7 +110,6 @@ def _on_settings_page(instruction: str, page: str, goal: Goal, *moves: Move, sta
 
 @family(max_turns=3, category="navigation", difficulty="easy", tags=("navigation",))
 def go_home(random: Random) -> Instance:
-    """Leave an app for the home screen."""
     return Instance(
         instruction="Go to the home screen.",
         start=Start(app="clock"),
@@ -136,7 +131,6 @@ def go_to_home_page(random: Random, page: int) -> Instance:
 
 @family(max_turns=3, category="navigation", difficulty="easy", tags=("navigation",))
 def open_recents(random: Random) -> Instance:
-    """Open the list of recent apps."""
     return Instance(
         instruction="Show the recent apps.",
         start=Start(recent_apps=("mail", "maps")),
@@ -169,7 +163,6 @@ def check_battery(random: Random) -> Instance:
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("text_entry",))
 def write_note(random: Random, text: str) -> Instance:
-    """Write and save a note."""
     return Instance(
         instruction=f'Add a new note that says "{text}".',
         start=Start(first_page=("settings", "notes")),
@@ -185,7 +178,6 @@ def write_note(random: Random, text: str) -> Instance:
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("text_entry",))
 def send_message(random: Random, contact: str, text: str) -> Instance:
-    """Send a text message to somebody in Messages."""
     on_thread = tuple(
         move
         for screen in (f"messages/{i}" for i in range(5))

@@ -11,7 +11,6 @@ from cua_rl.tasks.goal import Goal
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "files"))
 def create_folder(random: Random, names: tuple[str, ...]) -> Instance:
-    """Make a new folder in Downloads."""
     name = random.choice(names)
     return Instance(
         instruction=f"Create a folder named {name} in Downloads.",
@@ -29,7 +28,6 @@ def create_folder(random: Random, names: tuple[str, ...]) -> Instance:
 
 @family(max_turns=7, tags=("app_task", "files"))
 def delete_folder(random: Random, names: tuple[str, ...]) -> Instance:
-    """Delete a folder in Downloads."""
     name = random.choice(names)
     path = f"Downloads/{name}/"
     return Instance(
@@ -68,7 +66,6 @@ def _enter(text: str) -> tuple[Move, ...]:
 
 @family(max_turns=7, category="input", tags=("app_task", "browser"))
 def search_web(random: Random, pool: Pool) -> Instance:
-    """Search for words in the browser."""
     words = random.choice(pool.searches)
     return Instance(
         instruction=f'Search for "{words}" in Chrome.',
@@ -97,7 +94,6 @@ def follow_link(random: Random, bookmarks: tuple[str, ...]) -> Instance:
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "browser"))
 def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> Instance:
-    """Open a page and download the file it offers."""
     page = WEB_PAGES[random.choice(addresses)]
     return Instance(
         instruction=f"Open {page.address} in Chrome and download the {what} that it offers.",
@@ -113,7 +109,6 @@ def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> I
 
 @family(max_turns=5, difficulty="easy", tags=("app_task", "camera"))
 def take_photo(random: Random) -> Instance:
-    """Take one photo."""
     num_photos = random.randrange(3, 9)
     return Instance(
         instruction="Take one photo.",
@@ -148,7 +143,6 @@ def open_photo(random: Random) -> Instance:
 
 @family(max_turns=5, difficulty="easy", tags=("app_task", "music"))
 def play_track(random: Random, pool: Pool) -> Instance:
-    """Play a track by its title."""
     title = random.choice(pool.tracks)
     return Instance(
         instruction=f'Play "{title}" in Music.',

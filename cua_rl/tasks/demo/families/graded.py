@@ -83,13 +83,11 @@ def type_number(random: Random) -> Instance:
 
 @family(max_turns=4, category="system", difficulty="easy", tags=("app_task", "shade"))
 def open_notifications_over_app(random: Random, apps: tuple[str, ...]) -> Instance:
-    """Pull the notifications down over an app."""
     return _opening_shade(random, apps, "notifications")
 
 
 @family(max_turns=5, category="system", difficulty="easy", tags=("app_task", "shade"))
 def open_quick_settings_over_app(random: Random, apps: tuple[str, ...]) -> Instance:
-    """Pull the quick settings down over an app."""
     return _opening_shade(random, apps, "quick settings")
 
 
@@ -156,7 +154,6 @@ def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
 
 @family(max_turns=6 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "icons"))
 def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instance:
-    """Uninstall an app by its icon in the drawer."""
     app = random.choice(store_apps)
     spec = find_app(app)
     return Instance(

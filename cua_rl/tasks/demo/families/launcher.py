@@ -26,7 +26,6 @@ def find_settings_in_drawer(random: Random) -> Instance:
 
 @family(max_turns=7, category="input", tags=("app_task", "drawer"))
 def search_app(random: Random, apps: tuple[str, ...]) -> Instance:
-    """Find an app with the search of the app drawer."""
     app = random.choice(apps)
     label = APPS[app].label
     return Instance(
@@ -135,7 +134,6 @@ def _holds(name: str, *apps: str) -> Goal:
 
 @family(max_turns=7, category="system", difficulty="hard", tags=("app_task", "icons"))
 def uninstall_app(random: Random, store_apps: tuple[str, ...], apps: tuple[str, ...]) -> Instance:
-    """Uninstall an app from its icon on the home screen."""
     app, absent = random.choice(store_apps), random.choice(apps)
     spec = find_app(app)
     return Instance(
@@ -185,7 +183,6 @@ def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
 
 @family(max_turns=5, tags=("app_task", "screenshots"))
 def open_last_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
-    """Open the newest of several screenshots."""
     shown = tuple(random.sample(apps, random.randrange(2, 4)))
     last = len(shown)
     return Instance(

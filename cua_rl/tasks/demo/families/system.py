@@ -26,7 +26,6 @@ _SPOKEN = {**QUICK_TILES, Toggle.AIRPLANE_MODE: "Airplane mode", Toggle.DO_NOT_D
 
 @family(max_turns=4, category="system", difficulty="easy", tags=("system_task", "notifications"))
 def open_notifications(random: Random) -> Instance:
-    """Pull the notification shade down."""
     goal = Goal(query="shade", expected="notifications")
     return Instance(instruction="Open the notifications.", start=Start(), goal=goal, route=(_PULL,))
 
@@ -40,7 +39,6 @@ def open_quick_settings(random: Random) -> Instance:
 
 @family(max_turns=5, category="system", tags=("system_task", "notifications"))
 def clear_notifications(random: Random) -> Instance:
-    """Get rid of all notifications."""
     return Instance(
         instruction="Clear all notifications.",
         start=Start(),
@@ -64,7 +62,6 @@ def switch_quick_tile(random: Random, toggle: Toggle, *, turn_on: bool | None = 
 
 @family(max_turns=6 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def open_app_info(random: Random, app: str) -> Instance:
-    """Open the page of an app in Settings."""
     instruction = f"Open the app info of {APPS[app].label}."
     goal = Goal(query="current_screen", expected=f"settings/app:{app}")
     return _app_instance(instruction, app, SystemStart(), goal)
@@ -72,7 +69,6 @@ def open_app_info(random: Random, app: str) -> Instance:
 
 @family(max_turns=7 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_notifications"))
 def switch_app_notifications(random: Random, apps: Sequence[str], *, turn_on: bool) -> Instance:
-    """Allow or silence the notifications of an app."""
     app = random.choice(apps)
     notifying, silent = ("", app) if turn_on else (app, "")
     system = SystemStart(notifying_app=notifying, silent_app=silent)
@@ -100,7 +96,6 @@ def force_stop(random: Random, app: str) -> Instance:
 
 @family(max_turns=8 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def clear_cache(random: Random, app: str) -> Instance:
-    """Empty the cache of an app."""
     return _app_instance(
         f"Clear the cache of {APPS[app].label}.",
         app,
