@@ -15,7 +15,7 @@ from pathlib import Path
 from cua_rl.errors import ConfigError
 from cua_rl.sandbox import can_sandbox, sandbox
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import GUEST_UIDS, SystemUser, claim_user, remove_tree
+from cua_rl.system_users import GUEST_UIDS, SystemUser, claim_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,48 +31,35 @@ class GuestAccount:
 
 
 @asynccontextmanager
-async def open_guest_account(argv: tuple[str, ...], name: str) -> AsyncGenerator[GuestAccount]:
+async def open_guest_account(
+    argv: tuple[str, ...], name: str, inside: tuple[str, ...] = ()
+) -> AsyncGenerator[GuestAccount]:
     """An account for this command, released at the end of the block; `name` is the prefix of its home's name."""
-    account = await claim_guest_account(argv, name)
+    account = await asyncio.to_thread(claim_guest_account, argv, name, inside)
     try:
         yield account
     finally:
         await asyncio.to_thread(account.release)
 
 
-async def claim_guest_account(argv: tuple[str, ...], name: str) -> GuestAccount:
-    """An account for this command, which the caller releases."""
-    home = await asyncio.to_thread(make_scratch_folder, name)
-    try:
-        return GuestAccount(user=await asyncio.to_thread(_claim_guest_user, argv, home), home=home)
-    except BaseException:
-        await asyncio.to_thread(remove_tree, home)
-        raise
+def claim_guest_account(argv: tuple[str, ...], name: str, inside: tuple[str, ...] = ()) -> GuestAccount:
+    """An account for this command, which the caller releases; in the network that the command `inside` leads to.
 
-
-def require_readable(argv: tuple[str, ...]) -> None:
-    """Raise `ConfigError` if a guest cannot read the program, or a file among its arguments."""
-    home = make_scratch_folder("agent")
-    try:
-        _claim_guest_user(argv, home).release()
-    finally:
-        remove_tree(home)
-
-
-def _claim_guest_user(argv: tuple[str, ...], home: Path) -> SystemUser:
-    """A guest user for this command if root runs this process, else the current user; in a sandbox if possible."""
+    Raises:
+        ConfigError: it cannot read the program, or a file among its arguments.
+    """
     files = (shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word)))
-    user = claim_user(GUEST_UIDS)
+    user, home = claim_user(GUEST_UIDS), make_scratch_folder(name)
     try:
-        user.make_folder(home)
+        user.make_folder(home)  # it exists, and becomes the user's
         user.make_folder(home / ".tmp")
         if can_sandbox():
-            user = replace(user, sandbox=tuple(sandbox(files, home)))
+            user = replace(user, sandbox=(*inside, *sandbox(files, home)))
         _require_readable(files, user)
     except BaseException:
-        user.release()
+        user.release(home)
         raise
-    return user
+    return GuestAccount(user=user, home=home)
 
 
 _readable: set[tuple[str, ...]] = set()
@@ -86,8 +73,8 @@ def _require_readable(files: tuple[str, ...], user: SystemUser) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or done.stdout:
         raise ConfigError(
-            "expected a program that other users can read, because a run that root starts gives it a user of its own, "
-            f"got {done.stderr.strip() or ', '.join(done.stdout.split())}; move program, interpreter and packages to a "
+            "expected a program and files that other users can read, because root gives programs users of their own, "
+            f"got {done.stderr.strip() or ', '.join(done.stdout.split())}; move them, interpreter and packages to a "
             "folder that every user can read, or let others pass through its parents (chmod o+x) and read it "
             "(chmod o+r), or start the run as another user"
         )

@@ -7,11 +7,13 @@ the same sandbox. Where the kernel permits no namespaces, there are no sandboxes
 
 import logging
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from cua_rl.system_users import problem_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +36,16 @@ _MAX_NAMES = 1000
 @cache
 def can_sandbox() -> bool:
     """Whether programs can have sandboxes; logs once what remains without them."""
-    trial = [*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"]
-    try:
-        done = subprocess.run(trial, capture_output=True, text=True, check=False, cwd="/")
-    except FileNotFoundError:
-        problem = "there is no bwrap: install bubblewrap"
-    else:
-        if done.returncode == 0:
-            return True
-        problem = done.stderr.strip().rpartition("\n")[2]
-    logger.warning(
-        "agents, harnesses, sites and desktops run without sandboxes (%s): they see the machine's processes and "
-        "network and, unless root starts the run, the files of your user; in a container, permit user namespaces, or "
-        "give it the capability SYS_ADMIN (docs/security.md)",
-        problem,
-    )
-    return False
+    problem = problem_of([*_BARE, "--dev", "/dev", *_OWN_MEMORY, "--unshare-net", "true"])
+    if problem is not None:
+        logger.warning(
+            "agents, harnesses, browsers, sites and desktops run without sandboxes (%s): they see the machine's "
+            "processes and network and, unless root starts the run, the files of your user, and its other users reach "
+            "the sites; install bubblewrap and, in a container, permit user namespaces, or give it the capability "
+            "SYS_ADMIN (docs/security.md)",
+            problem,
+        )
+    return problem is None
 
 
 def sandbox(files: Iterable[str], home: Path) -> list[str]:
@@ -64,17 +60,17 @@ def sandbox(files: Iterable[str], home: Path) -> list[str]:
     return [*words, "--"]
 
 
-def desktop_sandbox(temporary: Path, *places: Path) -> list[str]:
-    """The beginning of a command that runs the rest in a sandbox without a network, which writes to these places.
+def sandbox_to_join(files: Iterable[str], temporary: Path, *places: Path) -> list[str]:
+    """The beginning of a command that runs the rest in a sandbox without a way out, which writes to these places.
 
     It has the machine's devices: to join one with terminals of its own, ordinary users lack the rights.
     """
-    view = _view(set(), temporary, *places)
+    view = _view(set(_ways(files)), temporary, *places)
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 
-def join_sandbox(pid: int) -> list[str]:
-    """The beginning of a command that runs the rest in the sandbox whose `bwrap` has this number.
+def join_sandbox(pid: int, namespaces: str = "mount net pid ipc uts") -> list[str]:
+    """The beginning of a command that runs the rest in these namespaces of the sandbox whose `bwrap` has this number.
 
     Raises:
         ProcessLookupError: it has ended.
@@ -84,7 +80,7 @@ def join_sandbox(pid: int) -> list[str]:
     except (FileNotFoundError, IndexError):
         raise ProcessLookupError(f"the sandbox of process {pid} has ended") from None
     ours = ["--user", "--preserve-credentials"] if os.geteuid() else []
-    return ["nsenter", f"--target={inner}", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--"]
+    return ["nsenter", f"--target={inner}", *ours, *(f"--{name}" for name in namespaces.split()), "--"]
 
 
 def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
@@ -105,14 +101,14 @@ def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
         words += ["--bind", str(temporary), str(Path(folder).resolve())]
     for place in sorted({parent for path in (*entries, *places) for parent in path.parents}):
         words += ["--dir", str(place)] if not covered.isdisjoint(place.parents) else []  # with the mode of most
-    here = Path.cwd()
+    here, on_ways = Path.cwd(), {str(path) for way in ways for path in (way, *way.parents)}
     if here != Path("/") and covered.isdisjoint((here, *here.parents)):
-        kept = _kept(here, ways, _MAX_DEPTH)
+        kept = _kept(str(here), on_ways, _MAX_DEPTH)
         words += [] if kept is None else ["--perms", "0755", "--size", _SMALL, "--tmpfs", str(here), *kept]
     for entry in sorted(entries):
         shown = ["--bind-try", str(entry), str(entry)]
         is_tree = entry.name.startswith(".") or not entry.is_dir()
-        words += shown if is_tree else (_kept(entry, ways, _MAX_DEPTH) or shown)
+        words += shown if is_tree else (_kept(str(entry), on_ways, _MAX_DEPTH) or shown)
     return [*words, *(word for place in places for word in ("--bind", str(place), str(place)))]
 
 
@@ -127,19 +123,20 @@ def _ways(files: Iterable[str]) -> Iterator[Path]:
             yield way.parent.resolve() / way.name
 
 
-def _kept(folder: Path, ways: set[Path], depth: int) -> list[str] | None:
+def _kept(folder: str, on_ways: set[str], depth: int) -> list[str] | None:
     """What makes the folder without what is kept back; None if it holds nothing of that kind."""
-    names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in os.scandir(folder)}
+    names: dict[str, bool] = {}
+    with suppress(PermissionError), os.scandir(folder) as entries:  # what we cannot read, a guest of ours cannot either
+        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
     if _PACKAGES & names.keys() or len(names) > _MAX_NAMES:
         return None
-    words, is_whole = ["--dir", str(folder)], True
+    words, is_whole = ["--dir", folder], True
     for name, is_folder in names.items():
-        path = folder / name
-        is_named = any(way.is_relative_to(path) for way in ways)
-        if not is_named and (name.startswith(".") or (is_folder and os.path.lexists(path / _RUN_LOCK))):
+        path, has_dot = f"{folder}/{name}", name.startswith(".")
+        if path not in on_ways and (has_dot or (is_folder and os.path.lexists(f"{path}/{_RUN_LOCK}"))):
             is_whole = False
             continue
-        kept = _kept(path, ways, depth - 1) if is_folder and depth and not name.startswith(".") else None
+        kept = _kept(path, on_ways, depth - 1) if is_folder and depth and not has_dot else None
         is_whole = is_whole and kept is None
-        words += ["--bind-try", str(path), str(path)] if kept is None else kept
+        words += ["--bind-try", path, path] if kept is None else kept
     return None if is_whole else words

@@ -40,8 +40,6 @@ MAX_GUEST_THREADS = 4096
 """Limit for all processes of one guest together, which stops a fork bomb. Chromium has about 300 threads."""
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
-_SHARED_IPC = {"shm": "--shmem-id", "msg": "--queue-id", "sem": "--semaphore-id"}
-"""Kinds of System V IPC objects, as in /proc/sysvipc, and the `ipcrm` option that removes each."""
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _COMPUTING_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "ipc_lock", "sys_nice", "sys_resource")
 """What root's model server and trainer keep: files of other users, as in a mounted cache, pinned memory, priorities."""
@@ -69,11 +67,8 @@ class SystemUser:
         """
         if self.uid is not None:
             limits = ("prlimit", f"--nproc={MAX_GUEST_THREADS}", "--core=0", "--") if self.uid in GUEST_UIDS else ()
-            return [
-                *self.sandbox, *limits,
-                "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--no-new-privs",
-                "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--pdeathsig=KILL", "--", *command,
-            ]  # fmt: skip
+            become = (f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--bounding-set=-all", "--")
+            return [*self.sandbox, *limits, *_SHED_PRIVILEGES, *become, *command]
         if can_shed_privileges():
             return [*self.sandbox, *_SHED_PRIVILEGES, "--", *command]
         return [*self.sandbox, *command]
@@ -109,8 +104,8 @@ class SystemUser:
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
             remove_tree(*_left_files(self.uid))
-            if left := _left_ipc(self.uid):
-                subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
+            if not self.sandbox:  # which would have had IPC objects of its own
+                subprocess.run(self.command(["ipcrm", "--all"]), check=False, capture_output=True, cwd="/")
 
     def release(self, *owned: Path) -> None:
         """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
@@ -137,7 +132,7 @@ def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
     """
     if not can_change_user():
         return SystemUser()
-    folder = _lock_folder()
+    folder = _own_folder((Path("/run/cua_rl/users"), Path("/tmp/cua_rl-users")), mode=0o700)
     for uid in sorted(uids, key=lambda uid: uid != wanted):
         lock = (folder / str(uid)).open("ab")
         try:
@@ -145,7 +140,8 @@ def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
         except BlockingIOError:
             lock.close()
             continue
-        if _has_name(uid):  # assigned by the administrator
+        with suppress(KeyError):
+            pwd.getpwuid(uid)  # assigned by the administrator
             lock.close()
             continue
         user = SystemUser(uid=uid, lock=lock)
@@ -161,37 +157,34 @@ def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
     )
 
 
+def problem_of(command: Sequence[str]) -> str | None:
+    """Why the command does not work on this machine, None if it does."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    except FileNotFoundError:
+        return f"there is no {command[0]}"
+    return (done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}") if done.returncode else None
+
+
 @cache
 def can_change_user() -> bool:
     """Whether child processes can run as users of their own; logs a warning once if root cannot do that here."""
     if os.geteuid() != 0:
         return False
-    trial = SystemUser(uid=GUEST_UIDS[-1]).command(["true"])
-    try:
-        done = subprocess.run(trial, capture_output=True, text=True, check=False, cwd="/")
-    except FileNotFoundError:
-        problem = "there is no setpriv"
-    else:
-        problem = done.stderr.strip()
-        if done.returncode == 0:
-            return True
-    logger.warning(
-        "programs run as root: it cannot give them users of their own here (%s); install util-linux, and give the "
-        "container the capabilities SETUID, SETGID, SETPCAP, CHOWN and KILL",
-        problem,
-    )
-    return False
+    problem = problem_of(SystemUser(uid=GUEST_UIDS[-1]).command(["true"]))
+    if problem is not None:
+        logger.warning(
+            "programs run as root: it cannot give them users of their own here (%s); install util-linux, and give the "
+            "container the capabilities SETUID, SETGID, SETPCAP, CHOWN and KILL",
+            problem,
+        )
+    return problem is None
 
 
 @cache
 def can_shed_privileges() -> bool:
     """Whether `setpriv` (util-linux) can prevent child processes from gaining privileges, for example by sudo."""
-    try:
-        return (
-            subprocess.run([*_SHED_PRIVILEGES, "--", "true"], capture_output=True, check=False, cwd="/").returncode == 0
-        )
-    except FileNotFoundError:
-        return False
+    return problem_of([*_SHED_PRIVILEGES, "--", "true"]) is None
 
 
 @cache
@@ -205,11 +198,10 @@ def computing_prefix() -> tuple[str, ...]:
     if shutil.which("nvidia-modprobe"):
         subprocess.run(["nvidia-modprobe", "-u", "-c", "0"], check=False, capture_output=True, cwd="/")
     kept = ",+".join(("--bounding-set=-all", *_COMPUTING_CAPABILITIES))  # setpriv leaves out what we lack ourselves
-    words = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", kept, "--")
-    done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False, cwd="/")
-    if done.returncode != 0:
-        logger.warning("model server and trainer keep the capabilities of root: %s", done.stderr.strip())
-    return words if done.returncode == 0 else ()
+    words = (*_SHED_PRIVILEGES, kept, "--")
+    if problem := problem_of([*words, "true"]):
+        logger.warning("model server and trainer keep the capabilities of root: %s", problem)
+    return () if problem else words
 
 
 def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -267,11 +259,12 @@ def public_copy(folder: Path, *siblings: Path) -> Path:
 
     `siblings` are folders that its programs expect beside it; they are copied along.
     """
-    if not can_change_user() or all(parent.stat().st_mode & 0o5 == 0o5 for parent in _ancestors(folder)):
+    found = folder.resolve()
+    if not can_change_user() or all(parent.stat().st_mode & 0o5 == 0o5 for parent in (found, *found.parents)):
         return folder
     sources = [source for source in (folder, *siblings) if source.exists()]
-    found = [path for source in sources for path in sorted(source.rglob("*"))]
-    state = "\n".join(f"{path} {path.lstat().st_size} {path.lstat().st_mtime_ns}" for path in found)
+    paths = [path for source in sources for path in sorted(source.rglob("*"))]
+    state = "\n".join(f"{path} {path.lstat().st_size} {path.lstat().st_mtime_ns}" for path in paths)
     shelf = _own_folder((Path("/var/cache/cua_rl"), Path("/tmp/cua_rl-programs")), mode=0o755)
     place = shelf / hashlib.sha256(state.encode()).hexdigest()[:16]
     if not place.exists():
@@ -293,19 +286,6 @@ def remove_tree(*paths: Path) -> None:
         subprocess.run(["rm", "-rf", "--", *found], check=False, capture_output=True, cwd="/")
 
 
-def _ancestors(folder: Path) -> list[Path]:
-    folder = folder.resolve()
-    return [folder, *folder.parents]
-
-
-def _has_name(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
-
-
 def _left_files(uid: int) -> list[Path]:
     """Files of a user directly in folders that all users share, such as X sockets."""
     found: list[Path] = []
@@ -316,21 +296,6 @@ def _left_files(uid: int) -> list[Path]:
                     if entry.stat(follow_symlinks=False).st_uid == uid:
                         found.append(Path(entry.path))
     return found
-
-
-def _left_ipc(uid: int) -> list[str]:
-    """Options of `ipcrm` for the IPC objects that a user without a sandbox created, which outlive its processes."""
-    found: list[str] = []
-    for kind, option in _SHARED_IPC.items():
-        with suppress(FileNotFoundError):  # a kernel without them
-            names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
-            maker = names.index("cuid")  # the creator: the owner can be changed
-            found += [f"{option}={row[1]}" for row in rows if row[maker] == str(uid)]
-    return found
-
-
-def _lock_folder() -> Path:
-    return _own_folder((Path("/run/cua_rl/users"), Path("/tmp/cua_rl-users")), mode=0o700)
 
 
 def _own_folder(choices: Sequence[Path], mode: int) -> Path:

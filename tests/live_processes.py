@@ -1,10 +1,17 @@
 """Running processes, as tests look for those that should have ended."""
 
+import os
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from cua_rl.system_users import SystemUser
+
+_STRANGER_UID = 61_200
+"""Above those that programs of a run get."""
 
 
 def is_alive(pid: int) -> bool:
@@ -44,6 +51,13 @@ def site_servers(folder: Path) -> list[psutil.Process]:
         for process in psutil.process_iter(["cwd", "cmdline"])
         if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
     ]
+
+
+def stranger_connects(port: int) -> bool:
+    """Whether a user who has nothing to do with us reaches this loopback port; if we are not root, whether we do."""
+    stranger = SystemUser(uid=_STRANGER_UID if os.geteuid() == 0 else None)
+    command = stranger.command(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"])
+    return subprocess.run(command, capture_output=True, check=False, cwd="/", timeout=60).returncode == 0
 
 
 def processes_with(word: str) -> list[int]:

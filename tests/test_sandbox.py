@@ -14,15 +14,32 @@ from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
 needs_namespaces = pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
 REPOSITORY = Path(cua_rl.__path__[0]).parent
 STARTS_GUEST = """
-import asyncio, os, subprocess, sys
+import os, subprocess, sys
 from cua_rl.guest_account import claim_guest_account
 
-account = asyncio.run(claim_guest_account(("sh", *sys.argv[2:]), "agent"))
+account = claim_guest_account(("sh", *sys.argv[2:]), "agent")
 try:
     os.chdir("/")
     print(subprocess.run(account.user.command(["sh", "-c", sys.argv[1]]), capture_output=True, text=True).stdout)
 finally:
     account.release()
+"""
+
+
+JOINS = """
+import os, subprocess, tempfile
+from pathlib import Path
+from cua_rl.sandbox import join_sandbox, sandbox, sandbox_to_join
+
+home, tell = Path(tempfile.mkdtemp()), ("readlink", "/proc/self/ns/net")
+(home / ".tmp").mkdir()
+subprocess.run(tell)
+os.chdir("/")
+box = [*sandbox_to_join((), home / ".tmp", home), "sh", "-c", " ".join((*tell, "; read wait"))]
+with subprocess.Popen(box, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    print(first.stdout.readline(), flush=True)
+    subprocess.run([*join_sandbox(first.pid, "net"), *sandbox((), home), *tell], check=True)
+    first.communicate("end")
 """
 
 
@@ -99,6 +116,16 @@ def test_a_guest_sees_no_process_of_others_and_can_gain_no_privileges(user: Syst
 
     assert int(count) <= 4
     assert status[-6:] == ["CapPrm:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+@needs_namespaces
+def test_a_sandbox_can_be_in_the_network_of_another(user: SystemUser, project: Path) -> None:
+    command = [sys.executable, "-c", JOINS]
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(REPOSITORY), "HOME": str(project.parent)}
+    started = command if user.uid is None else user.command(command)
+    machine, first, second = subprocess.check_output(started, text=True, env=environment, cwd=project).split()
+
+    assert first == second != machine
 
 
 def test_without_namespaces_programs_still_run_and_the_log_says_what_remains(

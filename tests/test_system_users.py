@@ -238,8 +238,8 @@ def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tm
 
 
 @needs_root
-async def test_the_home_of_a_guest_is_gone_before_the_next_one_can_have_its_number() -> None:
-    account = await claim_guest_account(("true",), "agent")
+def test_the_home_of_a_guest_is_gone_before_the_next_one_can_have_its_number() -> None:
+    account = claim_guest_account(("true",), "agent")
     lock, was_there = account.user.lock, list[bool]()
     assert lock is not None
 

@@ -23,7 +23,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
-from cua_rl.guest_account import require_readable
+from cua_rl.guest_account import claim_guest_account
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -276,7 +276,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        require_readable(tuple(words))
+        claim_guest_account(tuple(words), "agent").release()
 
 
 def _require_address(name: str, value: str | None) -> None:

@@ -118,12 +118,13 @@ async def run_check(check: PageCheck, address: str | None, device: Device, answe
     if isinstance(check, Goal):
         return await check_goal(check, device, answer)
     started = time.monotonic()
-    url = site.address if isinstance(site, ServedSite) else address or ""
+    url, port, inside = address or "", 0, ()
+    if isinstance(site, ServedSite):
+        url, port, inside = site.address, site.port, site.servers.network.inside
     # environment variables cannot hold NUL or lone surrogates
     said = (answer or "").replace("\0", "").encode("utf-8", "replace").decode()[:_MAX_ANSWER_CHARACTERS]
-    port = site.port if isinstance(site, ServedSite) else 0
     argv = split_command(check.command, port=port, url=url)
-    status, printed = await run_guest(argv, check.folder, {"CUA_SITE_URL": url, "CUA_ANSWER": said})
+    status, printed = await run_guest(argv, check.folder, {"CUA_SITE_URL": url, "CUA_ANSWER": said}, inside)
     if isinstance(site, ServedSite):
         site.require_running()  # otherwise a verdict on a dead site would count
     if status != 0:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.page import as_page
-from cua_rl.devices.browser.served_site import ServedSite, SiteServers
+from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import RESET_METHODS, PageSettings, SiteProgram
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
@@ -206,32 +206,27 @@ class UserPages(BrowserPages):
         urls = allowed_urls(configs) or (_NOWHERE,)
         super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
         self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
+        self._other_urls = {url for config in configs if config.site_command for url in config.allowed_urls}
         self._servers = SiteServers()
 
     async def make(self, request: DeviceRequest) -> Device:
         """A blank page, with a server if the task needs one; `task.prepare` opens the address."""
         if request.site is None:
             return await self.lend(request.task_id)
-        site: ServedSite = await self._servers.take(request.site)
-        try:
-            return await self.lend(request.task_id, site=site)
-        except BaseException:
-            await site.release()
-            raise
+        return await self.lend(request.task_id, site=await self._servers.take(request.site))
 
     async def __aenter__(self) -> Self:
         """Try each site once: a command that does not work ends the run, not every rollout."""
-        for program in self._programs:
-            try:
-                await self._servers.start(program)
-            except DeviceError as error:
-                raise ConfigError(f"{error}; correct site_command") from None
-            finally:
-                await self._servers.close()
-        return await super().__aenter__()
-
-    async def __aexit__(self, *error: object) -> None:
+        await super().__aenter__()
         try:
-            await super().__aexit__(*error)
-        finally:
-            await self._servers.close()
+            if self._programs:
+                self._servers = await self._open_servers(self._other_urls)
+            for program in self._programs:
+                await self._servers.start(program)
+                await self._servers.close()
+        except BaseException as error:
+            await self.__aexit__()
+            if isinstance(error, DeviceError):
+                raise ConfigError(f"{error}; correct site_command") from None
+            raise
+        return self

@@ -3,12 +3,13 @@
 import os
 import socket
 from contextlib import suppress
-from urllib.parse import urlsplit
+from functools import partial
+from socket import AF_INET
 
 import psutil
 
 from cua_rl.processes import is_loopback
-from scripts.red_team.findings import Finding, Findings, Targets, Verdict, canaries_of, check, check_all, skipped
+from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, skipped
 from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import command_line, listeners
 from scripts.red_team.users import STRANGER_UID, as_user
@@ -78,27 +79,29 @@ def attack_other_desktop(targets: Targets) -> Findings:
 
 def attack_site(targets: Targets) -> Findings:
     """Row 19: another user finishes the task of a rollout by asking its site directly."""
+    attack = "another user asks the site of a rollout"
     if targets.devices is None:
-        yield skipped(19, "another user asks the site of a rollout", "no site could be started")
+        yield skipped(19, attack, "no site could be started")
         return
-    host, _, port = urlsplit(str(targets.devices.facts["site"])).netloc.partition(":")
+    port, has_own_network = int(targets.devices.facts["site_port"]), targets.devices.facts["has_own_network"]
 
-    def ask() -> str:
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+    def ask(host: str) -> str:
+        with socket.socket() as connection:
+            connection.settimeout(10)
+            connection.connect((host, port))  # `create_connection` would import what a stranger may not read
             connection.sendall(b"GET /api/state HTTP/1.0\r\n\r\n")
             return connection.recv(100).decode() or "hung up"
 
     uid = STRANGER_UID if os.geteuid() == 0 else os.geteuid()
-    said = as_user(uid, ask)
-    verdict: Verdict = "held" if said.startswith("refused") else "not promised"
-    yield Finding(row=19, attack="another user asks the site of a rollout", expected="", got=said[:50], verdict=verdict)
-    below = psutil.Process(targets.devices.process.pid).children(recursive=True)
-    found = {(ip, port) for ip, port, _ in listeners(below)}
-    if (host, int(port)) not in found:
-        yield skipped(19, "sites that other machines reach", "not root: processes of the run refuse inspection")
-        return
-    beyond = [f"{ip}:{number}" for ip, number in found if not is_loopback(ip)]
-    yield check(19, "sites that other machines reach", "none", beyond or "none", not beyond)
+    said = as_user(uid, lambda: ask("127.0.0.1"))
+    if has_own_network:
+        yield check(19, attack, "refused", said, "ConnectionRefusedError" in said)
+    else:
+        yield Finding(row=19, attack=attack, expected="", got=f"no namespaces: {said[:50]}", verdict="not promised")
+    addresses = [each.address for some in psutil.net_if_addrs().values() for each in some if each.family == AF_INET]
+    others = ["127.0.0.2", *(address for address in addresses if not is_loopback(address))]
+    reached = [host for host in others if "ConnectionRefusedError" not in as_user(uid, partial(ask, host))]
+    yield check(19, "sites that other machines reach", "none", reached or "none", not reached)
 
 
 def _open_display(display: str) -> str:

@@ -337,23 +337,32 @@ class Devices:
 
 async def _serve_devices() -> None:
     """Open the devices and a site, and obey, until standard input ends."""
-    from cua_rl.devices.browser.backend import BrowserPages
-    from cua_rl.devices.browser.served_site import SiteServers
-    from cua_rl.devices.browser.settings import PageSettings, SiteProgram
+    from cua_rl.devices.browser.page import as_page
+    from cua_rl.devices.browser.served_site import ServedSite
     from cua_rl.system import refuse_inspection
+    from cua_rl.task_loader import load_tasks
     from cua_rl.tasks.desktop.desktops import LinuxDesktops
     from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
+    from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
+    from cua_rl.tasks.readiness import prepare
+    from cua_rl.tasks.source_config import parse_sources
 
     refuse_inspection()
     request = DESKTOP_TASKS[0].make_task(0).device_request()
-    async with LinuxDesktops() as backend, BrowserPages(PageSettings(allowed_urls=("http://127.0.0.1:0/",))) as pages:
+    command = f"{shutil.which('python3', path='/usr/bin:/bin') or sys.executable} server.py --port {{port}}"
+    source = {"source_type": "page", "file_path": sys.argv[1], "site_command": command, "reset": "POST /api/reset"}
+    site_task = load_tasks(source, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with LinuxDesktops() as backend, UserPages(parse_sources(source)) as pages:
         desktops: list[Any] = [await backend.make(request) for _ in range(2)]
-        page = await pages.lend("red-team")
-        sites = SiteServers()
-        command = f"{shutil.which('python3', path='/usr/bin:/bin') or sys.executable} server.py --port {{port}}"
-        site = await sites.start(SiteProgram(command=command, folder=Path(sys.argv[1])))
-        facts = [{"home": str(each.home), "display": each.display} for each in desktops]
-        print(json.dumps({"desktops": facts, "site": site.url}), flush=True)
+        page = as_page(await pages.make(site_task.device_request()))
+        await prepare(site_task, page)
+        assert isinstance(page.site, ServedSite)
+        facts = {
+            "desktops": [{"home": str(each.home), "display": each.display} for each in desktops],
+            "site_port": page.site.port,
+            "has_own_network": bool(page.site.servers.network.inside),
+        }
+        print(json.dumps(facts), flush=True)
         # not in a thread: attacks on files take all that there are
         orders = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -366,7 +375,6 @@ async def _serve_devices() -> None:
                 text = f"{type(error).__name__}: {error}"
             peak = peak_bytes(os.getpid())
             print(json.dumps({"text": text[:500], "seconds": time.monotonic() - began, "peak_bytes": peak}), flush=True)
-        await sites.close()
         for device in (page, *desktops):
             await device.close()
 

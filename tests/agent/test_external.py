@@ -25,7 +25,7 @@ from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
-from cua_rl.guest_account import require_readable
+from cua_rl.guest_account import claim_guest_account
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -463,7 +463,7 @@ async def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
     (tmp_path / "agent.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    require_readable((PYTHON, "agent.py"))
+    claim_guest_account((PYTHON, "agent.py"), "agent").release()
 
 
 @needs_root
@@ -472,6 +472,6 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
     script.touch(mode=0o600)
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
-        require_readable((PYTHON, str(script)))
+        claim_guest_account((PYTHON, str(script)), "agent")
     with pytest.raises(ConfigError, match="got /no/such/program;"):
-        require_readable(("/no/such/program",))
+        claim_guest_account(("/no/such/program",), "agent")

@@ -15,8 +15,10 @@ import pytest
 
 from cua_rl.devices.browser.served_site import SiteServers, run_guest
 from cua_rl.devices.browser.settings import SiteProgram
+from cua_rl.devices.browser.site_network import open_site_network
 from cua_rl.errors import DeviceError
-from tests.live_processes import kill, site_servers
+from cua_rl.sandbox import can_sandbox
+from tests.live_processes import kill, site_servers, stranger_connects
 
 SERVER = """
 import http.server, json, os, sys
@@ -74,6 +76,41 @@ async def test_a_server_is_reset_before_it_is_used_again_and_ends_with_the_run(f
     assert len(site_servers(folder)) >= 2
     await servers.close()
     assert site_servers(folder) == []
+
+
+@pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
+async def test_sites_have_a_network_of_their_own_with_their_resets_and_checks(folder: Path) -> None:
+    ask_site = "import os, urllib.request\nprint(urllib.request.urlopen(os.environ['CUA_SITE_URL']).status)"
+    async with open_site_network() as network:
+        servers = SiteServers(network)
+        first = await servers.take(site(folder))
+        with pytest.raises(httpx.ConnectError):
+            await ask(first.url)
+        assert not stranger_connects(first.port)
+        told = {"CUA_SITE_URL": first.url}
+        assert (await run_guest((sys.executable, "-c", ask_site), folder, told))[0] != 0
+        assert await run_guest((sys.executable, "-c", ask_site), folder, told, network.inside) == (0, "200\n")
+        await first.release()
+        assert await servers.take(site(folder)) is first
+        async with network.client() as client:
+            assert (await client.get(first.url)).json()["count"] == 1
+        await servers.close()
+
+
+async def test_a_server_on_all_addresses_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    servers = SiteServers()
+    await servers.take(site(folder))
+    assert "expected a server on 127.0.0.1 alone" not in caplog.text
+    (folder / "server.py").write_text(SERVER.replace('"127.0.0.1"', '"0.0.0.0"'))
+    open_one = await servers.start(site(folder))
+    assert f"got one on all addresses (0.0.0.0:{open_one.port})" in caplog.text
+    await servers.close()
+
+
+async def test_sites_whose_pages_request_other_addresses_stay_on_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_site_network(("https://fonts.example/",)) as network:
+        assert network.inside == ()
+    assert "other users of the machine reach the sites" in caplog.text
 
 
 async def test_without_a_reset_every_rollout_gets_a_new_server(folder: Path) -> None:

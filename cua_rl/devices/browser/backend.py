@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -9,11 +10,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, require_readable_pages
+from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, pages_on_disk
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
+from cua_rl.devices.browser.served_site import SiteServers
 from cua_rl.devices.browser.settings import Clip, PageSettings
+from cua_rl.devices.browser.site_network import SiteNetwork, open_site_network
 from cua_rl.errors import ConfigError, DeviceError, boundary
+from cua_rl.guest_account import claim_guest_account
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright
@@ -35,6 +39,7 @@ class _Host:
     """A browser and the pages that live in it."""
 
     browser: OwnedBrowser
+    inside: tuple[str, ...]
     pages: set[BrowserPage] = field(default_factory=set[BrowserPage])
 
 
@@ -51,6 +56,7 @@ class BrowserPages:
         self._program = program or find_chromium()
         self._max_idle = max_idle
         self._stack = AsyncExitStack()
+        self._network = SiteNetwork()
         self._playwright: Playwright | None = None
         self._hosts: list[_Host] = []
         self._idle: list[tuple[str, BrowserPage]] = []
@@ -61,7 +67,8 @@ class BrowserPages:
     async def __aenter__(self) -> Self:
         from playwright.async_api import async_playwright
 
-        await asyncio.to_thread(require_readable_pages, self.settings.allowed_urls)
+        files = ("true", *pages_on_disk(self.settings.allowed_urls))
+        await asyncio.to_thread(lambda: claim_guest_account(files, "pages").release())  # raises if it cannot read them
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 
@@ -72,12 +79,24 @@ class BrowserPages:
         self._idle.clear()
         await self._stack.aclose()
 
+    async def _open_servers(self, other_urls: Collection[str] = ()) -> SiteServers:
+        """Servers of pages that may also request these addresses, in their network; they end with the pages."""
+        self._network = await self._stack.enter_async_context(open_site_network(other_urls))
+        servers = SiteServers(self._network)
+        self._stack.push_async_callback(servers.close)
+        return servers
+
     async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
         """A page for one user, returned with `close`; raises `DeviceError`.
 
-        With a site, the page is fresh, may request the site besides `allowed_urls`, and releases it when returned.
+        With a site, the page is fresh and may request it besides `allowed_urls`; the site is released with the page.
         """
-        page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
+        try:
+            page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
+        except BaseException:
+            if site is not None:
+                await site.release()
+            raise
         self._keys[page] = key
         page.site = site
         page.lend()
@@ -92,7 +111,7 @@ class BrowserPages:
         return None if place is None else self._idle.pop(place)[1]
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
-        host = await self._find_host()
+        host = await self._find_host(() if site is None else self._network.inside)
         own_urls = () if site is None else (site.url,)
         settings = replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
         with boundary(DeviceError, "make a page"):
@@ -123,23 +142,22 @@ class BrowserPages:
         host.pages.add(page)
         return page
 
-    async def _find_host(self) -> _Host:
-        """The first browser below its limit of pages, else a new one; dead browsers are removed with their pages."""
+    async def _find_host(self, inside: tuple[str, ...]) -> _Host:
+        """The first browser there below its limit of pages, else a new one; dead ones are removed with their pages."""
         async with self._starting:
             for host in [host for host in self._hosts if not host.browser.is_running]:
                 logger.warning("a browser with %d pages has ended; a new one takes its place", len(host.pages))
                 self._hosts.remove(host)
                 await host.browser.close()
             for host in self._hosts:
-                if len(host.pages) < PAGES_PER_BROWSER:
+                if host.inside == inside and len(host.pages) < PAGES_PER_BROWSER:
                     return host
             if self._playwright is None:
                 raise RuntimeError("the pages were never entered")
-            urls, scale = self.settings.allowed_urls, self.settings.drawn_scale
-            browser = OwnedBrowser(self._playwright, self._program, urls, scale)
+            browser = OwnedBrowser(self._playwright, self._program, self.settings, inside)
             await browser.__aenter__()
             self.num_browsers_started += 1
-            self._hosts.append(_Host(browser))
+            self._hosts.append(_Host(browser, inside))
             return self._hosts[-1]
 
     async def _take_back(self, page: BrowserPage) -> None:

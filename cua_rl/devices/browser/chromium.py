@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import shutil
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -20,18 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
+from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import ConfigError, DeviceError, boundary
+from cua_rl.guest_account import GuestAccount, claim_guest_account
 from cua_rl.processes import GUARD
-from cua_rl.scratch import MARK, make_scratch_folder, scratch_folder
-from cua_rl.system_users import (
-    GUEST_UIDS,
-    SystemUser,
-    bare_environment,
-    can_change_user,
-    claim_user,
-    public_copy,
-    remove_tree,
-)
+from cua_rl.scratch import MARK, scratch_folder
+from cua_rl.system_users import bare_environment, public_copy
 
 logger = logging.getLogger(__name__)
 
@@ -126,25 +119,9 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
     return [str(program), *_FLAGS, *own, "about:blank"]
 
 
-def remove_profile(profile: Path) -> None:
-    """Delete the folder, repeatedly, because a browser that is shutting down may still write to it."""
-    for _ in range(3):
-        remove_tree(profile)
-        if not profile.exists():
-            return
-
-
-def require_readable_pages(allowed_urls: Sequence[str]) -> None:
-    """Raise `ConfigError` for pages on disk that the user of the browser cannot read."""
-    for path in (Path(unquote(urlsplit(url).path)) for url in allowed_urls if url.startswith("file:")):
-        if not can_change_user() or not path.exists():
-            continue
-        ways_in = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
-        if not ways_in or not path.stat().st_mode & stat.S_IROTH:
-            raise ConfigError(
-                f"expected pages that every user can read, got {str(path)!r}: root gives browsers a user of their own; "
-                "move the pages out of folders that are closed to others, such as /root, or open them (chmod o+rx)"
-            )
+def pages_on_disk(allowed_urls: Sequence[str]) -> tuple[str, ...]:
+    """The paths of these pages that are files."""
+    return tuple(unquote(urlsplit(url).path) for url in allowed_urls if url.startswith("file:"))
 
 
 if TYPE_CHECKING:
@@ -154,13 +131,14 @@ if TYPE_CHECKING:
 class OwnedBrowser:
     """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
 
-    def __init__(self, playwright: "Playwright", program: Path, allowed_urls: Sequence[str], scale: float) -> None:
+    def __init__(
+        self, playwright: "Playwright", program: Path, settings: PageSettings, inside: tuple[str, ...]
+    ) -> None:
         self._playwright = playwright
         self._program = program
-        self._allowed_urls = tuple(allowed_urls)
-        self._scale = scale
-        self._user = SystemUser()
-        self._profile: Path | None = None
+        self._settings = settings
+        self._inside = inside
+        self._account: GuestAccount | None = None
         self._lifeline: int | None = None
         self._browser: Browser | None = None
 
@@ -176,9 +154,17 @@ class OwnedBrowser:
         return self._browser
 
     async def __aenter__(self) -> Self:
-        self._user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+        folder = self._program.resolve().parent
+        public = await asyncio.to_thread(public_copy, folder)
+        program = self._program if public == folder else public / self._program.resolve().name
+        files = (str(program), *pages_on_disk(self._settings.allowed_urls))
+        self._account = account = await asyncio.to_thread(claim_guest_account, files, "browser", self._inside)
         try:
-            self._browser = await self._launch_in_sandbox()
+            await asyncio.to_thread(os.mkfifo, account.home / "lifeline", 0o600)
+            reader = os.open(account.home / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # a writer needs a reader
+            self._lifeline = os.open(account.home / "lifeline", os.O_WRONLY)
+            os.close(reader)
+            self._browser = await self._launch_in_sandbox(program, account)
         except BaseException:
             await self.close()
             raise
@@ -198,43 +184,35 @@ class OwnedBrowser:
             with suppress(Error, TimeoutError):
                 async with asyncio.timeout(2 * _STOP_TIMEOUT_S):
                     await self._browser.close()  # waits for the guard
-        await asyncio.to_thread(self._user.release, *filter(None, [self._profile]))
-        self._user = SystemUser()
-        if self._profile is not None:
-            await asyncio.to_thread(remove_profile, self._profile)
+        if self._account is not None:
+            await asyncio.to_thread(self._account.release)
+            self._account = None
 
-    async def _launch_in_sandbox(self) -> "Browser":
-        """Launch in Chromium's sandbox, by kernel namespaces or its setuid helper; without a sandbox if both fail."""
-        ways = [(self._user, ())] if self._user.uid is not None else [(self._user, ()), (None, ())]
-        for user, flags in ways:
+    async def _launch_in_sandbox(self, program: Path, account: GuestAccount) -> "Browser":
+        """Launch in Chromium's sandbox, by kernel namespaces or its setuid helper; without that one if both fail."""
+        urls, scale = self._settings.allowed_urls, self._settings.drawn_scale
+        command = chromium_command(program, account.home, urls, scale)
+        ways = [account.user.command(command)]
+        if account.user.uid is None and not account.user.sandbox:
+            ways.append(command)  # the helper has to gain privileges
+        for way in ways:
             try:
-                return await self._launch(user, flags)
+                return await self._launch(way, account)
             except DeviceError as error:
                 if not any(word in str(error) for word in _NO_SANDBOX):
                     raise
         _warn_of_no_sandbox()
-        return await self._launch(self._user, ("--no-sandbox",))
+        return await self._launch([*ways[0], "--no-sandbox"], account)
 
-    async def _launch(self, user: SystemUser | None, flags: Sequence[str]) -> "Browser":
+    async def _launch(self, command: Sequence[str], account: GuestAccount) -> "Browser":
         """Let Playwright start the guard, which starts the browser and passes Playwright's pipes on to it."""
-        if self._profile is None:
-            self._profile = await asyncio.to_thread(make_scratch_folder, "browser")
-            await asyncio.to_thread(os.mkfifo, self._profile / "lifeline", 0o600)
-            reader = os.open(self._profile / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # a writer needs a reader
-            self._lifeline = os.open(self._profile / "lifeline", os.O_WRONLY)
-            os.close(reader)
-            await asyncio.to_thread(self._user.give, self._profile)
-        folder = await asyncio.to_thread(public_copy, self._program.resolve().parent)
-        program = self._program if folder == self._program.resolve().parent else folder / self._program.resolve().name
-        command = [*chromium_command(program, self._profile, self._allowed_urls, self._scale), *flags]
-        guarded = command if user is None else user.command(command)
-        interpreter, *guard = (*GUARD, str(self._profile / "lifeline"), str(_STOP_TIMEOUT_S), *guarded)
+        interpreter, *guard = (*GUARD, str(account.home / "lifeline"), str(_STOP_TIMEOUT_S), *command)
         with boundary(DeviceError, f"start {self._program}"):
             return await self._playwright.chromium.launch(
                 executable_path=interpreter,
                 args=guard,
                 ignore_default_args=True,
-                env={**bare_environment(self._profile, {MARK: str(scratch_folder())})},
+                env={**bare_environment(account.home, {MARK: str(scratch_folder())})},
                 handle_sigint=False,  # the controller stops its components in order
                 handle_sigterm=False,
                 handle_sighup=False,

@@ -27,6 +27,9 @@ ONE_WINDOW = """
 """
 """The agent sees one window: what would open another opens here."""
 
+ONLINE = "Object.defineProperty(Navigator.prototype, 'onLine', { get: () => true, configurable: true });"
+"""A network without a way out counts as none, in which pages would not ask their server."""
+
 DRAWN_SELECTS = """
 (() => {
   let host = null;
@@ -99,4 +102,4 @@ SETTLED = """
 def init_script(width: int, height: int) -> str:
     """All that a page gets, for an agent that sees the top left `width` x `height` CSS pixels of it."""
     seen = f"window.__cuaSeen = {{ width: {width}, height: {height} }};"
-    return "\n".join((seen, NO_ANIMATIONS, ONE_WINDOW, DRAWN_SELECTS))
+    return "\n".join((seen, ONLINE, NO_ANIMATIONS, ONE_WINDOW, DRAWN_SELECTS))

@@ -1,20 +1,25 @@
 """Servers of the user's own web sites: one per browser page, started, reset between rollouts and stopped by us."""
 
 import asyncio
+import logging
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from cua_rl.devices.browser.settings import RESET_METHODS, SiteProgram
+from cua_rl.devices.browser.site_network import SiteNetwork
 from cua_rl.errors import DeviceError, TaskError, UnusableError, boundary
 from cua_rl.guest_account import GuestAccount, claim_guest_account, open_guest_account
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import bare_environment, remove_tree
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _RESET_TIMEOUT_S = 60.0
@@ -23,6 +28,7 @@ _FIRST_SIGNAL = 128  # exit statuses above are those of programs that a signal e
 _POLL_S = 0.02
 _PYTHON = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 """Its folder may belong to other users, and the log of a killed program should be complete."""
+_MACHINE = SiteNetwork()
 _NUM_PORTS_TRIED = 3  # another program may take a port before the server binds it
 
 
@@ -34,8 +40,7 @@ class ServedSite:
     port: int
     process: OwnedProcess
     account: GuestAccount
-    give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
-    end: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
+    servers: "SiteServers" = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -67,7 +72,7 @@ class ServedSite:
     async def reset(self) -> None:
         """Restore the initial state for the next rollout; raises `DeviceError`."""
         reset = self.program.reset
-        if reset is None:
+        if not reset:
             return
         await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
         method, _, path = reset.partition(" ")
@@ -82,11 +87,11 @@ class ServedSite:
 
     async def release(self, *, is_clean: bool = True) -> None:
         """Give it back, or stop it if a script of the last page might still change its state."""
-        await (self.give_back if is_clean else self.end)(self)
+        await (self.servers.give_back if is_clean else self.servers.end)(self)
 
     async def _request(self, method: str, path: str) -> None:
         with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
-            async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            async with self.servers.network.client() as client:
                 response = await client.request(method, f"{self.address}{path}")
         if not response.is_success:
             raise DeviceError(
@@ -95,7 +100,8 @@ class ServedSite:
             )
 
     async def _run(self, argv: tuple[str, ...]) -> None:
-        status, said = await run_guest(argv, self.program.folder, {"CUA_SITE_URL": self.address})
+        told, inside = {"CUA_SITE_URL": self.address}, self.servers.network.inside
+        status, said = await run_guest(argv, self.program.folder, told, inside)
         if status != 0:
             raise DeviceError(
                 f"expected {self.program.reset!r} to reset the site, it ended with status {status}: "
@@ -109,30 +115,29 @@ def split_command(command: str, *, port: int, url: str) -> tuple[str, ...]:
 
 
 class SiteServers:
-    """The servers of a run: one per page in use, reused if they can be reset."""
+    """The servers of a run in one network: one per page in use, reused if they can be reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: SiteNetwork = _MACHINE) -> None:
+        self.network = network
         self._idle: list[ServedSite] = []
         self._running: set[ServedSite] = set()
-        self._ports: set[int] = set()
-        """Includes ports of servers that are starting: two on the same port could not be told apart."""
 
     async def take(self, program: SiteProgram) -> ServedSite:
         """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
         for dead in [site for site in self._idle if not site.process.is_running]:
             self._idle.remove(dead)
-            await self._stop(dead)
+            await self.end(dead)
         found = next((site for site in self._idle if site.program == program), None)
         if found is not None:
             self._idle.remove(found)
             try:
                 await found.reset()
             except BaseException:
-                await self._stop(found)
+                await self.end(found)
                 raise
             return found
         if self._idle:  # stop one of another site, so that there are no more servers than pages
-            await self._stop(self._idle.pop(0))
+            await self.end(self._idle.pop(0))
         return await self.start(program)
 
     async def start(self, program: SiteProgram) -> ServedSite:
@@ -141,13 +146,15 @@ class SiteServers:
         for _ in range(_NUM_PORTS_TRIED):
             site = await self._launch(program)
             try:
-                if await _answers(site.process, site.port):
+                if await _answers(site):
+                    if not self.network.inside:
+                        await _warn_if_open(site)
                     return site
                 said = await asyncio.to_thread(site.process.log_tail, 10)
             except BaseException:
-                await self._stop(site)
+                await self.end(site)
                 raise
-            await self._stop(site)
+            await self.end(site)
         raise DeviceError(
             f"expected site_command {program.command!r} to serve the site, it ended (in {str(program.folder)!r}): "
             f"{said.strip() or 'it printed nothing'}"
@@ -158,43 +165,42 @@ class SiteServers:
         if site.process.is_running and site.program.reset is not None:
             self._idle.append(site)
         else:
-            await self._stop(site)
+            await self.end(site)
 
     async def close(self) -> None:
         """End all servers."""
         self._idle.clear()
-        await asyncio.gather(*(self._stop(site) for site in list(self._running)))
+        await asyncio.gather(*(self.end(site) for site in list(self._running)))
 
     async def _launch(self, program: SiteProgram) -> ServedSite:
-        while (port := free_port()) in self._ports:
+        files = _named_files(split_command(program.command, port=0, url=""), program.folder)
+        account = await asyncio.to_thread(claim_guest_account, files, "site", self.network.inside)
+        while (port := free_port()) in {site.port for site in self._running}:  # some are starting
             pass
         argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
-        account = await claim_guest_account(_named_files(argv, program.folder), "site")
         process = _make_process(argv, account, program.folder, {})
-        site = ServedSite(
-            program=program, port=port, process=process, account=account, give_back=self.give_back, end=self._stop
-        )
-        self._ports.add(port)
+        site = ServedSite(program=program, port=port, process=process, account=account, servers=self)
         self._running.add(site)
         try:
             await process.start()
         except BaseException:
-            await self._stop(site)
+            await self.end(site)
             raise
         return site
 
-    async def _stop(self, site: ServedSite) -> None:
+    async def end(self, site: ServedSite) -> None:
         """Stop it and all processes that it started, and remove its home; safe to call twice."""
         await site.process.stop()
         await asyncio.to_thread(site.account.release)
         await asyncio.to_thread(remove_tree, site.process.log_path.parent)
         self._running.discard(site)
-        self._ports.discard(site.port)
 
 
-async def run_guest(argv: tuple[str, ...], folder: Path, told: Mapping[str, str]) -> tuple[int, str]:
+async def run_guest(
+    argv: tuple[str, ...], folder: Path, told: Mapping[str, str], inside: tuple[str, ...] = ()
+) -> tuple[int, str]:
     """Run a program in a guest account; returns exit status and end of its output. If cancelled, end the program."""
-    async with open_guest_account(_named_files(argv, folder), "check") as account:
+    async with open_guest_account(_named_files(argv, folder), "check", inside) as account:
         process = _make_process(argv, account, folder, told)
         try:
             async with process:
@@ -222,23 +228,34 @@ def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     return (argv[0], str(folder), *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
 
 
-async def _answers(process: OwnedProcess, port: int) -> bool:
+async def _answers(site: ServedSite) -> bool:
     """Wait for the first response, of any status; False if the server ends first. Raises `DeviceError` on timeout."""
     try:
-        async with (
-            asyncio.timeout(_START_TIMEOUT_S),
-            httpx.AsyncClient(timeout=None, trust_env=False) as client,
-        ):
-            while process.is_running:
+        async with asyncio.timeout(_START_TIMEOUT_S), site.servers.network.client() as client:
+            while site.process.is_running:
                 try:
-                    await client.get(f"http://127.0.0.1:{port}/")
+                    await client.get(site.url)
                 except httpx.TransportError:
                     await asyncio.sleep(_POLL_S)
                 else:
-                    return process.is_running  # the answer may be of another program, which has taken the port
+                    return site.process.is_running  # the answer may be of another program, which has taken the port
     except TimeoutError:
         raise DeviceError(
-            f"expected the site to answer on port {port} within {_START_TIMEOUT_S:g} s, it did not; see that "
-            f"site_command passes {{port}} on: {process.log_tail(5)}"
+            f"expected the site to answer on port {site.port} within {_START_TIMEOUT_S:g} s, it did not; see that "
+            f"site_command passes {{port}} on, and serves by itself (docs/sites.md): {site.process.log_tail(5)}"
         ) from None
     return False
+
+
+async def _warn_if_open(site: ServedSite) -> None:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            # another address of the loopback interface, on which a server of 127.0.0.1 alone does not listen
+            _, writer = await asyncio.open_connection("127.0.0.2", site.port)
+        writer.close()
+        logger.warning(
+            "site_command %r: expected a server on 127.0.0.1 alone, got one on all addresses (0.0.0.0:%d), which "
+            "other machines may reach; let it bind 127.0.0.1",
+            site.program.command,
+            site.port,
+        )

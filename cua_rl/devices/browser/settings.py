@@ -87,4 +87,4 @@ class SiteProgram:
     folder: Path
     """Working folder of both commands. The server may not be able to write to it, but has a HOME of its own."""
     reset: str | None = None
-    """A request such as "POST /api/reset", or a command; None starts a new server for every rollout."""
+    """A request such as "POST /api/reset", or a command; None starts a new server for every rollout, "" keeps it."""

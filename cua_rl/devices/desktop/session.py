@@ -15,7 +15,7 @@ from pathlib import Path
 from cua_rl.devices.desktop.home import Home, empty_folder
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.processes import OwnedProcess
-from cua_rl.sandbox import can_sandbox, desktop_sandbox, join_sandbox
+from cua_rl.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.system import is_running
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 
@@ -147,7 +147,7 @@ class DesktopSession:
         self._stack.callback(_lock_path(number).unlink, missing_ok=True)
         command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
         command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
-        box = desktop_sandbox(self._temporary, self.home, self._settings, _SOCKETS) if can_sandbox() else []
+        box = sandbox_to_join((), self._temporary, self.home, self._settings, _SOCKETS) if can_sandbox() else []
         server = self._owned([*box, *self._user.command(["env", "-C", str(self.home), *command])], "xvfb")
         await self._stack.enter_async_context(server)
         while True:

@@ -1,11 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-"""The site, a process of its own: `python -m cua_rl.tasks.django_admin.site_process FOLDER make|serve`.
+"""The site, a process of its own that imports nothing of ours: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
 
-`make` writes the database with one administrator into FOLDER. `serve` answers on a free port of this machine, which it
-writes into FOLDER/port. The database may be replaced between requests: every request opens it again.
+Without a port, it makes the database, a file in HOME, with the administrator. With one, it answers there. The database
+may be replaced between requests: every request opens it again.
 """
 
-import os
 import sys
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -17,8 +16,6 @@ import django
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import URLPattern, URLResolver, path
-
-from cua_rl.tasks.django_admin.state import ADMINISTRATOR, DATABASE, PORT
 
 _APPS = ("admin", "auth", "contenttypes", "sessions", "messages", "staticfiles")
 _MIDDLEWARE = (
@@ -36,9 +33,9 @@ _PROCESSORS = (
 urlpatterns: list[URLPattern | URLResolver] = []
 
 
-def main(folder: Path, order: str) -> None:
+def main(database: str, administrator: str, port: str | None = None) -> None:
     """Make the database, or serve the site until the process is ended."""
-    _configure(folder)
+    _configure(Path.home() / database)
     # these need the settings
     from django.contrib import admin
     from django.contrib.auth.models import User
@@ -46,20 +43,17 @@ def main(folder: Path, order: str) -> None:
     from django.core.handlers.wsgi import WSGIHandler
     from django.core.management import call_command
 
-    if order == "make":
+    if port is None:
         call_command("migrate", verbosity=0)
-        User.objects.create_superuser(ADMINISTRATOR)
+        User.objects.create_superuser(administrator)
         return
-    urlpatterns.extend([path("enter/", _enter), path("admin/", admin.site.urls)])
+    urlpatterns.extend([path("enter/", _enter, {"name": administrator}), path("admin/", admin.site.urls)])
     application = cast(WSGIApplication, StaticFilesHandler(WSGIHandler()))
-    with make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Quiet) as server:
-        new = folder / f"{PORT}.new"
-        new.write_text(str(server.server_port), encoding="utf-8")
-        os.replace(new, folder / PORT)
+    with make_server("127.0.0.1", int(port), application, server_class=_Server, handler_class=_Quiet) as server:
         server.serve_forever()
 
 
-def _configure(folder: Path) -> None:
+def _configure(database: Path) -> None:
     """Django's settings; nothing here is secret, the site ends with its run and answers this machine alone."""
     template = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -69,7 +63,7 @@ def _configure(folder: Path) -> None:
     settings.configure(
         ALLOWED_HOSTS=["127.0.0.1"],
         AUTH_PASSWORD_VALIDATORS=[],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / DATABASE}},
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": database}},
         DEFAULT_AUTO_FIELD="django.db.models.AutoField",
         INSTALLED_APPS=[f"django.contrib.{app}" for app in _APPS],
         MIDDLEWARE=list(_MIDDLEWARE),
@@ -91,14 +85,14 @@ class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-def _enter(request: HttpRequest) -> HttpResponseRedirect:
+def _enter(request: HttpRequest, name: str) -> HttpResponseRedirect:
     """Come in as the administrator, without a password."""
     from django.contrib.auth import login
     from django.contrib.auth.models import User
 
-    login(request, User.objects.get(username=ADMINISTRATOR), backend="django.contrib.auth.backends.ModelBackend")
+    login(request, User.objects.get(username=name), backend="django.contrib.auth.backends.ModelBackend")
     return HttpResponseRedirect("/admin/")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])

@@ -10,8 +10,6 @@ from random import Random
 
 ADMINISTRATOR = "admin"
 DATABASE = "db.sqlite3"
-PORT = "port"
-"""The file in a site's folder into which it writes its port."""
 _FIRST_EVAL_SEED = 1_000_000
 _PEOPLE = {
     "train": (

@@ -243,7 +243,8 @@ async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new
     async with pages_of(folder) as pages:
         page = await pages.lend()
         for pid in set(browser_pids(scratch_folder())).difference(others):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the end of a sandbox ends what is in it
+                os.kill(pid, signal.SIGKILL)
         with pytest.raises(DeviceError):
             await page.observe()
         await page.close()
@@ -332,8 +333,8 @@ async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabiliti
         await pages.lend()
         for pid in set(browser_pids(scratch_folder())).difference(others):
             process = psutil.Process(pid)
-            if "process_guard" in " ".join(command_line(process)):
-                continue
+            if "process_guard" in " ".join(command_line(process)) or "bwrap" in command_line(process)[:1]:
+                continue  # they only wait for it
             for one in (process, *process.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                     lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
@@ -361,6 +362,6 @@ async def test_without_namespaces_a_browser_starts_without_its_sandbox_and_says_
 
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
 async def test_pages_that_the_browsers_user_cannot_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected pages that every user can read"):
+    with pytest.raises(ConfigError, match="that other users can read"):
         async with pages_of(tmp_path):
             pass

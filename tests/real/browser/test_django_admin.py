@@ -1,5 +1,6 @@
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -8,12 +9,15 @@ pytest.importorskip("django", reason="`make setup` installs Django")
 
 from cua_rl.actions import PressKey
 from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.sandbox import can_sandbox
 from cua_rl.supervised.demonstrations import demonstrate
 from cua_rl.tasks.django_admin.device import AdminPages
 from cua_rl.tasks.django_admin.expert import AdminExperts
+from cua_rl.tasks.django_admin.server import AdminSite
 from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.readiness import prepare
 from cua_rl.tasks.task import Task
+from tests.live_processes import stranger_connects
 
 EXPERT_TEMPLATES = [
     template for template in ADMIN_TEMPLATES if template.name in ("delete_group", "rename_user", "make_staff")
@@ -70,6 +74,21 @@ async def test_a_page_reaches_its_own_site_alone(backend: AdminPages) -> None:
     assert await page.evaluate(script, f"{other.site.url}admin/") == "blocked"
     await page.close()
     await other.close()
+
+
+@pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
+async def test_nobody_outside_reaches_a_site_which_knows_no_secret(
+    backend: AdminPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CANARY", "secret of ours")
+    pages = [await backend.make(task_called("add_group").device_request()) for _ in range(3)]  # two sites are idle
+    for page in pages:
+        assert isinstance(page, BrowserPage)
+        assert isinstance(page.site, AdminSite)
+        assert not stranger_connects(page.site.served.port)
+        environment = Path(f"/proc/{page.site.served.process.command_pid()}/environ").read_bytes()
+        assert b"secret of ours" not in environment
+        await page.close()
 
 
 async def test_questions_are_answered_by_what_the_agent_says_and_nothing_may_change(backend: AdminPages) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,12 +17,13 @@ from cua_rl.devices.browser.served_site import ServedSite
 from cua_rl.devices.pool import open_pool
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.judgement import Validation
+from cua_rl.sandbox import can_sandbox
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
-from tests.live_processes import kill, site_servers
+from tests.live_processes import kill, site_servers, stranger_connects
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
 CALLS = "\n    with open(__file__ + '.calls', 'a') as calls:\n        print(url, file=calls)\n"
@@ -152,6 +154,23 @@ async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site
             await validate(task, page, None)
         await page.close()
         await other.close()
+
+
+@pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
+async def test_nobody_outside_finishes_the_task_of_a_rollout(site: Path) -> None:
+    sources = source(site, task_names=["tick_bread"])
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page = await backend.make(task.device_request())
+        assert isinstance(page, BrowserPage)
+        await prepare(task, page)
+        assert isinstance(page.site, ServedSite)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            assert stranger_connects(listening.getsockname()[1])
+        assert not stranger_connects(page.site.port)
+        assert await page.evaluate("() => navigator.onLine")
+        assert not (await validate(task, page, None)).success
+        await page.close()
 
 
 REDIRECTING = """
