@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cua_rl.config import LossConfig, TrainerConfig
+from cua_rl.config import LoraConfig, LossConfig, TrainerConfig
+from cua_rl.families import LoraModule
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
 from cua_rl.training.metrics import measure_matmul_peak
@@ -48,6 +49,39 @@ def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
     vision_attention = 2 * 2 * 48 * 2 * 6 * 24**2
     total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
     assert total - below_first - attention - vision_attention == pytest.approx(counted, rel=1e-3)
+
+
+# 6 screenshots of 24 patches, 36 tokens; a patch's product is 1536 x 48, a block's 48 x (144, 48, 96) and 96 x 48, a
+# merger's 192 x 192 and 192 x 64. Below the first adapter, nothing needs a gradient to its input: fc1 of three mergers
+# with their updates; the patches' product, and queries, keys and values of the first block. addmm_, which PyTorch does
+# not count, adds updates (outputs of 192, 64; 144, 48, 96, 48) and their gradients (inputs of 192; 48, 48, 96).
+ADAPTED = (
+    ("merger", 36 * 3 * (192 * 192 + RANK * 192 + RANK * (192 + 64 + 192)), 1),
+    ("vision", 144 * (1536 * 48 + 48 * 144 + RANK * 48 + RANK * (2 * 336 + 2 * 240 - 48)), 3),
+)
+
+
+@pytest.mark.parametrize(("module", "not_counted", "attention_passes"), ADAPTED)
+def test_frozen_weights_under_an_adapter_on_vision_have_one_backward_product_and_those_below_it_none(
+    config: TrainerConfig, module: LoraModule, not_counted: int, attention_passes: int
+) -> None:
+    lora, rng = LoraConfig(rank=RANK, alpha=8, modules=(module,)), random.Random(0)
+    trainer = Trainer(chz.replace(config, lora=lora))
+    datums = tuple(make_datum(rng, [draw_screenshot(rng) for _ in range(2)]) for _ in range(3))
+
+    found = counted_flops(trainer, wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    account = trainer.account.take()
+
+    counted = sum(found.get(name, 0) for name in LINEAR)
+    predictors = [place for d in datums for place, is_trained in enumerate(d.loss_mask[1:]) if is_trained]
+    pairs = (LAYERS - 1) * sum(d.model_input.length * (d.model_input.length + 1) // 2 for d in datums)
+    attention = 3 * 2 * 2 * HIDDEN * (pairs + sum(place + 1 for place in predictors))
+    vision_attention = attention_passes * 2 * 2 * 48 * 2 * 6 * 24**2
+    total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
+    assert total - 2 * not_counted - attention - vision_attention == pytest.approx(counted, rel=1e-3)
+    # three products of both matrices: of a merger for 36 tokens, of a block for 144 patches
+    sides = {"merger": 36 * 3 * (192 + 192 + 192 + 64), "vision": 144 * 2 * (336 + 240)}[module]
+    assert account["trainer/lora_tflop"] == pytest.approx(3 * 2 * RANK * sides / 1e12)
 
 
 def test_an_account_begins_anew_when_it_is_taken(config: TrainerConfig) -> None:
