@@ -257,7 +257,8 @@ async def run(config: CLIConfig, *, minutes: float, given: Sequence[str]) -> Non
     figures["peak_memory_gib"]["gpu"] = used_gib
     head = {"figure": "gpu_baseline", "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": about}
     head |= {"model": config.model_name or "embedded", "settings": list(given)}
-    print(json.dumps(head | figures))
+    rounded = json.loads(json.dumps(figures), parse_float=lambda digits: float(f"{float(digits):.4g}"))
+    print(json.dumps(head | rounded))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

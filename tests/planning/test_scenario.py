@@ -34,8 +34,8 @@ def test_long_sequences_cost_what_was_counted_for_them() -> None:
 
 def test_the_vision_tower_costs_more_than_in_proportion_to_the_screenshot() -> None:
     assert image_flop(MODEL_4B, 2000) > 2 * image_flop(MODEL_4B, 1000) > 0
-    # 3,840 patches: 24 blocks of 4 x 1024 x 1024 and 2 x 1024 x 4096, a product of 1536 x 1024; 960 tokens: 4 mergers of
-    # 4096 x (4096 + 2560); 24 x 1024 wide scores and values of all pairs of patches
+    # 3,840 patches: 24 blocks of 4 x 1024 x 1024 and 2 x 1024 x 4096, a product of 1536 x 1024; 960 tokens: 4 mergers
+    # of 4096 x (4096 + 2560); 24 x 1024 wide scores and values of all pairs of patches
     products = 3840 * (24 * 12 * 1024**2 + 1536 * 1024) + 960 * 4 * 4096 * (4096 + 2560)
     assert image_flop(MODEL_4B, 960) == pytest.approx(2 * products + 4 * 24 * 1024 * 3840**2, rel=0.01)
 
