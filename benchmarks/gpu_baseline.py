@@ -42,8 +42,21 @@ from cua_rl.run.training_plan import plan_run
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 EVERY = ("eval_tasks=None", "save_every=0", "monitor=false", "sampling.seed=0")
 EMBEDDED = ("group_size=4", "groups_per_batch=4")
+TASKS = (
+    *("train_03_max_brightness", "train_12_open_wifi_settings", "train_30_toggle_bluetooth_quick_settings"),
+    *("train_35_timeout_30s", "train_54_search_contact", "train_94_enable_wifi_below", "train_154_start_timer"),
+    "train_160_delete_note",
+)
+"""As many as a step has groups, so that every step has the same ones, on other phones."""
 PUBLISHED = (
-    *("tasks.source_type=demo_training", "group_size=8", "groups_per_batch=8", "lora_rank=32", "learning_rate=1e-5"),
+    *(
+        "tasks.source_type=ids",
+        f"tasks.task_ids={','.join(TASKS)}",
+        "group_size=8",
+        "groups_per_batch=8",
+        "lora_rank=32",
+        "learning_rate=1e-5",
+    ),
     *("max_turns=10", "max_tokens=512", "devices.screen_scale=4", "server.max_model_len=16384"),
 )
 """Screens of 768 x 1280 pixels, 960 image tokens each."""

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_baseline import DoneStep, Request, is_over, measure, open_s, sampling_flop
+from benchmarks.gpu_baseline import TASKS, DoneStep, Request, is_over, measure, open_s, sampling_flop
 from cua_rl.errors import CuaError
 from cua_rl.run.model_sizes import ModelSizes
+from cua_rl.task_loader import load_tasks
 
 MODEL = ModelSizes(
     hidden=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=2, intermediate=8, num_experts=0, experts_per_token=0,
@@ -96,6 +97,14 @@ def test_sampling_beside_training_is_refused() -> None:
 )
 def test_no_step_is_begun_that_would_not_end_in_time(steps_s: list[float], left_s: float, ends: bool) -> None:
     assert is_over(steps_s, left_s) is ends
+
+
+def test_every_step_has_the_same_tasks_on_other_phones() -> None:
+    tasks = load_tasks({"source_type": "ids", "task_ids": ",".join(TASKS)}, seed=0, split="train")
+    steps = [tasks.batch(number, len(TASKS)) for number in range(3)]
+
+    assert [sorted(task.task_id for task in step) for step in steps] == 3 * [sorted(TASKS)]
+    assert len({task.seed for step in steps for task in step}) == 24
 
 
 def test_the_page_has_every_field() -> None:
