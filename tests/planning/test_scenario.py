@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cua_rl.errors import ConfigError
@@ -117,6 +117,7 @@ def test_settings_come_from_the_recorded_run_unless_they_are_given(tmp_path: Pat
     assert found.server.max_model_len == 4096
 
 
+@example(mean=37.96875, largest=38)
 @given(st.floats(1, 40), st.integers(1, 40))
 def test_turns_have_their_mean_and_their_limit(mean: float, largest: int) -> None:
     turns = spread_turns(mean, largest)
