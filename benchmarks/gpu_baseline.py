@@ -178,7 +178,7 @@ async def load_record(folder: str) -> tuple[list[DoneStep], list[Request]]:
     """The finished steps of a run, and the requests of those after the first."""
     async with open_run_database(folder, {}) as (database, name):
         training_id = await find_training(database, name)
-        ended = (Step.training_id == training_id, Step.ended_at.is_not(None))
+        ended = (Step.training_id == training_id, Step.status == "completed")  # the one in flight is cancelled
         turns = (
             select(Step.step, TurnRow.started_unix_s, TurnRow.duration_s, TurnRow.cached_tokens, TurnRow.prompt_chunks)
             .add_columns(
