@@ -113,6 +113,11 @@ def token_flop(model: ModelSizes, num_tokens: float, lora_rank: int, *, recomput
 
 
 def image_flop(model: ModelSizes, image_tokens: float) -> float:
-    """Operations of the vision tower for one screenshot: products with its weights, and attention of its patches."""
-    patches = _PATCHES_PER_TOKEN * image_tokens
-    return 2 * model.vision_parameters * patches + 4 * model.vision_layers * model.vision_hidden * patches**2
+    """Operations of the vision tower for one screenshot: products with its weights, and attention of its patches.
+
+    Mergers take what the patches of an image token have in common.
+    """
+    patches, merged = _PATCHES_PER_TOKEN * image_tokens, _PATCHES_PER_TOKEN * model.vision_hidden
+    mergers = model.feature_levels * merged * (merged + model.hidden)
+    products = (model.vision_parameters - mergers) * patches + mergers * image_tokens
+    return 2 * products + 4 * model.vision_layers * model.vision_hidden * patches**2

@@ -184,7 +184,7 @@ def spread_turns(mean: float, largest: int) -> tuple[int, ...]:
         return (largest,)
     # beyond the first turn, exponential and cut off; the cut lowers the mean, so the scale is searched for
     places = [random.random() for _ in range(_NUM_QUANTILES)]
-    low, high = 0.0, 100.0 * largest
+    low, high = 0.0, 1e6 * largest  # a mean just below it takes a scale far above it
     turns = (1,)
     for _ in range(60):
         scale = (low + high) / 2

@@ -46,11 +46,16 @@ class ModelShape:
     head: int
     """Per scored token."""
     vision: int
-    """Per patch."""
+    """Per patch, and in `vision_lora` those of its adapter."""
+    vision_lora: int
     vision_attention: int
-    """Per pair of patches of one image."""
+    """Per pair of patches of one image, in layers that see all of it; `window_attention` in those that see a window."""
+    window_attention: int
+    window_patches: int
+    """Patches along a side of a window."""
     merger: int
-    """Per image token: the merger and every deepstack merger."""
+    """Per image token: the merger and every deepstack merger, and in `merger_lora` those of their adapter."""
+    merger_lora: int
     merge_area: int
     """Patches per image token."""
 
@@ -66,6 +71,7 @@ def measure_shape(base: Any) -> ModelShape:
     def total(pattern: str) -> int:
         return sum(count for name, count in matrices.items() if re.search(pattern, name))
 
+    num_windowed = vision.depth - len(vision.to_dict().get("fullatt_block_indexes", range(vision.depth)))
     attentions = [layer.self_attn for layer in base.model.language_model.layers if hasattr(layer, "self_attn")]
     last = rf"layers\.{text.num_hidden_layers - 1}\.(self_attn\.[qo]_proj|mlp)\."
     frozen, adapter = rf"language_model\.(?!{last})layers\.(?!.*lora_)", rf"language_model\.(?!{last}).*lora_[AB]\."
@@ -77,9 +83,13 @@ def measure_shape(base: Any) -> ModelShape:
         lora=total(adapter),
         lora_last=total(rf"language_model\.{last}.*lora_[AB]\."),
         head=base.lm_head.weight.numel(),
-        vision=total(r"visual\.(blocks|patch_embed)"),
-        vision_attention=2 * vision.hidden_size * vision.depth,
-        merger=total(r"visual\.(merger|deepstack_merger)"),
+        vision=total(r"visual\.(blocks|patch_embed)(?!.*lora_)"),
+        vision_lora=total(r"visual\.blocks.*lora_[AB]\."),
+        vision_attention=2 * vision.hidden_size * (vision.depth - num_windowed),
+        window_attention=2 * vision.hidden_size * num_windowed,
+        window_patches=vision.window_size // vision.patch_size if num_windowed else 1,
+        merger=total(r"visual\.(merger|deepstack_merger)(?!.*lora_)"),
+        merger_lora=total(r"visual\.(merger|deepstack_merger).*lora_[AB]\."),
         merge_area=vision.spatial_merge_size**2,
     )
 
@@ -120,12 +130,19 @@ class Account:
 
     def add_encoded_images(self, grids: Iterable[Grid], *, backward: bool) -> None:
         """Count images that pass through the vision tower."""
-        shape, passes = self.shape, 3 if backward else 1
+        shape, window, trained = self.shape, self.shape.window_patches, 3 if backward else 1
+        merger = trained if self.trains_base else min(trained, 2)
+        reaches_tower = self.trains_base or shape.vision_lora > 0
+        tower, attention = (merger, trained) if reaches_tower else (1, 1)  # below the first adapter, no gradients
         for frames, height, width in grids:
             patches = frames * height * width
-            products = shape.vision * patches + shape.vision_attention * patches**2
-            products += shape.merger * (patches // shape.merge_area)
-            self._flops["vision"] += 2 * products * passes
+            tokens = patches // shape.merge_area
+            pairs = shape.vision_attention * patches**2
+            in_windows = [side // window * window**2 + (side % window) ** 2 for side in (height, width)]
+            pairs += shape.window_attention * frames * math.prod(in_windows)
+            products = tower * shape.vision * patches + attention * pairs
+            self._flops["vision"] += 2 * (products + merger * shape.merger * tokens)
+            self._flops["lora"] += 2 * trained * (shape.vision_lora * patches + shape.merger_lora * tokens)
             self._counts["encoded_images"] += 1
 
     def add_reused_images(self, count: int) -> None:

@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cua_rl.errors import ConfigError
@@ -34,6 +34,10 @@ def test_long_sequences_cost_what_was_counted_for_them() -> None:
 
 def test_the_vision_tower_costs_more_than_in_proportion_to_the_screenshot() -> None:
     assert image_flop(MODEL_4B, 2000) > 2 * image_flop(MODEL_4B, 1000) > 0
+    # 3,840 patches: 24 blocks of 4 x 1024 x 1024 and 2 x 1024 x 4096, a product of 1536 x 1024; 960 tokens: 4 mergers
+    # of 4096 x (4096 + 2560); 24 x 1024 wide scores and values of all pairs of patches
+    products = 3840 * (24 * 12 * 1024**2 + 1536 * 1024) + 960 * 4 * 4096 * (4096 + 2560)
+    assert image_flop(MODEL_4B, 960) == pytest.approx(2 * products + 4 * 24 * 1024 * 3840**2, rel=0.01)
 
 
 def test_a_small_batch_takes_as_long_as_reading_the_weights() -> None:
@@ -113,6 +117,7 @@ def test_settings_come_from_the_recorded_run_unless_they_are_given(tmp_path: Pat
     assert found.server.max_model_len == 4096
 
 
+@example(mean=37.96875, largest=38)
 @given(st.floats(1, 40), st.integers(1, 40))
 def test_turns_have_their_mean_and_their_limit(mean: float, largest: int) -> None:
     turns = spread_turns(mean, largest)

@@ -1,17 +1,21 @@
 """The account's FLOPs against PyTorch's own count of the operations that ran."""
 
 import random
+from pathlib import Path
 
 import chz
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cua_rl.config import LossConfig, TrainerConfig
+from cua_rl.config import LoraConfig, LossConfig, TrainerConfig
+from cua_rl.families import LoraModule
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
-from cua_rl.training.metrics import measure_matmul_peak
+from cua_rl.training.metrics import Account, ModelShape, measure_matmul_peak
 from cua_rl.training.trainer import Trainer
+from tests.real.training.tiny_families import BUILDERS, make_datums
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 
 LINEAR = ("aten.mm", "aten.addmm", "aten.bmm")
@@ -48,6 +52,78 @@ def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
     vision_attention = 2 * 2 * 48 * 2 * 6 * 24**2
     total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
     assert total - below_first - attention - vision_attention == pytest.approx(counted, rel=1e-3)
+
+
+# 6 screenshots of 24 patches, 36 tokens; a patch's product is 1536 x 48, a block's 48 x (144, 48, 96) and 96 x 48, a
+# merger's 192 x 192 and 192 x 64. Below the first adapter, nothing needs a gradient to its input: fc1 of three mergers
+# with their updates; the patches' product, and queries, keys and values of the first block. addmm_, which PyTorch does
+# not count, adds updates (outputs of 192, 64; 144, 48, 96, 48) and their gradients (inputs of 192; 48, 48, 96).
+ADAPTED = (
+    ("merger", 36 * 3 * (192 * 192 + RANK * 192 + RANK * (192 + 64 + 192)), 1),
+    ("vision", 144 * (1536 * 48 + 48 * 144 + RANK * 48 + RANK * (2 * 336 + 2 * 240 - 48)), 3),
+)
+
+
+@pytest.mark.parametrize(("module", "not_counted", "attention_passes"), ADAPTED)
+def test_frozen_weights_under_an_adapter_on_vision_have_one_backward_product_and_those_below_it_none(
+    config: TrainerConfig, module: LoraModule, not_counted: int, attention_passes: int
+) -> None:
+    lora, rng = LoraConfig(rank=RANK, alpha=8, modules=(module,)), random.Random(0)
+    trainer = Trainer(chz.replace(config, lora=lora))
+    datums = tuple(make_datum(rng, [draw_screenshot(rng) for _ in range(2)]) for _ in range(3))
+
+    found = counted_flops(trainer, wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    account = trainer.account.take()
+
+    counted = sum(found.get(name, 0) for name in LINEAR)
+    predictors = [place for d in datums for place, is_trained in enumerate(d.loss_mask[1:]) if is_trained]
+    pairs = (LAYERS - 1) * sum(d.model_input.length * (d.model_input.length + 1) // 2 for d in datums)
+    attention = 3 * 2 * 2 * HIDDEN * (pairs + sum(place + 1 for place in predictors))
+    vision_attention = attention_passes * 2 * 2 * 48 * 2 * 6 * 24**2
+    total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
+    assert total - 2 * not_counted - attention - vision_attention == pytest.approx(counted, rel=1e-3)
+    # three products of both matrices: of a merger for 36 tokens, of a block for 144 patches
+    sides = {"merger": 36 * 3 * (192 + 192 + 192 + 64), "vision": 144 * 2 * (336 + 240)}[module]
+    assert account["trainer/lora_tflop"] == pytest.approx(3 * 2 * RANK * sides / 1e12)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "qwen3_vl"])
+def test_the_vision_tower_costs_what_pytorch_counts_with_its_attention(family: str, tmp_path: Path) -> None:
+    trainer = Trainer(TrainerConfig(model_path=BUILDERS[family](tmp_path)))
+    request = wire.Forward(datums=tuple(make_datums(family)), temperature=1.0, weights="base")
+
+    # PyTorch counts attention where it consists of two products
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        trainer.forward(request)
+    found = counter.get_flop_counts().items()
+    (visual,) = (operations for module, operations in found if "Vision" in module and "." not in module)
+
+    account = trainer.account.take()
+    assert 1e12 * account["trainer/vision_tflop"] == pytest.approx(sum(visual.values()), rel=1e-3)
+
+
+def test_utilisation_is_the_one_worked_by_hand() -> None:
+    shape = ModelShape(
+        language=100, language_last=50, language_attention=8, num_attentions=2, lora=10, lora_last=5, head=40,
+        vision=20, vision_lora=0, vision_attention=2, window_attention=1, window_patches=3, merger=16, merger_lora=0,
+        merge_area=4,
+    )  # fmt: skip
+    account = Account(
+        shape=shape, device=torch.device("cpu"), dtype=torch.float32, trains_base=False, held_bytes=0, _busy_s=2.0
+    )
+
+    account.add_encoded_images([(1, 2, 4)], backward=False)
+    account.add_sequences([4], [torch.tensor([2, 3])], backward=True, adapter=True)
+    metrics = account.take()
+
+    # vision: 8 patches x 20 + 64 pairs x 2 + windows of 2 x 3 and 2 x 1 patches, 36 + 4 pairs, + 2 tokens x 16 = 360
+    # multiply-adds, forward alone: 720
+    # language: 4 tokens x 100 + 2 predictors x 50 = 500, forward and gradient of inputs: 2000; pairs 1 + 2 + 3 + 4 in
+    # the first layer, 3 + 4 in the last: 17 x 8, forward and two gradients: 816
+    # adapter: 4 x 10 + 2 x 5 = 50, three times: 300; head: 2 x 40, twice: 320
+    parts = {part: 1e12 * metrics[f"trainer/{part}_tflop"] for part in ("vision", "language", "lora", "head")}
+    assert parts == pytest.approx({"vision": 720, "language": 2816, "lora": 300, "head": 320})
+    assert metrics["trainer/tflop_per_s"] == pytest.approx(4156 / 2e12)
 
 
 def test_an_account_begins_anew_when_it_is_taken(config: TrainerConfig) -> None:
