@@ -2,7 +2,7 @@
 """The site, a process of its own that imports nothing of ours: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
 
 Without a port, it makes the database, a file in HOME, with the administrator. With one, it answers there. The database
-may be replaced between requests: every request opens it anew.
+may be replaced between requests: every request opens it again.
 """
 
 import sys
