@@ -126,7 +126,8 @@ def _ways(files: Iterable[str]) -> Iterator[Path]:
 def _kept(folder: str, on_ways: set[str], depth: int) -> list[str] | None:
     """What makes the folder without what is kept back; None if it holds nothing of that kind."""
     names: dict[str, bool] = {}
-    with suppress(PermissionError), os.scandir(folder) as entries:  # what we cannot read, a guest of ours cannot either
+    # what we cannot read, a guest of ours cannot either; others may remove it meanwhile
+    with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
     if _PACKAGES & names.keys() or len(names) > _MAX_NAMES:
         return None

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import cua_rl
-from cua_rl.sandbox import can_sandbox
+from cua_rl.sandbox import can_sandbox, sandbox
 from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
 
 needs_namespaces = pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
@@ -116,6 +118,29 @@ def test_a_guest_sees_no_process_of_others_and_can_gain_no_privileges(user: Syst
 
     assert int(count) <= 4
     assert status[-6:] == ["CapPrm:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+def test_folders_that_come_and_go_beside_a_program_do_not_keep_it_from_its_sandbox(tmp_path: Path) -> None:
+    project, is_over = tmp_path / "project", threading.Event()
+    passing = [project / f"passing{number}" for number in range(50)]
+    project.mkdir()
+    (project / "agent.py").touch()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            for folder in passing:
+                folder.mkdir()
+            for folder in passing:
+                folder.rmdir()
+
+    with ThreadPoolExecutor() as threads:
+        coming = threads.submit(come_and_go)
+        try:
+            for _ in range(200):
+                assert str(project) in sandbox([str(project / "agent.py")], tmp_path)
+        finally:
+            is_over.set()
+        coming.result()
 
 
 @needs_namespaces
