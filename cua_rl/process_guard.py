@@ -32,6 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 _PIPES = (3, 4)
@@ -55,6 +56,7 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
     libc = ctypes.CDLL(None, use_errno=True) if platform == "linux" else None
     if libc is not None:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its environment is the command's, which may refuse inspection itself
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cua_rl import process_guard
 from cua_rl.processes import GUARD, OwnedProcess
 from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
 from cua_rl.system_users import GUEST_UIDS, can_change_user, claim_user
+from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 from tests.live_processes import is_alive, wait_until_dead
 
 SPAWNER = (
@@ -35,6 +37,31 @@ async def test_stopping_ends_the_command_and_its_grandchildren(tmp_path: Path) -
 
     assert not process.is_running
     assert not is_alive(grandchild)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: no process refuses inspection")
+def test_a_guard_shows_nobody_of_its_user_the_environment_of_its_command() -> None:
+    said = as_user(STRANGER_UID, inspect_own_guard)
+
+    assert said.startswith("refused"), said
+
+
+def inspect_own_guard() -> str:
+    (started, output), (lifeline, _) = os.pipe(), os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        try:
+            allow_inspection()  # as after exec
+            os.dup2(output, 1)
+            process_guard.main([str(lifeline), "1", "sh", "-c", "echo started; exec cat"])
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(started, 8) == b"started\n"
+        return inspect(guard)
+    finally:
+        os.kill(guard, signal.SIGKILL)
+        os.waitpid(guard, 0)
 
 
 async def test_exit_status_and_log_tail_are_the_commands(tmp_path: Path) -> None:
