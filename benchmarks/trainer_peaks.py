@@ -102,7 +102,7 @@ class ShapesOnly(PolicyModel):
             base: Any = AutoModelForImageTextToText.from_config(
                 config, dtype=torch.bfloat16, attn_implementation=attention, **options
             )
-        base.to = lambda *_: base  # there is nothing to move
+        base.to = lambda *_, **__: base  # there is nothing to move
         return base
 
     def use_fake_weights(self) -> None:
