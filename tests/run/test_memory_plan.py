@@ -125,10 +125,16 @@ def test_a_model_larger_than_a_gpu_is_split_on_both_sides() -> None:
     assert (plan.sharding, plan.gpus.tensor_parallel, len(plan.gpus.server_copies)) == ("full", 2, 1)
 
 
-def test_a_model_that_one_gpu_holds_is_copied_instead_of_split() -> None:
-    plan = plan_memory(request("8B", "8x80"))
+@pytest.mark.parametrize(
+    ("size", "machine", "context", "copies"),
+    [("8B", "8x80", 16384, 4), ("30B-A3B", "8x80", 32768, 4), ("2B", "8x24", 65536, 4), ("32B", "8x48", 16384, 2)],
+)
+def test_a_model_is_split_over_no_more_gpus_than_hold_it_and_one_context(
+    size: str, machine: str, context: int, copies: int
+) -> None:
+    plan = plan_memory(request(size, machine, context=context))
 
-    assert (plan.gpus.tensor_parallel, len(plan.gpus.server_copies)) == (1, 4)
+    assert (plan.gpus.tensor_parallel, len(plan.gpus.server_copies)) == (4 // copies, copies)
 
 
 def test_4b_trains_on_one_gpu_of_24_gb_beside_its_server() -> None:
@@ -449,23 +455,25 @@ def test_a_preset_fits_its_machine_and_its_screens_fit_its_context(name: PresetN
 
 @pytest.mark.parametrize("name", [name for name, preset in MACHINE_PRESETS.items() if preset.machine])
 def test_a_day_of_unequal_steps_and_restarts_leaves_three_percent_of_the_gpu_free(name: PresetName) -> None:
-    preset, config = MACHINE_PRESETS[name], CLIConfig(preset=name)
-    size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
-    image_tokens = (config.server.max_pixels or 0) // 1024
-    wanted = request(size, str(preset.machine), context=config.server.max_model_len or 0, image_tokens=image_tokens)
+    wanted = preset_request(name)
 
     # a step every ten minutes
     assert least_free_share_of_a_day(wanted, plan_memory(wanted), num_steps=144, seed=1) >= 0.03
 
 
-def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:
-    """The plan of a preset on its machine, with prompts as long as its settings allow."""
+def preset_request(name: PresetName, num_rollouts: int = 0) -> Request:
+    """A preset on its machine, with prompts as long as its settings allow."""
     preset, config = MACHINE_PRESETS[name], CLIConfig(preset=name)
     size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
     context, image_tokens = config.server.max_model_len or 0, (config.server.max_pixels or 0) // 1024
-    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens)
+    gpus = GpuWishes(server_tensor_parallel=config.server.tensor_parallel)
+    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens, gpus=gpus)
     shape = rollout_shape(config, context, image_tokens)
-    return plan_memory(replace(wanted, demand=replace(wanted.demand, num_rollouts=num_rollouts, shape=shape)))
+    return replace(wanted, demand=replace(wanted.demand, num_rollouts=num_rollouts, shape=shape))
+
+
+def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:
+    return plan_memory(preset_request(name, num_rollouts))
 
 
 @pytest.mark.parametrize(
