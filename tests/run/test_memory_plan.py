@@ -505,6 +505,8 @@ def test_settings_beside_a_preset_win() -> None:
     config = CLIConfig(preset="h100-4b", model_name="Qwen/Qwen3-VL-2B-Instruct", max_turns=7)
 
     assert (config.model_name, config.max_turns, config.max_tokens) == ("Qwen/Qwen3-VL-2B-Instruct", 7, 1024)
+    split = CLIConfig(preset="8xh100-30b-a3b"), CLIConfig(preset="8xh100-30b-a3b", base_url="http://elsewhere/v1")
+    assert [one.server.tensor_parallel for one in split] == [2, None]
     # boxes cost money while they run, whatever the machine could serve
     assert CLIConfig(preset="h100-4b", device="gbox", gbox_api_key="key").max_concurrent_rollouts == 8
     assert CLIConfig(preset="laptop") == CLIConfig(preset="laptop", max_concurrent_rollouts=16)
