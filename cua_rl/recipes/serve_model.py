@@ -18,7 +18,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.processes import free_port
-from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model
+from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, start_limit_s
 from cua_rl.run.preflight import require_vllm_args
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
@@ -47,7 +47,9 @@ class ServeModelConfig:
     tensor_parallel: int = setting(1, "GPUs that hold the model together", at_least=1)
     gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM", within=(0.0, 1.0))
     vllm_args: str = setting("", "more options of vLLM's server, as on a command line")
-    start_timeout_s: float = setting(900.0, "limit for the start of the server, seconds", within=(1.0, 86400.0))
+    start_timeout_s: float | None = setting(
+        None, "limit for the start; None is 600 s and a second per 50 MB of weights", within=(1.0, 86400.0)
+    )
     log_path: str = setting("vllm.log", "file for the server's output")
 
     @chz.validate
@@ -83,7 +85,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         host=config.host,
         port=config.port,
         adapter_folder=await asyncio.to_thread(make_scratch_folder, "adapters"),
-        start_timeout_s=config.start_timeout_s,
+        start_timeout_s=config.start_timeout_s or start_limit_s(model_path),
     )
     async with VllmServer(served, log_path) as server:
         print(f"model server: {server.base_url}, which asks for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)

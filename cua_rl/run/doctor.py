@@ -36,7 +36,7 @@ from cua_rl.run.examination import (
 from cua_rl.run.machine_checks import check_driver, check_gpus, check_machine, check_versions
 from cua_rl.run.machine_facts import read_server_log
 from cua_rl.run.memory_parts import GIB
-from cua_rl.run.model_folder import fetch_weights
+from cua_rl.run.model_folder import fetch_weights, start_limit_s
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.rollouts import open_gateway, start_together
 from cua_rl.run.training import make_planned_servers, prove_adapters, trainer_config
@@ -88,6 +88,8 @@ async def attempt(
     missing = next((_MISSING[need] for need in needs if need not in exam.there), None)
     if missing is not None:
         return Finding(verdict="not tried", got=missing)
+    if "plan" in needs:  # a process loads the weights
+        limit_s += start_limit_s(exam.plan.model_path)
     try:
         async with asyncio.timeout(limit_s if needs else None):  # downloads may take longer
             return await find(exam)

@@ -15,7 +15,8 @@ from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate
 
 GIB = 2**30
 LARGEST_BATCH = 128
-CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
+_CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
+_NCCL = 1.0 * GIB  # its buffers in each of several processes, allocated before vLLM measures; an estimate
 SPARE = 0.04
 """Of a GPU, left free: what estimates may be wrong by."""
 _BLOCK_TOKENS, _CPU_BLOCK_TOKENS = 16, 128  # of vLLM's KV cache, by default
@@ -85,6 +86,11 @@ def usable_bytes(gpu_gib: float) -> float:
     return 0.995 * gpu_gib * GIB - 0.45 * GIB
 
 
+def outside_bytes(num_processes: int) -> float:
+    """Of a process on its GPU, what neither vLLM's share nor torch's limit contains; with NCCL if there are several."""
+    return _CONTEXT + (_NCCL if num_processes > 1 else 0.0)
+
+
 def trainer_parts(
     request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
 ) -> dict[str, float]:
@@ -115,7 +121,7 @@ def trainer_parts(
         "weights": weight_bytes(demand) * held,
         **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
-        "CUDA": CONTEXT,
+        "CUDA": outside_bytes(gpus.num_trainer_processes),
     }
 
 
@@ -176,7 +182,7 @@ def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
         "adapters": scale * demand.num_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
         "work space": scale * (max(language, image) + features) + logits,
         "CUDA graphs": _GRAPHS,
-        "CUDA": CONTEXT,
+        "CUDA": outside_bytes(tensor_parallel),
     }
 
 

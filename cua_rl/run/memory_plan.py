@@ -16,7 +16,6 @@ from cua_rl.errors import ConfigError
 from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, plan_gpus
 from cua_rl.run.machine import Machine
 from cua_rl.run.memory_parts import (
-    CONTEXT,
     GIB,
     LARGEST_BATCH,
     SPARE,
@@ -25,6 +24,7 @@ from cua_rl.run.memory_parts import (
     host_parts,
     image_cache_bytes,
     optimizer_part,
+    outside_bytes,
     sequence_bytes,
     server_parts,
     trainer_parts,
@@ -65,8 +65,9 @@ class MemoryPlan:
         if not self.trainer or not self.machine.gpus or self.machine.gpu_gib is None:
             return 1.0
         gpu = usable_bytes(self.machine.gpu_gib)
-        beside = self.gpus.gpu_memory_utilization + CONTEXT / gpu if self.gpus.is_shared else 0.0
-        return 1 - SPARE - CONTEXT / gpu - beside
+        server = self.gpus.gpu_memory_utilization * gpu + outside_bytes(self.gpus.tensor_parallel)
+        beside = outside_bytes(self.gpus.num_trainer_processes) + (server if self.gpus.is_shared else 0.0)
+        return 1 - SPARE - beside / gpu
 
     @property
     def image_cache_gib(self) -> float:
@@ -194,10 +195,10 @@ def _find_plan(request: Request) -> MemoryPlan | None:
         return _plan_on_cpu(request)
     if request.machine.gpu_gib is None:
         return _plan_unmeasured(request)
-    for num_contexts in _NUM_CONTEXTS:
-        for tensor_parallel in _tensor_parallel_sizes(request):
-            wishes = replace(request.gpu_wishes, server_tensor_parallel=tensor_parallel)
-            gpus = plan_gpus(request.machine.gpus, wishes, request.model.num_heads)
+    for tensor_parallel in _tensor_parallel_sizes(request):
+        wishes = replace(request.gpu_wishes, server_tensor_parallel=tensor_parallel)
+        gpus = plan_gpus(request.machine.gpus, wishes, request.model.num_heads)
+        for num_contexts in _NUM_CONTEXTS:
             plan = _fill_gpus(request, gpus, num_contexts)
             if plan is not None:
                 return plan
@@ -220,24 +221,24 @@ def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
 def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan | None:
     """The first way to train that leaves the server room for `num_contexts` full contexts."""
     gpu = usable_bytes(request.machine.gpu_gib or 0.0)
-    kept = (1 - SPARE) * gpu
+    kept, outside = (1 - SPARE) * gpu, outside_bytes(gpus.tensor_parallel)
     fixed = server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
     context = request.demand.context_tokens
     contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
-    least = sum(fixed.values()) - CONTEXT + contexts if fixed else 0.0  # of vLLM's share
+    least = sum(fixed.values()) - outside + contexts if fixed else 0.0  # of vLLM's share
     for recomputes, sharding, row in _ways_to_train(request, gpus):
         trainer = trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
         trainer_total = sum(trainer.values())
         utilization = request.gpu_wishes.gpu_memory_utilization
         if utilization is None:
-            left = kept - CONTEXT - (trainer_total if gpus.is_shared else 0.0)
+            left = kept - outside - (trainer_total if gpus.is_shared else 0.0)
             utilization = max(0.0, min(ALONE_UTILIZATION, math.floor(100 * left / gpu) / 100))
-        room = kept - (utilization * gpu + CONTEXT if gpus.is_shared else 0.0)
+        room = kept - (utilization * gpu + outside if gpus.is_shared else 0.0)
         if trainer_total > room or least > utilization * gpu:
             continue
         server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
         if fixed:
-            server["KV cache"] = utilization * gpu + CONTEXT - sum(fixed.values())
+            server["KV cache"] = utilization * gpu + outside - sum(fixed.values())
             halves = int(server["KV cache"] / sequence_bytes(request, context / 2, gpus.tensor_parallel))
             max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
         return MemoryPlan(

@@ -15,6 +15,8 @@ from cua_rl.run.checkpoints import find_file_damage
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384
+_COMPILING_S, _SLOW_DISK_BYTES_PER_S = 600.0, 50e6
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
 _SETTINGS_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.txt")
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 
@@ -168,6 +170,12 @@ def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int)
     return max_model_len
 
 
+def start_limit_s(model_path: Path) -> float:
+    """Seconds in which a server has compiled, and read its weights from the disk of a slow network."""
+    num_bytes = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in model_path.glob(pattern))
+    return _COMPILING_S + num_bytes / _SLOW_DISK_BYTES_PER_S
+
+
 def _language_settings(model_path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     return settings.get("text_config", settings)
@@ -179,4 +187,4 @@ def _has_weights(folder: Path) -> bool:
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return all((folder / name).is_file() for name in names)
-    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHT_FILES)

@@ -31,6 +31,7 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import BackendName, OpenDevices
 from cua_rl.run.gpus import GpuPlan
+from cua_rl.run.model_folder import start_limit_s
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.canary import canary_tokens
@@ -42,7 +43,6 @@ from cua_rl.settings import with_values
 
 logger = logging.getLogger(__name__)
 
-_COMPILING_S, _SLOW_DISK_BYTES_PER_S = 600.0, 50e6
 
 _ONLY_WITH = {
     "command": "external",
@@ -198,12 +198,6 @@ def make_servers(
         )
         for index, own_gpus in enumerate(gpus.server_copies)
     ]
-
-
-def start_limit_s(model_path: Path) -> float:
-    """Seconds in which a server has compiled, and read its weights from the disk of a slow network."""
-    num_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
-    return _COMPILING_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 
 
 async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContextManager[object]) -> None:

@@ -55,6 +55,8 @@ def train_presets(given: Given) -> Given:
     """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same source."""
     name = given.get("preset")
     chosen: Given = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
+    if given.get("base_url") is not None:  # its server has been started already
+        chosen = {name: value for name, value in chosen.items() if name != "server.tensor_parallel"}
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
     tasks, backend = given.get("tasks"), given_task_backend(given.get("tasks"))

@@ -36,7 +36,7 @@ from cua_rl.training.layers import (
     use_linear_patch_embedding,
 )
 from cua_rl.training.libraries import load_with_unsloth, use_liger_kernels
-from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
+from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings, leave_experts_in_files
 from cua_rl.training.ranks import Place, shard_weights
 from cua_rl.training.vision import BLANKS
 
@@ -271,6 +271,7 @@ class PolicyModel:
             base = load_with_unsloth(config.model_path, dtype=dtype, device=self.device, trains_base=trains_base)
             base.set_attn_implementation(attention)  # Unsloth chooses one while it loads
             return base
+        leave_experts_in_files()
         return AutoModelForImageTextToText.from_pretrained(
             config.model_path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )

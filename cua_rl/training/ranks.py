@@ -390,6 +390,8 @@ def shard_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: b
         (language, list(language.layers)),
     ):
         for layer in layers:
+            for one in layer.parameters():
+                one.data = one.data.to(device).contiguous()  # experts may be transposed views of their file
             trained = {one for one in layer.parameters() if one.requires_grad}
             if len(trained) == len(list(layer.parameters())):
                 fully_shard(layer.float(), mesh=mesh, mp_policy=precision)

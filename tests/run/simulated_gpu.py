@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cua_rl.run.memory_parts import CONTEXT, Request, usable_bytes
+from cua_rl.run.memory_parts import Request, outside_bytes, usable_bytes
 from cua_rl.run.memory_plan import MemoryPlan
 
 PAGE = 20 * 2**20  # PyTorch's allocator maps large tensors by pages of 20 MiB
@@ -64,11 +64,12 @@ def least_free_share_of_a_day(request: Request, plan: MemoryPlan, *, num_steps: 
     total = usable_bytes(request.machine.gpu_gib or 0.0)
     draw = random.Random(seed)
     share = plan.gpus.gpu_memory_utilization * total if plan.gpus.is_shared else 0.0
-    server = share + CONTEXT if share else 0.0
+    server = share + outside_bytes(plan.gpus.tensor_parallel) if share else 0.0
+    outside = outside_bytes(plan.gpus.num_trainer_processes)
     trainer = Allocator(plan.trainer_fraction * total)
     least = total
     for moment in _day(request, plan, trainer, draw, num_steps):
-        free = total - server - CONTEXT - trainer.reserved
+        free = total - server - outside - trainer.reserved
         least = min(least, free)
         # vLLM makes its context and then wants its share free, or refuses to start; it may start again at any moment
         if free < 0:

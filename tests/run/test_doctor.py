@@ -44,6 +44,7 @@ from cua_rl.run.memory_parts import GIB
 from cua_rl.settings import with_values
 from cua_rl.types import Datum
 from tests.fakes import FakeTrainer
+from tests.jumping_time import run_jumping
 from tests.sampling.fake_vllm import FakeVllm
 
 IDLE = "0, NVIDIA L4, 580.65.06, 8.9, 23034, 3\n1, NVIDIA L4, 580.65.06, 8.9, 23034, 3\n"
@@ -289,6 +290,20 @@ async def test_a_process_that_does_not_answer_is_asked_once(exam: Examination) -
 
     assert (first.verdict, first.do) == ("fail", f"read {exam.folder / 'logs'}")
     assert (second.verdict, second.got) == ("not tried", "the trainer does not run")
+
+
+async def test_a_process_that_loads_large_weights_from_a_slow_disk_is_not_given_up(
+    exam: Examination, tmp_path: Path
+) -> None:
+    exam.plan = replace(exam.plan, model_path=tmp_path)
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(64 * 10**9)  # takes no room on the disk
+
+    async def load(_: Examination) -> Finding:
+        await asyncio.sleep(64e9 / 50e6 + 600)
+        return Finding(verdict="ok", got="loaded")
+
+    assert (await asyncio.to_thread(run_jumping, attempt(exam, load, ("plan",)))).got == "loaded"
 
 
 async def test_the_first_of_several_failures_is_shown_and_any_exception_is_a_finding(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cua_rl.run.gpus import (
     require_platform,
     visible_gpus,
 )
-from cua_rl.run.rollouts import start_limit_s
+from cua_rl.run.model_folder import start_limit_s
 
 
 def plan(num_gpus: int, wishes: GpuWishes | None = None) -> GpuPlan:
@@ -120,7 +120,7 @@ def test_a_server_that_would_leave_its_gpus_idle_is_refused() -> None:
 
 
 def test_a_server_has_longer_to_start_where_its_weights_take_longer_to_read(tmp_path: Path) -> None:
-    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+    for name in ("model-00001-of-00002.safetensors", "pytorch_model-00002-of-00002.bin"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10**9)  # takes no room on the disk
 

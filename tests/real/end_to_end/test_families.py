@@ -7,7 +7,6 @@ from pathlib import Path
 from random import random
 
 import pytest
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from cua_rl.config import ServerConfig
@@ -67,15 +66,8 @@ def build_qwen2_5(folder: Path) -> Path:
 
 def build_qwen3_vl_moe(folder: Path) -> Path:
     build_small_folder(folder)
-    build_random_qwen3_vl_moe(
-        folder, text=widths_of(folder) | {"head_dim": 32, "rope_parameters": ROPE}, vision=VISION, **tokens_of(folder)
-    )
-    weights = load_file(folder / "model.safetensors")
-    for name, tensor in weights.items():  # of a model that was never loaded, Transformers writes them transposed
-        if ".experts." in name:
-            weights[name] = tensor.transpose(1, 2).contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    heads = {"head_dim": 32, "rope_parameters": ROPE}
+    return build_random_qwen3_vl_moe(folder, text=widths_of(folder) | heads, vision=VISION, **tokens_of(folder))
 
 
 def build_qwen3_5(folder: Path, build: Callable[..., Path] = build_random_qwen3_5, **text: object) -> Path:

@@ -1,8 +1,10 @@
 """What makes training cheap must not change it: each saving on and off gives the same loss and the same gradients."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import chz
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.trainer_peaks import LiveBytes, measure
+from benchmarks.trainer_peaks import LiveBytes, extrapolate, measure
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.models import TINY_QWEN3_VL
@@ -196,6 +198,23 @@ def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool
     found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, rank=4)
 
     assert found["peak_gib"] > found["saved_gib"] > found["weights_gib"]
+
+
+@pytest.mark.parametrize("sharding", ["full", "offload"])
+def test_the_peaks_of_presets_are_those_of_the_sharded_layers(sharding: str) -> None:
+    folder = Path(__file__).parents[2] / "run"
+    kept = [json.loads(line) for line in (folder / "preset_peaks.jsonl").read_text().splitlines()]
+    (peak,) = [one for one in kept if one.get("sharding") == sharding]
+    names = ("recomputes", "sharding", "num_processes")
+
+    found = extrapolate(
+        folder / "model_configs" / peak["model"],
+        peak["num_tokens"],
+        rank=peak["lora_rank"],
+        **{name: peak[name] for name in names},
+    )
+
+    assert found == pytest.approx(peak, rel=0.02)
 
 
 def test_a_chunked_head_equals_a_plain_one(

@@ -170,7 +170,7 @@ def test_everything_can_be_trained_too(
 
     again = Trainer(TrainerConfig(model_path=tmp_path / "model", lora=None))
     for one, other in zip(forward(trainer, family_datums), forward(again, family_datums), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_work_is_counted_by_the_shapes_of_the_model(
@@ -180,9 +180,9 @@ def test_work_is_counted_by_the_shapes_of_the_model(
     train(trainer, family_datums)
     account = trainer.account.take()
     assert account["trainer/tokens"] == sum(datum.model_input.length for datum in family_datums)
-    # three layers; attention 64 x 64 twice, 64 x 32 twice, and the MLP: 3 maps of 64 x 128, or two experts' of 64 x 32
+    # three layers; attention 64 x 64 twice, 64 x 32 twice, and the MLP: 3 maps of 64 x 128, or two experts' of 64 x 48
     # with a router of 64 x 8; of the last layer, only the maps to keys and values count for every token
-    mlp = 2 * 3 * 64 * 32 + 64 * 8 if family.endswith("_moe") else 3 * 64 * 128
+    mlp = 2 * 3 * 64 * 48 + 64 * 8 if family.endswith("_moe") else 3 * 64 * 128
     attention = 2 * 64 * 64 + 2 * 64 * 32
     if family == "qwen3_5_moe":  # and an expert for every token, with its gate
         mlp += 3 * 64 * 32 + 64

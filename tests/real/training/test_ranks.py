@@ -26,6 +26,7 @@ from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, sha
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.live_processes import command_line
+from tests.real.training.tiny_families import build_random_qwen3_vl_moe
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, build_random_qwen3_vl, draw_screenshot, make_datum
 from tests.real.training.trainer_calls import run_out_of_memory, train
 from tests.rounding import assert_equal_but_for_rounding
@@ -372,30 +373,71 @@ async def test_trainer_processes_listen_on_the_loopback_interface_only(config: T
     assert listening == {"127.0.0.1"}
 
 
-LOADED = """
+LOADING_RANK = """
 import re, sys
 from pathlib import Path
+from threading import Event, Thread
 from cua_rl.config import TrainerConfig
 from cua_rl.training.model import PolicyModel
+from cua_rl.training.ranks import Place, Ranks
 
 def private_bytes():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-before = private_bytes()
-PolicyModel(TrainerConfig(model_path=Path(sys.argv[1])))
-print(private_bytes() - before)
+model, sharding, rank, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+place = Place(rank=rank, size=size, local_rank=rank, local_size=size)
+ranks = Ranks.meet(model, place)
+before, seen, is_loaded = private_bytes(), [], Event()
+
+def watch():
+    while not is_loaded.wait(0.005):
+        seen.append(private_bytes())
+
+watching = Thread(target=watch)
+watching.start()
+PolicyModel(TrainerConfig(model_path=model, sharding=sharding), place)
+is_loaded.set()
+watching.join()
+print(max(*seen, private_bytes()) - before)
+ranks.close()
 """
+
+
+def private_share(model: Path, sharding: str, num_ranks: int) -> float:
+    """What all ranks together hold of their own at most while they load a model, as a share of its file."""
+    command = [sys.executable, "-c", LOADING_RANK, str(model), sharding]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with ThreadPoolExecutor() as threads:
+        runs = [
+            threads.submit(
+                subprocess.run,
+                [*command, str(rank), str(num_ranks)],
+                stdout=subprocess.PIPE,
+                check=True,
+                env=environment,
+            )
+            for rank in range(num_ranks)
+        ]
+        held = sum(int(run.result().stdout) for run in runs)
+    size = (model / "model.safetensors").stat().st_size
+    assert size > 60 * 2**20  # beside which the adapter and Python's own objects are small
+    return held / size
+
+
+def build_experts(folder: Path) -> Path:
+    text = {"hidden_size": 256, "num_experts": 32, "moe_intermediate_size": 192, "num_hidden_layers": 6}
+    return build_random_qwen3_vl_moe(folder, text=text, vision={"out_hidden_size": 256})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not Linux: no /proc that tells private from shared memory")
 def test_ranks_share_the_memory_of_a_checkpoint_in_their_precision(tmp_path: Path) -> None:
-    folder = build_random_qwen3_vl(tmp_path / "model", hidden=1024, vocabulary=320)
-    size = (folder / "model.safetensors").stat().st_size
+    dense = build_random_qwen3_vl(tmp_path / "dense", hidden=1024, vocabulary=320)
+    experts = build_experts(tmp_path / "experts")
 
-    printed = subprocess.run([sys.executable, "-c", LOADED, str(folder)], capture_output=True, text=True, check=True)
-
-    assert size > 60 * 2**20  # beside which the adapter and Python's own objects are small
-    assert int(printed.stdout) < size / 3
+    assert private_share(dense, "none", 1) < 1 / 3
+    assert private_share(experts, "none", 1) < 1 / 3
+    # shards, which add up to the model, and in each rank the layer that it is splitting
+    assert private_share(experts, "full", 2) < 1 + 2 / 6 + 1 / 3
 
 
 def test_datums_are_shared_out_by_length() -> None:

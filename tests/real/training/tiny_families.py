@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -68,7 +69,7 @@ _HYBRID = {
         "partial_rotary_factor": 0.5,
     },
 }
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _TOKENS = {
     "image_token_id": IMAGE_PAD,
     "video_token_id": VIDEO_PAD,
@@ -125,7 +126,7 @@ def build_random_qwen3_5_moe(
 def build_random_qwen3_vl_moe(
     folder: Path, *, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}, **settings: object
 ) -> Path:
-    """Two of eight experts a token; deepstack at both vision layers."""
+    """Two of eight experts a token; deepstack at both vision layers; files as published, with inputs before outputs."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     deepstack = {"patch_size": 16, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]}
     config = Qwen3VLMoeConfig(
@@ -133,7 +134,13 @@ def build_random_qwen3_vl_moe(
         vision_config=_VISION | deepstack | vision,
         **{**_TOKENS, **settings},
     )
-    return _save_with_images(Qwen3VLMoeForConditionalGeneration, config, folder)
+    _save_with_images(Qwen3VLMoeForConditionalGeneration, config, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if ".experts." in name:
+            weights[name] = tensor.transpose(1, 2).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
