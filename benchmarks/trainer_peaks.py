@@ -102,7 +102,7 @@ class ShapesOnly(PolicyModel):
             base: Any = AutoModelForImageTextToText.from_config(
                 config, dtype=torch.bfloat16, attn_implementation=attention, **options
             )
-        base.to = lambda *_: base  # there is nothing to move
+        base.to = lambda *_, **__: base  # there is nothing to move
         return base
 
     def use_fake_weights(self) -> None:
@@ -118,11 +118,17 @@ class ShapesOnly(PolicyModel):
                     held[name] = None if tensor is None else fakes[tensor]
 
 
-def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> dict[str, Any]:
+def measure(
+    folder: Path, num_tokens: int, *, recomputes: bool, rank: int, keeps_attention: bool = False
+) -> dict[str, Any]:
     """One step over one row of `num_tokens`, full of turns."""
     num_turns = num_tokens // (SCREEN_TOKENS + ANSWER_TOKENS)
     config = TrainerConfig(
-        model_path=folder, dtype="bfloat16", lora=LoraConfig(rank=rank), gradient_checkpointing=recomputes
+        model_path=folder,
+        dtype="bfloat16",
+        lora=LoraConfig(rank=rank),
+        gradient_checkpointing=recomputes,
+        keeps_attention=keeps_attention,
     )
     model = ShapesOnly(config)
     with FakeTensorMode():
@@ -148,7 +154,8 @@ def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> di
             scores.logprobs.sum().backward()
         del moments
     gib = {"weights": weights - trained, "adapter": trained, "saved": saved, "peak": live.peak}
-    settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes, "lora_rank": rank}
+    settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes}
+    settings |= {"keeps_attention": keeps_attention, "lora_rank": rank}
     return settings | {f"{name}_gib": round(size / 2**30, 3) for name, size in gib.items()}
 
 
@@ -181,8 +188,11 @@ def main() -> None:
     for folder in arguments.folders:
         for rank in arguments.ranks:
             for num_tokens in arguments.tokens:
-                for recomputes in (False, True):
-                    print(json.dumps(measure(folder, num_tokens, recomputes=recomputes, rank=rank)), flush=True)
+                for recomputes, keeps_attention in ((False, False), (True, False), (True, True)):
+                    found = measure(
+                        folder, num_tokens, recomputes=recomputes, keeps_attention=keeps_attention, rank=rank
+                    )
+                    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate
 
 GIB = 2**30
 LARGEST_BATCH = 128
+KEPT_ATTENTION = "kept attention"
 CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 SPARE = 0.04
 """Of a GPU, left free: what estimates may be wrong by."""
@@ -85,16 +86,26 @@ def usable_bytes(gpu_gib: float) -> float:
     return 0.995 * gpu_gib * GIB - 0.45 * GIB
 
 
-def trainer_parts(
-    request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
-) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayToTrain:
+    """How a trainer process holds weights and activations."""
+
+    recomputes: bool
+    keeps_attention: bool
+    """Whether the results of attention are kept where the rest is recomputed."""
+    sharding: Sharding
+    row: int
+    """Tokens, at most, of a row."""
+
+
+def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str, float]:
     """Bytes of a trainer process on its GPU."""
     if not request.gpu_wishes.has_trainer:
         return {}
     model, demand = request.model, request.demand
     scale = 2 if demand.is_float32 else 1
     in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
-    match sharding:
+    match way.sharding:
         case "none":
             held, whole, in_use = model.parameters, model.parameters, 0
         case "full" | "hybrid":
@@ -103,8 +114,9 @@ def trainer_parts(
         case "offload":
             held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.wishes.context_parallel
-    row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
-    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
+    row = max(way.row, demand.context_tokens)  # a longer sequence gets a row of its own
+    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=way.recomputes)
+    attention = scale * model.attention_bytes(row // shared_by) if way.keeps_attention else 0
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
     if demand.lora_rank:
@@ -115,6 +127,7 @@ def trainer_parts(
         "weights": weight_bytes(demand) * held,
         **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
+        **({KEPT_ATTENTION: (1 + _FRAGMENTED) * attention} if attention else {}),
         "CUDA": CONTEXT,
     }
 

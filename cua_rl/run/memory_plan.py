@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
@@ -18,9 +19,11 @@ from cua_rl.run.machine import Machine
 from cua_rl.run.memory_parts import (
     CONTEXT,
     GIB,
+    KEPT_ATTENTION,
     LARGEST_BATCH,
     SPARE,
     Request,
+    WayToTrain,
     cached_prefix,
     host_parts,
     image_cache_bytes,
@@ -67,6 +70,11 @@ class MemoryPlan:
         gpu = usable_bytes(self.machine.gpu_gib)
         beside = self.gpus.gpu_memory_utilization + CONTEXT / gpu if self.gpus.is_shared else 0.0
         return 1 - SPARE - CONTEXT / gpu - beside
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether the results of attention are kept where the rest is recomputed."""
+        return KEPT_ATTENTION in self.trainer
 
     @property
     def image_cache_gib(self) -> float:
@@ -223,8 +231,8 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
     context = request.demand.context_tokens
     contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
     least = sum(fixed.values()) - CONTEXT + contexts if fixed else 0.0  # of vLLM's share
-    for recomputes, sharding, row in _ways_to_train(request, gpus):
-        trainer = trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
+    for way in _ways_to_train(request, gpus):
+        trainer = trainer_parts(request, way, gpus)
         trainer_total = sum(trainer.values())
         utilization = request.gpu_wishes.gpu_memory_utilization
         if utilization is None:
@@ -241,19 +249,19 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
         return MemoryPlan(
             machine=request.machine,
             gpus=replace(gpus, gpu_memory_utilization=utilization),
-            gradient_checkpointing=recomputes,
-            micro_batch_tokens=row,
-            sharding=sharding,
+            gradient_checkpointing=way.recomputes,
+            micro_batch_tokens=way.row,
+            sharding=way.sharding,
             max_num_seqs=max_num_seqs,
             trainer=trainer,
             server=server,
-            host=host_parts(request, gpus, sharding),
+            host=host_parts(request, gpus, way.sharding),
         )
     return None
 
 
-def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Sharding, int]]:
-    """(recomputes, sharding, tokens of a row), the fastest first."""
+def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
+    """The fastest first. On a shared GPU, the KV cache gets what kept attention would take: it runs more rollouts."""
     demand, wishes = request.demand, request.wishes
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
     if wishes.sharding is not None:
@@ -270,8 +278,9 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
         for sharding in shardings:
             if sharding == "offload" and not recomputes:
                 continue  # the backward pass would keep every layer's weights
-            for row in rows:
-                yield recomputes, sharding, row
+            keeps = (True, False) if recomputes and not gpus.is_shared else (False,)
+            for keeps_attention, row in product(keeps, rows):
+                yield WayToTrain(recomputes=recomputes, keeps_attention=keeps_attention, sharding=sharding, row=row)
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
@@ -321,6 +330,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
     recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
     row = wishes.micro_batch_tokens or max(_LONGEST_ROW, request.demand.context_tokens)
     sharding = wishes.sharding or "none"
+    way = WayToTrain(recomputes=recomputes, keeps_attention=False, sharding=sharding, row=row)
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -328,7 +338,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
         micro_batch_tokens=row,
         sharding=sharding,
         max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
-        trainer=trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus),
+        trainer=trainer_parts(request, way, gpus),
         server=server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
         host=host_parts(request, gpus, sharding),
     )
@@ -337,10 +347,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
 def _refusal(request: Request) -> str:
     """What is too large, and what would make it fit."""
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
-    sizes = [
-        sum(trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus).values())
-        for recomputes, sharding, row in _ways_to_train(request, gpus)
-    ]
+    sizes = [sum(trainer_parts(request, way, gpus).values()) for way in _ways_to_train(request, gpus)]
     trainer = min(sizes, default=0.0)
     server = 0.0
     if gpus.server_gpus:

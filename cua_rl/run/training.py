@@ -218,6 +218,7 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         dtype=config.trainer.dtype,
         micro_batch_tokens=plan.memory.micro_batch_tokens,
         gradient_checkpointing=plan.memory.gradient_checkpointing,
+        keeps_attention=plan.memory.keeps_attention,
         num_processes=plan.gpus.num_trainer_processes,
         gpus=plan.gpus.trainer_gpus,
         sharding=plan.memory.sharding,

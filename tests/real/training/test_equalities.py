@@ -8,6 +8,8 @@ import chz
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.trainer_peaks import LiveBytes, measure
@@ -16,7 +18,7 @@ from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
-from cua_rl.training.layers import StreamedLinear
+from cua_rl.training.layers import ATTENTION_KERNELS, StreamedLinear
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, Rollout
 from tests.builders import model_turn, rollout
@@ -165,9 +167,44 @@ def test_checkpointed_equals_plain(moved_adapter: Callable[..., Trainer], rollou
     assert_equal(loss_and_gradients(plain, datums), loss_and_gradients(recomputing, datums))
 
 
+class CountedAttention(TorchDispatchMode):
+    """How often attention is computed, forward; what was kept is not computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_passes = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        self.num_passes += func in ATTENTION_KERNELS
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_whose_results_are_kept_runs_once_and_equals_that_which_runs_again(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    datums = merged(rollouts)
+    found: list[tuple[float, list[Tensor]]] = []
+    counts: list[int] = []
+    for changes in ({}, {"keeps_attention": True}):
+        trainer = moved_adapter(gradient_checkpointing=True, **changes)
+        with CountedAttention() as counted:
+            found.append(loss_and_gradients(trainer, datums))
+        counts.append(counted.num_passes)
+
+    num_layers = trainer.model.base.config.text_config.num_hidden_layers
+    assert counts == [2 * num_layers * len(datums), num_layers * len(datums)]
+    assert found[0][0] == found[1][0]
+    assert all(one.equal(other) for one, other in zip(found[0][1], found[1][1], strict=True))  # bit for bit
+
+
 def test_streamed_weights_equal_held_ones(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
     datums = merged(rollouts)
-    held, streamed = moved_adapter(), moved_adapter(gradient_checkpointing=True, sharding="offload")
+    held, streamed = (
+        moved_adapter(),
+        moved_adapter(gradient_checkpointing=True, sharding="offload", keeps_attention=True),
+    )
 
     assert any(isinstance(module, StreamedLinear) for module in streamed.model.base.modules())
     assert_equal(loss_and_gradients(held, datums), loss_and_gradients(streamed, datums))
@@ -191,9 +228,9 @@ def test_streamed_weights_stay_where_they_are_and_leave_nothing_behind() -> None
     assert live.now < 2048
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool) -> None:
-    found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, rank=4)
+@pytest.mark.parametrize(("recomputes", "keeps_attention"), [(False, False), (True, False), (True, True)])
+def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool, keeps_attention: bool) -> None:
+    found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, keeps_attention=keeps_attention, rank=4)
 
     assert found["peak_gib"] > found["saved_gib"] > found["weights_gib"]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch import Tensor
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
@@ -70,6 +71,20 @@ def test_packed_rows_equal_single_sequences(family_config: TrainerConfig, family
 
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_that_is_kept_changes_no_gradient(
+    dtype: str, family_config: TrainerConfig, family_datums: list[Datum]
+) -> None:
+    found: list[list[Tensor]] = []
+    for keeps_attention in (False, True):
+        config = chz.replace(family_config, dtype=dtype, gradient_checkpointing=True, keeps_attention=keeps_attention)
+        trainer = moved(Trainer(config), family_datums)
+        train(trainer, family_datums)
+        found.append(gradients(trainer))
+
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
 def test_half_precision_is_close_to_single(family_config: TrainerConfig, family_datums: list[Datum]) -> None:
