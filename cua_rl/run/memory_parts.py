@@ -16,6 +16,7 @@ from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate
 GIB = 2**30
 LARGEST_BATCH = 128
 KEPT_ATTENTION = "kept attention"
+VISION_CACHE_GIB = 2.0  # features of about 40 screenshots, for a 4B model
 CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 SPARE = 0.04
 """Of a GPU, left free: what estimates may be wrong by."""
@@ -52,7 +53,10 @@ class Demand:
     """Whether the data sets the context, not a setting."""
     trains_vision: bool = False
     """Whether the adapter reaches merger or vision tower."""
-    vision_cache_gib: float = 2.0
+    num_trained: int = 0
+    """Rollouts that a step trains on."""
+    vision_cache_gib: float | None = None
+    """Main memory for the features of screenshots, of each trainer process; None leaves it to the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,12 +209,29 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
         parts["loading"] = (number * BYTES_32 if is_copied else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = _pinned_bytes(request)
-        parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
+        parts["vision cache"] = vision_cache_bytes(request, gpus)
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
         parts["image cache"] = image_cache_bytes(request, gpus, beside=sum(parts.values()))
+    if wishes.has_trainer:
+        parts["vision cache"] = vision_cache_bytes(request, gpus, beside=sum(parts.values()))
     return parts
+
+
+def vision_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float = math.inf) -> float:
+    """Main memory for the features of the screenshots that a step trains on, so that several passes encode them once;
+    at least 2 GiB for each process, and beyond that a quarter of what is left `beside` everything else, as devices may
+    be on this machine, too.
+    """
+    demand, there = request.demand, request.machine.host_gib
+    if demand.vision_cache_gib is not None:
+        return gpus.num_trainer_processes * demand.vision_cache_gib * GIB
+    least = gpus.num_trainer_processes * VISION_CACHE_GIB * GIB
+    if there is None or demand.trains_vision or not demand.lora_rank:  # what a trained tower computes is not kept
+        return least
+    step = demand.num_trained * request.model.feature_bytes(demand.context_tokens) * request.wishes.context_parallel
+    return max(least, min(step, least + (there * GIB - beside) / 4))
 
 
 def _pinned_bytes(request: Request) -> float:

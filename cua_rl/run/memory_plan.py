@@ -22,6 +22,7 @@ from cua_rl.run.memory_parts import (
     KEPT_ATTENTION,
     LARGEST_BATCH,
     SPARE,
+    VISION_CACHE_GIB,
     Request,
     WayToTrain,
     cached_prefix,
@@ -32,6 +33,7 @@ from cua_rl.run.memory_parts import (
     server_parts,
     trainer_parts,
     usable_bytes,
+    vision_cache_bytes,
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
@@ -75,6 +77,11 @@ class MemoryPlan:
     def keeps_attention(self) -> bool:
         """Whether the results of attention are kept where the rest is recomputed."""
         return KEPT_ATTENTION in self.trainer
+
+    @property
+    def vision_cache_gib(self) -> float:
+        """Cache of each trainer process for the features of screenshots."""
+        return self.host["vision cache"] / self.gpus.num_trainer_processes / GIB if self.trainer else VISION_CACHE_GIB
 
     @property
     def image_cache_gib(self) -> float:
@@ -307,7 +314,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         trainer["activations"] = scale * model.activation_bytes(longest, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
-    host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
+    host = {"weights": weights, "others": others, "vision cache": vision_cache_bytes(request, gpus)}
     if server:
         host["image cache"] = image_cache_bytes(request, gpus, beside=sum(host.values()))
     return MemoryPlan(

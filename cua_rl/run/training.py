@@ -205,6 +205,7 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
 
 def trainer_config(plan: RunPlan) -> TrainerConfig:
     config = plan.config
+    vision_cache_gib = config.trainer.vision_cache_gib
     return TrainerConfig(
         model_path=plan.model_path,
         lora=LoraConfig(
@@ -225,7 +226,7 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         memory_fraction=plan.memory.trainer_fraction,
         context_parallel=config.trainer.context_parallel,
         max_pixels=config.server.max_pixels,
-        vision_cache_gib=config.trainer.vision_cache_gib,
+        vision_cache_gib=plan.memory.vision_cache_gib if vision_cache_gib is None else vision_cache_gib,
         seed=config.seed,
         max_restarts=config.trainer.max_restarts,
         address=config.trainer.address,

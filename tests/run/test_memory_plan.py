@@ -129,6 +129,26 @@ def test_a_trainer_with_gpus_of_its_own_keeps_the_results_of_attention_if_they_f
     assert (crowded.gradient_checkpointing, crowded.keeps_attention, crowded.sharding) == (True, False, "none")
 
 
+def test_the_feature_cache_holds_a_steps_screenshots_if_main_memory_has_room() -> None:
+    def vision_cache(machine: str | None, host_gib: float | None, **changes: object) -> float:
+        base = request("4B", machine or "1x80")
+        there = (
+            replace(base.machine, host_gib=host_gib) if machine else Machine(gpus=(), gpu_gib=None, host_gib=host_gib)
+        )
+        asked = replace(base, machine=there)
+        changed = replace(asked, demand=replace(asked.demand, **{"num_trained": 32, "num_rollouts": 1, **changes}))
+        return plan_memory(changed).vision_cache_gib
+
+    # four levels of 2560 numbers in bfloat16 for each of 32 * 16,384 tokens: 20,480 bytes, 10 GiB together
+    assert vision_cache("2x80", 512.0) == 10.0
+    assert vision_cache("3x80", 512.0) == 5.0  # of two trainer processes, each has half of the rollouts
+    # weights 8.3 while they load, trainer 2, server 4 and images 1 leave 14.7 of 32 beside the 2: a quarter is 3.7
+    assert vision_cache("2x80", 32.0) == pytest.approx(5.7, abs=0.05)
+    assert vision_cache("2x80", None) == vision_cache("2x80", 8.5) == vision_cache(None, 512.0) == 2.0
+    assert vision_cache("2x80", 512.0, trains_vision=True) == 2.0
+    assert vision_cache("2x80", 512.0, vision_cache_gib=0.5) == 0.5
+
+
 def test_a_small_model_keeps_its_activations() -> None:
     assert not plan_memory(request("2B", "2x80")).gradient_checkpointing
 
