@@ -93,6 +93,17 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, is_see
     )
 
 
+def attention_kernel(num_heads: int, num_kv_heads: int, head_dim: int, *, device: torch.device, dtype: Any) -> str:
+    """What PyTorch computes such heads with, by its name for it, such as ScaledDotProductCudnnAttention."""
+    query, key = (
+        torch.zeros(1, number, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
+        for number in (num_heads, num_kv_heads)
+    )
+    node = _attend(query, key, key, 1.0).grad_fn
+    assert node is not None, "expected attention with a gradient, got none"
+    return node.name().removesuffix("Backward0")
+
+
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 

@@ -32,6 +32,7 @@ from cua_rl.training.layers import (
     ATTENTION_KERNELS,
     PACKED_ATTENTION,
     FusedLoraLinear,
+    attention_kernel,
     keep_predictors_only,
     require_separate_sequences,
     separate_sequences,
@@ -113,6 +114,13 @@ class PolicyModel:
         if dtype == "auto":
             dtype = "bfloat16" if self.device.type == "cuda" else "float32"
         return torch.float32 if dtype == "float32" else torch.bfloat16
+
+    @property
+    def attention_kernel(self) -> str:
+        """What computes attention inside a packed row."""
+        text, head_dim = self.base.config.text_config, self.base.model.language_model.layers[-1].self_attn.head_dim
+        heads = (text.num_attention_heads, text.num_key_value_heads, head_dim)
+        return attention_kernel(*heads, device=self.device, dtype=self.dtype)
 
     @property
     def image_token_id(self) -> int:
