@@ -30,6 +30,7 @@ from tests.real.training.tiny_qwen3_vl import (
     draw_screenshot,
     image_chunk,
 )
+from tests.real.training.trainer_calls import run_out_of_memory
 from tests.rounding import assert_equal_but_for_rounding
 
 NUM_TURNS = 3
@@ -197,6 +198,19 @@ def test_attention_whose_results_are_kept_runs_once_and_equals_that_which_runs_a
     assert counts == [2 * num_layers * len(datums), num_layers * len(datums)]
     assert found[0][0] == found[1][0]
     assert all(one.equal(other) for one, other in zip(found[0][1], found[1][1], strict=True))  # bit for bit
+
+
+def test_attention_is_not_kept_any_more_when_memory_ran_out(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    datums = merged(rollouts)
+    trainer = moved_adapter(gradient_checkpointing=True, keeps_attention=True, micro_batch_tokens=102)
+    run_out_of_memory(trainer, above=51)  # rows of two sequences do not fit, those of one do
+
+    with CountedAttention() as counted:
+        loss_and_gradients(trainer, datums)
+
+    assert counted.num_passes == 2 * trainer.model.base.config.text_config.num_hidden_layers * len(datums)
 
 
 def test_streamed_weights_equal_held_ones(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
