@@ -191,6 +191,7 @@ def measure(
     *,
     recomputes: bool,
     rank: int,
+    keeps_attention: bool = False,
     sharding: Sharding = "none",
     num_processes: int = 1,
     num_layers: int | None = None,
@@ -202,6 +203,7 @@ def measure(
         dtype="bfloat16",
         lora=LoraConfig(rank=rank),
         gradient_checkpointing=recomputes,
+        keeps_attention=keeps_attention,
     )
     model = ShapesOnly(config, num_layers)
     with fake_processes(num_processes) as place, FakeTensorMode():
@@ -228,7 +230,8 @@ def measure(
             scores.logprobs.sum().backward()
         del moments
     gib = {"weights": weights - trained, "adapter": trained, "saved": saved, "peak": live.peak}
-    settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes, "lora_rank": rank}
+    settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes}
+    settings |= {"keeps_attention": keeps_attention, "lora_rank": rank}
     if sharding != "none":
         settings |= {"sharding": sharding, "num_processes": num_processes}
     return settings | {f"{name}_gib": round(size / 2**30, 3) for name, size in gib.items()}
@@ -283,8 +286,14 @@ def main() -> None:
     for folder in arguments.folders:
         for rank in arguments.ranks:
             for num_tokens in arguments.tokens:
-                for recomputes in (True,) if arguments.recomputed else (False, True):
-                    options: dict[str, Any] = {"recomputes": recomputes, "rank": rank}
+                for recomputes, keeps_attention in ((False, False), (True, False), (True, True)):
+                    if arguments.recomputed and not recomputes:
+                        continue
+                    options: dict[str, Any] = {
+                        "recomputes": recomputes,
+                        "keeps_attention": keeps_attention,
+                        "rank": rank,
+                    }
                     if arguments.sharding is None:
                         found = measure(folder, num_tokens, **options)
                     else:

@@ -40,6 +40,7 @@ class TrainerConfig:
     )
     micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass")
     gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    keeps_attention: bool = setting(False, "with gradient_checkpointing, keep the results of attention all the same")
     num_processes: int = setting(1, "data-parallel processes, one per GPU")
     gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     sharding: Sharding = setting(

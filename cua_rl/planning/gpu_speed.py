@@ -89,6 +89,8 @@ class TrainedSequence:
     lora_rank: int
     recomputes: bool
     """Activations are recomputed in the backward pass."""
+    keeps_attention: bool = False
+    """But for the results of attention."""
 
 
 def trained_token_s(
@@ -96,20 +98,24 @@ def trained_token_s(
 ) -> float:
     """Seconds of one GPU per token of such sequences; every screenshot passes the vision tower once."""
     num_tokens = sequence.prompt + sequence.num_turns * turn.total
-    flop = token_flop(model, num_tokens, sequence.lora_rank, recomputes=sequence.recomputes)
+    recomputes, keeps = sequence.recomputes, sequence.keeps_attention
+    flop = token_flop(model, num_tokens, sequence.lora_rank, recomputes=recomputes, keeps_attention=keeps)
     flop += sequence.num_turns * image_flop(model, turn.screen) / num_tokens
     return flop / (gpu.tflop_per_s * 1e12 * shares.trainer_mfu)
 
 
-def token_flop(model: ModelSizes, num_tokens: float, lora_rank: int, *, recomputes: bool) -> float:
+def token_flop(
+    model: ModelSizes, num_tokens: float, lora_rank: int, *, recomputes: bool, keeps_attention: bool = False
+) -> float:
     """Operations per token of sequences of so many: forward, backward without gradients of frozen weights, and the
-    forward pass once more where activations are recomputed.
+    forward pass once more where activations are recomputed, without attention if that is kept.
     """
     again = 1 if recomputes else 0
     decoder = model.active_parameters - model.embedding_parameters - model.vision_parameters
     num_attentions = model.num_layers - (model.linear.num_layers if model.linear else 0)
     seen = num_attentions * 4 * model.query * num_tokens / 2  # scores and values; a token sees half of the others
-    return (2 + again) * 2 * decoder + (3 + again) * (seen + 2 * model.lora_parameters(lora_rank))
+    adapter = 2 * model.lora_parameters(lora_rank)
+    return (2 + again) * 2 * decoder + (3 + again) * (seen + adapter) - (again * seen if keeps_attention else 0)
 
 
 def image_flop(model: ModelSizes, image_tokens: float) -> float:

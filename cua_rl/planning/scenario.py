@@ -146,6 +146,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
                     prompt=assume.prompt_tokens,
                     lora_rank=config.lora_rank,
                     recomputes=plan.gradient_checkpointing,
+                    keeps_attention=plan.keeps_attention,
                 ),
                 shares,
             ),

@@ -15,6 +15,8 @@ from cua_rl.run.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate
 
 GIB = 2**30
 LARGEST_BATCH = 128
+KEPT_ATTENTION = "kept attention"
+VISION_CACHE_GIB = 2.0  # features of about 40 screenshots, for a 4B model
 _CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 _NCCL = 1.0 * GIB  # its buffers in each of several processes, allocated before vLLM measures; an estimate
 SPARE = 0.04
@@ -52,7 +54,10 @@ class Demand:
     """Whether the data sets the context, not a setting."""
     trains_vision: bool = False
     """Whether the adapter reaches merger or vision tower."""
-    vision_cache_gib: float = 2.0
+    num_trained: int = 0
+    """Rollouts that a step trains on."""
+    vision_cache_gib: float | None = None
+    """Main memory for the features of screenshots, of each trainer process; None leaves it to the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +96,26 @@ def outside_bytes(num_processes: int) -> float:
     return _CONTEXT + (_NCCL if num_processes > 1 else 0.0)
 
 
-def trainer_parts(
-    request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
-) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayToTrain:
+    """How a trainer process holds weights and activations."""
+
+    recomputes: bool
+    keeps_attention: bool
+    """Whether the results of attention are kept where the rest is recomputed."""
+    sharding: Sharding
+    row: int
+    """Tokens, at most, of a row."""
+
+
+def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str, float]:
     """Bytes of a trainer process on its GPU."""
     if not request.gpu_wishes.has_trainer:
         return {}
     model, demand = request.model, request.demand
     scale = 2 if demand.is_float32 else 1
     in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
-    match sharding:
+    match way.sharding:
         case "none":
             held, whole, in_use = model.parameters, model.parameters, 0
         case "full" | "hybrid":
@@ -109,8 +124,9 @@ def trainer_parts(
         case "offload":
             held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.wishes.context_parallel
-    row = max(row, demand.context_tokens)  # a longer sequence gets a row of its own
-    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
+    row = max(way.row, demand.context_tokens)  # a longer sequence gets a row of its own
+    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=way.recomputes)
+    attention = scale * model.attention_bytes(row // shared_by) if way.keeps_attention else 0
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
     if demand.lora_rank:
@@ -121,6 +137,7 @@ def trainer_parts(
         "weights": weight_bytes(demand) * held,
         **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
+        **({KEPT_ATTENTION: (1 + _FRAGMENTED) * attention} if attention else {}),
         "CUDA": outside_bytes(gpus.num_trainer_processes),
     }
 
@@ -198,12 +215,29 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
         parts["loading"] = (number * BYTES_32 if is_copied else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = _pinned_bytes(request)
-        parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
+        parts["vision cache"] = vision_cache_bytes(request, gpus)
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
         parts["image cache"] = image_cache_bytes(request, gpus, beside=sum(parts.values()))
+    if wishes.has_trainer:
+        parts["vision cache"] = vision_cache_bytes(request, gpus, beside=sum(parts.values()))
     return parts
+
+
+def vision_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float = math.inf) -> float:
+    """Main memory for the features of the screenshots that a step trains on, so that several passes encode them once;
+    at least 2 GiB for each process, and beyond that a quarter of what is left `beside` everything else, as devices may
+    be on this machine, too.
+    """
+    demand, there = request.demand, request.machine.host_gib
+    if demand.vision_cache_gib is not None:
+        return gpus.num_trainer_processes * demand.vision_cache_gib * GIB
+    least = gpus.num_trainer_processes * VISION_CACHE_GIB * GIB
+    if there is None or demand.trains_vision or not demand.lora_rank:  # what a trained tower computes is not kept
+        return least
+    step = demand.num_trained * request.model.feature_bytes(demand.context_tokens) * request.wishes.context_parallel
+    return max(least, min(step, least + (there * GIB - beside) / 4))
 
 
 def _pinned_bytes(request: Request) -> float:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
@@ -17,9 +18,12 @@ from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, plan_gpus
 from cua_rl.run.machine import Machine
 from cua_rl.run.memory_parts import (
     GIB,
+    KEPT_ATTENTION,
     LARGEST_BATCH,
     SPARE,
+    VISION_CACHE_GIB,
     Request,
+    WayToTrain,
     cached_prefix,
     host_parts,
     image_cache_bytes,
@@ -29,6 +33,7 @@ from cua_rl.run.memory_parts import (
     server_parts,
     trainer_parts,
     usable_bytes,
+    vision_cache_bytes,
     weight_bytes,
 )
 from cua_rl.run.model_sizes import BYTES_32
@@ -68,6 +73,16 @@ class MemoryPlan:
         server = self.gpus.gpu_memory_utilization * gpu + outside_bytes(self.gpus.tensor_parallel)
         beside = outside_bytes(self.gpus.num_trainer_processes) + (server if self.gpus.is_shared else 0.0)
         return 1 - SPARE - beside / gpu
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether the results of attention are kept where the rest is recomputed."""
+        return KEPT_ATTENTION in self.trainer
+
+    @property
+    def vision_cache_gib(self) -> float:
+        """Cache of each trainer process for the features of screenshots."""
+        return self.host["vision cache"] / self.gpus.num_trainer_processes / GIB if self.trainer else VISION_CACHE_GIB
 
     @property
     def image_cache_gib(self) -> float:
@@ -226,8 +241,8 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
     context = request.demand.context_tokens
     contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
     least = sum(fixed.values()) - outside + contexts if fixed else 0.0  # of vLLM's share
-    for recomputes, sharding, row in _ways_to_train(request, gpus):
-        trainer = trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
+    for way in _ways_to_train(request, gpus):
+        trainer = trainer_parts(request, way, gpus)
         trainer_total = sum(trainer.values())
         utilization = request.gpu_wishes.gpu_memory_utilization
         if utilization is None:
@@ -244,19 +259,19 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
         return MemoryPlan(
             machine=request.machine,
             gpus=replace(gpus, gpu_memory_utilization=utilization),
-            gradient_checkpointing=recomputes,
-            micro_batch_tokens=row,
-            sharding=sharding,
+            gradient_checkpointing=way.recomputes,
+            micro_batch_tokens=way.row,
+            sharding=way.sharding,
             max_num_seqs=max_num_seqs,
             trainer=trainer,
             server=server,
-            host=host_parts(request, gpus, sharding),
+            host=host_parts(request, gpus, way.sharding),
         )
     return None
 
 
-def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Sharding, int]]:
-    """(recomputes, sharding, tokens of a row), the fastest first."""
+def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
+    """The fastest first. On a shared GPU, the KV cache gets what kept attention would take: it runs more rollouts."""
     demand, wishes = request.demand, request.wishes
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
     if wishes.sharding is not None:
@@ -273,8 +288,9 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
         for sharding in shardings:
             if sharding == "offload" and not recomputes:
                 continue  # the backward pass would keep every layer's weights
-            for row in rows:
-                yield recomputes, sharding, row
+            keeps = (True, False) if recomputes and not gpus.is_shared else (False,)
+            for keeps_attention, row in product(keeps, rows):
+                yield WayToTrain(recomputes=recomputes, keeps_attention=keeps_attention, sharding=sharding, row=row)
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
@@ -301,7 +317,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         trainer["activations"] = scale * model.activation_bytes(longest, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
-    host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
+    host = {"weights": weights, "others": others, "vision cache": vision_cache_bytes(request, gpus)}
     if server:
         host["image cache"] = image_cache_bytes(request, gpus, beside=sum(host.values()))
     return MemoryPlan(
@@ -324,6 +340,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
     recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
     row = wishes.micro_batch_tokens or max(_LONGEST_ROW, request.demand.context_tokens)
     sharding = wishes.sharding or "none"
+    way = WayToTrain(recomputes=recomputes, keeps_attention=False, sharding=sharding, row=row)
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -331,7 +348,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
         micro_batch_tokens=row,
         sharding=sharding,
         max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
-        trainer=trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus),
+        trainer=trainer_parts(request, way, gpus),
         server=server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
         host=host_parts(request, gpus, sharding),
     )
@@ -340,10 +357,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
 def _refusal(request: Request) -> str:
     """What is too large, and what would make it fit."""
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
-    sizes = [
-        sum(trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus).values())
-        for recomputes, sharding, row in _ways_to_train(request, gpus)
-    ]
+    sizes = [sum(trainer_parts(request, way, gpus).values()) for way in _ways_to_train(request, gpus)]
     trainer = min(sizes, default=0.0)
     server = 0.0
     if gpus.server_gpus:

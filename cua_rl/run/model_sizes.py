@@ -186,6 +186,11 @@ class ModelSizes:
             return 2 * self.experts_per_token * (self.hidden + 4 * self.intermediate)
         return 2 * BYTES_16 * self.intermediate
 
+    def attention_bytes(self, num_tokens: int) -> int:
+        """What attention returns of one row: values, and how large the sums over all keys were, in float32."""
+        num_inner = self.num_layers - 1 - (self.linear.num_layers if self.linear else 0)
+        return num_tokens * num_inner * (BYTES_16 * self.query + BYTES_32 * self.num_heads)
+
     def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
         """Activations of one row of `num_tokens` at the peak of a step; embeddings, features and head included."""
         layer, backward = self.layer_activations(rank), self.layer_backward()

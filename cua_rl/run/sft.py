@@ -97,6 +97,7 @@ async def _start_trainer(
             dtype=config.trainer_dtype,
             micro_batch_tokens=plan.memory.micro_batch_tokens,
             gradient_checkpointing=plan.memory.gradient_checkpointing,
+            keeps_attention=plan.memory.keeps_attention,
             num_processes=plan.memory.gpus.num_trainer_processes,
             gpus=plan.memory.gpus.trainer_gpus,
             sharding=plan.memory.sharding,

@@ -205,6 +205,7 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
 
 def trainer_config(plan: RunPlan) -> TrainerConfig:
     config = plan.config
+    vision_cache_gib = config.trainer.vision_cache_gib
     return TrainerConfig(
         model_path=plan.model_path,
         lora=LoraConfig(
@@ -218,13 +219,14 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         dtype=config.trainer.dtype,
         micro_batch_tokens=plan.memory.micro_batch_tokens,
         gradient_checkpointing=plan.memory.gradient_checkpointing,
+        keeps_attention=plan.memory.keeps_attention,
         num_processes=plan.gpus.num_trainer_processes,
         gpus=plan.gpus.trainer_gpus,
         sharding=plan.memory.sharding,
         memory_fraction=plan.memory.trainer_fraction,
         context_parallel=config.trainer.context_parallel,
         max_pixels=config.server.max_pixels,
-        vision_cache_gib=config.trainer.vision_cache_gib,
+        vision_cache_gib=plan.memory.vision_cache_gib if vision_cache_gib is None else vision_cache_gib,
         seed=config.seed,
         max_restarts=config.trainer.max_restarts,
         address=config.trainer.address,

@@ -101,9 +101,10 @@ class TrainerSettings:
         "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
         "first of none, full and offload that fits, and none with trainer.address",
     )
-    vision_cache_gib: float = setting(
-        2.0,
-        "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
+    vision_cache_gib: float | None = setting(
+        None,
+        "maximum main memory of each process for cached screenshot features, so that each screenshot is encoded once "
+        "per step; None is 2, or on GPUs what a step's screenshots take, if there is room",
         at_least=0.0,
     )
     context_parallel: int = setting(

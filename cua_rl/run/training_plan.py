@@ -267,6 +267,7 @@ def plan_training_memory(
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
         serves_float32=config.server.dtype == "float32",
         trains_vision=config.trainer.adapts_vision,
+        num_trained=config.groups_per_batch * config.group_size,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
     model = load_model_sizes(model_path)

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.autograd.function import FunctionCtx
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
@@ -21,6 +23,16 @@ from cua_rl.training.context import ALONE, Context
 
 PACKED_ATTENTION = "cua_rl_packed"
 """The name of `packed_attention` in Transformers, which builds no mask for it."""
+
+_aten: Any = torch.ops.aten
+ATTENTION_KERNELS: list[OpOverload] = [
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._efficient_attention_forward.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""What `scaled_dot_product_attention` runs on GPUs and CPUs; each returns what its own backward pass needs."""
 
 
 def packed_attention(
@@ -61,7 +73,9 @@ def _shared_attention(
         first, last = max(start, begin), min(start + length, end)
         if first < last:  # the last query sees all of these keys
             q, k, v = query[:, :, first - begin : last - begin], key[:, :, start:last], value[:, :, start:last]
-            outputs.append(_attend(q, k, v, scaling, is_seen=causal_lower_right(last - first, last - start)))
+            with _disable_current_modes():  # that of selective recomputation would replace this kind of tensor
+                is_seen = causal_lower_right(last - first, last - start)
+            outputs.append(_attend(q, k, v, scaling, is_seen=is_seen))
     return torch.cat(outputs, dim=2)
 
 
@@ -77,6 +91,17 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, is_see
     return scaled_dot_product_attention(
         query, key, value, is_seen, is_causal=is_causal, scale=scaling, enable_gqa=is_grouped
     )
+
+
+def attention_kernel(num_heads: int, num_kv_heads: int, head_dim: int, *, device: torch.device, dtype: Any) -> str:
+    """What PyTorch computes such heads with, by its name for it, such as ScaledDotProductCudnnAttention."""
+    query, key = (
+        torch.zeros(1, number, 128, head_dim, device=device, dtype=dtype, requires_grad=True)
+        for number in (num_heads, num_kv_heads)
+    )
+    node = _attend(query, key, key, 1.0).grad_fn
+    assert node is not None, "expected attention with a gradient, got none"
+    return node.name().removesuffix("Backward0")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

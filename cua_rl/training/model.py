@@ -5,6 +5,7 @@
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForImageTextToText
 
 from cua_rl.config import LoraConfig, TrainerConfig
@@ -27,8 +29,10 @@ from cua_rl.training.checkpoint import gather_whole, shard_like
 from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
+    ATTENTION_KERNELS,
     PACKED_ATTENTION,
     FusedLoraLinear,
+    attention_kernel,
     keep_predictors_only,
     require_separate_sequences,
     separate_sequences,
@@ -87,12 +91,18 @@ class PolicyModel:
             base.to(self.device)
         self._reference: list[Tensor] | None = None
         if config.gradient_checkpointing:
-            self.recompute_activations()
+            self.recompute_activations(keeps_attention=config.keeps_attention)
         base.train()
 
-    def recompute_activations(self) -> None:
-        """From now on, recompute each layer's activations in the backward pass instead of keeping them."""
-        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    def recompute_activations(self, *, keeps_attention: bool = False) -> None:
+        """From now on, recompute each layer's activations in the backward pass instead of keeping them.
+
+        The results of attention may be kept all the same: they are small for the time that they take.
+        """
+        how: dict[str, object] = {"use_reentrant": False}
+        if keeps_attention:
+            how["context_fn"] = partial(create_selective_checkpoint_contexts, ATTENTION_KERNELS)
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,6 +114,13 @@ class PolicyModel:
         if dtype == "auto":
             dtype = "bfloat16" if self.device.type == "cuda" else "float32"
         return torch.float32 if dtype == "float32" else torch.bfloat16
+
+    @property
+    def attention_kernel(self) -> str:
+        """What computes attention inside a packed row."""
+        text, head_dim = self.base.config.text_config, self.base.model.language_model.layers[-1].self_attn.head_dim
+        heads = (text.num_attention_heads, text.num_key_value_heads, head_dim)
+        return attention_kernel(*heads, device=self.device, dtype=self.dtype)
 
     @property
     def image_token_id(self) -> int:

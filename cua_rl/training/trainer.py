@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +36,7 @@ from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
-from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_images
+from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
 from cua_rl.types import Datum
 
 _T = TypeVar("_T")
@@ -53,8 +54,14 @@ class _Batch:
     micro_batches: list[MicroBatch]
     images: Mapping[str, ImageChunk]
     """Every distinct screenshot by sha256."""
+    ahead: PreparedAhead
     num_idle_passes: int = 0
     """Passes through a sharded model in which only other ranks have work."""
+
+    def images_of(self, place: int) -> dict[str, ImageChunk]:
+        """The distinct screenshots of a micro-batch; none of one behind the last."""
+        parts = self.micro_batches[place : place + 1]
+        return {name: self.images[name] for part in parts for name in part.image_hashes}
 
 
 class _OutOfMemory(TrainingError):
@@ -72,7 +79,7 @@ class Trainer:
         self._context = self._ranks.share_rows(config.context_parallel)
         self.model = PolicyModel(config, self._ranks.place, self._context)
         self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
-        self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
+        self._cache = FeatureCache(int(config.vision_cache_gib * 2**30))
         self.account = Account(
             shape=measure_shape(self.model.base),
             device=self.model.device,
@@ -108,9 +115,9 @@ class Trainer:
                     weights, has_adapter = self.model.base_weights(), False
             scores, missing = list[TokenScores](), None
             try:
-                with weights, self._in_step():
-                    for part in batch.micro_batches:
-                        scores.append(self._scores(batch, part, request.temperature, adapter=has_adapter))
+                with weights, self._in_step(), batch.ahead:
+                    for place in range(len(batch.micro_batches)):
+                        scores.append(self._scores(batch, place, request.temperature, adapter=has_adapter))
                     self._make_idle_passes(batch)
             except RuntimeError as error:
                 missing = shortage(error)
@@ -202,9 +209,9 @@ class Trainer:
         with self._ranks.agreement(_RESULTS) as agreement:
             batch = self._prepare(request.datums)
             try:
-                with self._in_step():
-                    for part in batch.micro_batches:
-                        logprobs, entropies = self._scores(batch, part, request.loss.temperature)
+                with self._in_step(), batch.ahead:
+                    for place, part in enumerate(batch.micro_batches):
+                        logprobs, entropies = self._scores(batch, place, request.loss.temperature)
                         loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
                         total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
                         if total.requires_grad:  # unless only the vision tower is adapted, and the row is text
@@ -231,7 +238,7 @@ class Trainer:
     def _make_idle_passes(self, batch: _Batch) -> None:
         """Provide this rank's shards to ranks that have more to compute."""
         for _ in range(batch.num_idle_passes):
-            features = self._encode({}) if self.model.trains_vision else self._cached_features({})
+            features = self._features_of(batch, {})
             logprobs, _ = self.model.scores(empty_micro_batch(self._context.size), features, temperature=1.0)
             if torch.is_grad_enabled():
                 logprobs.sum().backward()
@@ -330,7 +337,8 @@ class Trainer:
             image_token_id=self.model.image_token_id,
             max_tokens=self._row_tokens,
         )
-        return _Batch(datums=datums, micro_batches=list(micro_batches), images=images)
+        ahead = PreparedAhead(self._preprocessor.prepare)
+        return _Batch(datums=datums, micro_batches=list(micro_batches), images=images, ahead=ahead)
 
     def _share(
         self,
@@ -357,12 +365,10 @@ class Trainer:
                 raise _OutOfMemory(f"rank {rank}: {message}")
         return replace(batch, micro_batches=_join(micro_batches)), _join(all_scores), _join(all_losses)
 
-    def _scores(
-        self, batch: _Batch, micro_batch: MicroBatch, temperature: float, *, adapter: bool = True
-    ) -> TokenScores:
-        backward = torch.is_grad_enabled()
-        images = {name: batch.images[name] for name in micro_batch.image_hashes}
-        features = self._encode(images) if self.model.trains_vision else self._cached_features(images)
+    def _scores(self, batch: _Batch, place: int, temperature: float, *, adapter: bool = True) -> TokenScores:
+        micro_batch, backward = batch.micro_batches[place], torch.is_grad_enabled()
+        features, following = self._features_of(batch, batch.images_of(place)), batch.images_of(place + 1)
+        batch.ahead.start(following if self.model.trains_vision else self._cache.missing(following))
         if self._context.rank == 0:
             self.account.add_sequences(
                 micro_batch.lengths,
@@ -372,16 +378,18 @@ class Trainer:
             )
         return self.model.scores(micro_batch, features, temperature)
 
-    @torch.no_grad()
-    def _cached_features(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
-        """Features from a frozen vision tower, which encodes a screenshot again only if the cache has dropped it."""
+    def _features_of(self, batch: _Batch, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+        """Features from the vision tower; a frozen one encodes a screenshot again only if the cache has dropped it."""
+        if self.model.trains_vision:
+            return self._encode(batch, images)
         encoded_before = self.account.num_encoded_images
-        features = self._features.features(images.values(), self._encode)
+        with torch.no_grad():
+            features = self._cache.features(images.values(), partial(self._encode, batch))
         self.account.add_reused_images(len(images) - (self.account.num_encoded_images - encoded_before))
         return features
 
-    def _encode(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
-        prepared = self._preprocessor.prepare(images.values())
+    def _encode(self, batch: _Batch, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+        prepared = batch.ahead.take(images)
         self.account.add_encoded_images((image.grid for image in prepared.values()), backward=torch.is_grad_enabled())
         with self.model.precision():
             agree = self._ranks.largest if self.model.is_sharded else int

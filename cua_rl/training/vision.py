@@ -4,10 +4,10 @@
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from PIL import Image, ImageOps
@@ -76,11 +76,40 @@ class ImagePreprocessor:
 
         def prepare_one(chunk: ImageChunk) -> PreparedImage:
             patches, grids = read_patches(self._processor, [decode_rgb(chunk.image.data)])
+            if torch.cuda.is_available():  # copies from pinned memory do not wait for the device
+                patches = patches.pin_memory()
             frames, height, width = grids[0].tolist()
             return PreparedImage(patches=patches, grid=(frames, height, width), num_tokens=chunk.expected_tokens)
 
         with ThreadPoolExecutor() as threads:  # decoding releases the GIL
             return dict(zip(distinct, threads.map(prepare_one, distinct.values()), strict=True))
+
+
+class PreparedAhead:
+    """Prepares the images of one micro-batch while the one before it is computed; a block that ends leaves nothing."""
+
+    def __init__(self, prepare: Callable[[Iterable[ImageChunk]], dict[str, PreparedImage]]) -> None:
+        self._prepare = prepare
+        self._thread = ThreadPoolExecutor(1)
+        self._coming: Future[dict[str, PreparedImage]] | None = None
+
+    def start(self, images: Mapping[str, ImageChunk]) -> None:
+        """Begin with images that `take` will be asked for next."""
+        self._coming = self._thread.submit(self._prepare, images.values())
+
+    def take(self, images: Mapping[str, ImageChunk]) -> dict[str, PreparedImage]:
+        """These images by sha256, those that nobody began with as well; raises what went wrong meanwhile."""
+        coming, self._coming = self._coming, None
+        ready = {} if coming is None else coming.result()
+        others = self._prepare(chunk for name, chunk in images.items() if name not in ready)
+        return {name: ready[name] if name in ready else others[name] for name in images}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._coming = None
+        self._thread.shutdown(cancel_futures=True)
 
 
 def decode_rgb(data: bytes) -> Image.Image:
@@ -119,7 +148,7 @@ def encode_images(
     num_passes, blanks = agree_on_passes(len(groups)), list[Tensor]()
     for group_names in groups:
         group = [images[name] for name in group_names]
-        patches = torch.cat([image.patches for image in group]).to(tower.device)
+        patches = torch.cat([image.patches.to(tower.device, non_blocking=True) for image in group])
         grids = torch.tensor([image.grid for image in group], device=tower.device)
         output = tower(patches, grid_thw=grids, return_dict=True)
         stacked = torch.stack([output.pooler_output, *output.get("deepstack_features", ())])
@@ -150,6 +179,10 @@ class FeatureCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def missing(self, images: Mapping[str, ImageChunk]) -> dict[str, ImageChunk]:
+        """The images whose features are not held."""
+        return {name: chunk for name, chunk in images.items() if name not in self._entries}
 
     def features(self, images: Iterable[ImageChunk], encode: Encode) -> dict[str, Tensor]:
         """Features of every distinct image; `encode` is called for those not cached, even for an empty list."""

@@ -159,7 +159,10 @@ class _Worker:
                 num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
                 num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
                 device = str(trainer.model.device)
-                logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
+                logger.info(
+                    "trainer ready device=%s attention=%s parameters=%d trainable=%d",
+                    *(device, trainer.model.attention_kernel, num_parameters, num_trainable),
+                )
                 return wire.Started(device=device, num_trainable_parameters=num_trainable)
         except CuaError as error:
             logger.exception("failed request=%s", name)

@@ -30,6 +30,8 @@ def test_long_sequences_cost_what_was_counted_for_them() -> None:
 
     assert total == pytest.approx(68e15, rel=0.1)
     assert token_flop(MODEL_4B, 30_000, 32, recomputes=False) < 0.8 * total / 1.2e6
+    kept = token_flop(MODEL_4B, 30_000, 32, recomputes=True, keeps_attention=True)
+    assert total / 1.2e6 - kept == 36 * 4 * 4096 * 15_000  # scores and values of half of the tokens, once
 
 
 def test_the_vision_tower_costs_more_than_in_proportion_to_the_screenshot() -> None:

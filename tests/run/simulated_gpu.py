@@ -87,7 +87,9 @@ def _day(request: Request, plan: MemoryPlan, trainer: Allocator, draw: random.Ra
     row = max(plan.micro_batch_tokens, request.demand.context_tokens)
     for _ in range(num_steps):
         num_tokens = draw.randint(row // 8, row)
-        kept = 2 * model.hidden if plan.gradient_checkpointing else model.layer_activations(rank)
+        attention = model.attention_bytes(num_tokens) if plan.keeps_attention else 0
+        per_token = 2 * model.hidden if plan.gradient_checkpointing else model.layer_activations(rank)
+        kept = num_tokens * per_token + attention / (model.num_layers - 1)
         inputs, weights = list[tuple[int, int]](), list[tuple[int, int]]()
 
         def pass_weights(weights: list[tuple[int, int]] = weights) -> None:
@@ -98,10 +100,10 @@ def _day(request: Request, plan: MemoryPlan, trainer: Allocator, draw: random.Ra
 
         for _ in range(model.num_layers - 1):
             pass_weights()
-            inputs.append(trainer.allocate(num_tokens * kept))
+            inputs.append(trainer.allocate(kept))
             yield "forward"
-        at_peak = model.activation_bytes(num_tokens, rank, recomputes=plan.gradient_checkpointing)
-        beside = at_peak - len(inputs) * num_tokens * kept
+        at_peak = model.activation_bytes(num_tokens, rank, recomputes=plan.gradient_checkpointing) + attention
+        beside = at_peak - len(inputs) * kept
         while inputs:
             pass_weights()
             parts = [draw.uniform(0.5, 1.5) for _ in range(8)]

@@ -47,7 +47,9 @@ async def test_processes_that_share_each_row_take_the_step_of_one(
     expected = alone.forward_backward(wire.ForwardBackward(datums=datums, loss=loss))
     expected_step = alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
     alone.save_weights_for_sampler(tmp_path / "alone")
-    shared = chz.replace(config, num_processes=num_processes, sharding=sharding, context_parallel=2)
+    shared = chz.replace(
+        config, num_processes=num_processes, sharding=sharding, context_parallel=2, keeps_attention=True
+    )
 
     async with TrainingClient(shared, tmp_path / "trainer.log") as several:
         output = await several.forward_backward(datums, loss)

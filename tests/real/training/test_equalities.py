@@ -10,6 +10,8 @@ import chz
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.trainer_peaks import LiveBytes, extrapolate, measure
@@ -18,7 +20,7 @@ from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
-from cua_rl.training.layers import StreamedLinear
+from cua_rl.training.layers import ATTENTION_KERNELS, StreamedLinear
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, Rollout
 from tests.builders import model_turn, rollout
@@ -30,6 +32,7 @@ from tests.real.training.tiny_qwen3_vl import (
     draw_screenshot,
     image_chunk,
 )
+from tests.real.training.trainer_calls import run_out_of_memory
 from tests.rounding import assert_equal_but_for_rounding
 
 NUM_TURNS = 3
@@ -167,9 +170,57 @@ def test_checkpointed_equals_plain(moved_adapter: Callable[..., Trainer], rollou
     assert_equal(loss_and_gradients(plain, datums), loss_and_gradients(recomputing, datums))
 
 
+class CountedAttention(TorchDispatchMode):
+    """How often attention is computed, forward; what was kept is not computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_passes = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        self.num_passes += func in ATTENTION_KERNELS
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_whose_results_are_kept_runs_once_and_equals_that_which_runs_again(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    datums = merged(rollouts)
+    found: list[tuple[float, list[Tensor]]] = []
+    counts: list[int] = []
+    for changes in ({}, {"keeps_attention": True}):
+        trainer = moved_adapter(gradient_checkpointing=True, **changes)
+        with CountedAttention() as counted:
+            found.append(loss_and_gradients(trainer, datums))
+        counts.append(counted.num_passes)
+
+    num_layers = trainer.model.base.config.text_config.num_hidden_layers
+    assert counts == [2 * num_layers * len(datums), num_layers * len(datums)]
+    assert found[0][0] == found[1][0]
+    assert all(one.equal(other) for one, other in zip(found[0][1], found[1][1], strict=True))  # bit for bit
+
+
+def test_attention_is_not_kept_any_more_when_memory_ran_out(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    datums = merged(rollouts)
+    trainer = moved_adapter(gradient_checkpointing=True, keeps_attention=True, micro_batch_tokens=102)
+    run_out_of_memory(trainer, above=51)  # rows of two sequences do not fit, those of one do
+
+    with CountedAttention() as counted:
+        loss_and_gradients(trainer, datums)
+
+    assert counted.num_passes == 2 * trainer.model.base.config.text_config.num_hidden_layers * len(datums)
+
+
 def test_streamed_weights_equal_held_ones(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
     datums = merged(rollouts)
-    held, streamed = moved_adapter(), moved_adapter(gradient_checkpointing=True, sharding="offload")
+    held, streamed = (
+        moved_adapter(),
+        moved_adapter(gradient_checkpointing=True, sharding="offload", keeps_attention=True),
+    )
 
     assert any(isinstance(module, StreamedLinear) for module in streamed.model.base.modules())
     assert_equal(loss_and_gradients(held, datums), loss_and_gradients(streamed, datums))
@@ -193,9 +244,9 @@ def test_streamed_weights_stay_where_they_are_and_leave_nothing_behind() -> None
     assert live.now < 2048
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool) -> None:
-    found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, rank=4)
+@pytest.mark.parametrize(("recomputes", "keeps_attention"), [(False, False), (True, False), (True, True)])
+def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool, keeps_attention: bool) -> None:
+    found = measure(TINY_QWEN3_VL, 2200, recomputes=recomputes, keeps_attention=keeps_attention, rank=4)
 
     assert found["peak_gib"] > found["saved_gib"] > found["weights_gib"]
 
@@ -205,7 +256,7 @@ def test_the_peaks_of_presets_are_those_of_the_sharded_layers(sharding: str) -> 
     folder = Path(__file__).parents[2] / "run"
     kept = [json.loads(line) for line in (folder / "preset_peaks.jsonl").read_text().splitlines()]
     (peak,) = [one for one in kept if one.get("sharding") == sharding]
-    names = ("recomputes", "sharding", "num_processes")
+    names = ("recomputes", "keeps_attention", "sharding", "num_processes")
 
     found = extrapolate(
         folder / "model_configs" / peak["model"],

@@ -7,12 +7,16 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.layers import ATTENTION_KERNELS
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
@@ -70,6 +74,50 @@ def test_packed_rows_equal_single_sequences(family_config: TrainerConfig, family
 
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_that_is_kept_changes_no_gradient(
+    dtype: str, family_config: TrainerConfig, family_datums: list[Datum]
+) -> None:
+    found: list[list[Tensor]] = []
+    for keeps_attention in (False, True):
+        config = chz.replace(family_config, dtype=dtype, gradient_checkpointing=True, keeps_attention=keeps_attention)
+        trainer = moved(Trainer(config), family_datums)
+        train(trainer, family_datums)
+        found.append(gradients(trainer))
+
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
+class AttentionLayouts(TorchDispatchMode):
+    """Whether tokens follow each other in memory, as PyTorch's cuDNN wants them, in every call without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_tokens_outside: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Tensor, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if func in ATTENTION_KERNELS and (kwargs or {}).get("attn_mask") is None:
+            self.are_tokens_outside.append(all(heads.transpose(1, 2).is_contiguous() for heads in args[:3]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_attention_gets_its_heads_in_the_layout_for_which_cudnn_needs_no_plan_per_length(
+    dtype: str, family: str, family_config: TrainerConfig, family_datums: list[Datum]
+) -> None:
+    trainer = Trainer(chz.replace(family_config, dtype=dtype))
+    forward(trainer, family_datums)  # from here on, the vision tower has nothing to do
+
+    with AttentionLayouts() as found:
+        forward(trainer, family_datums)
+
+    assert found.are_tokens_outside or family.startswith("qwen3_5")  # whose tiny models have it in the last layer only
+    assert all(found.are_tokens_outside)
+    assert trainer.model.attention_kernel == "ScaledDotProductFlashAttentionForCpu"
 
 
 def test_half_precision_is_close_to_single(family_config: TrainerConfig, family_datums: list[Datum]) -> None:

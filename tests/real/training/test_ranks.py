@@ -124,7 +124,7 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
     expected_base = alone.forward(wire.Forward(datums=datums, temperature=1.0, weights="base"))
     alone.save_weights_for_sampler(tmp_path / "alone")
     alone.save_state(tmp_path / "state-of-one")
-    sharded = chz.replace(config, num_processes=2, sharding="full")
+    sharded = chz.replace(config, num_processes=2, sharding="full", keeps_attention=True)
 
     async with TrainingClient(sharded, tmp_path / "trainer.log") as two:
         output = await two.forward_backward(datums, LossConfig())
@@ -176,7 +176,7 @@ async def test_two_processes_that_hold_half_of_the_layers_train_all_weights_as_o
     expected_step = alone.optim_step(wire.OptimStep(optim=clipped_step))
     alone.save_weights_for_sampler(tmp_path / "alone")
     alone.save_state(tmp_path / "state-of-one")
-    sharded = chz.replace(config, num_processes=2, sharding="full")
+    sharded = chz.replace(config, num_processes=2, sharding="full", keeps_attention=True)
 
     async with TrainingClient(sharded, tmp_path / "trainer.log") as two:
         output = await two.forward_backward(datums, LossConfig())
