@@ -325,6 +325,18 @@ async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monke
             assert profile.stat().st_mode & 0o077 == 0
 
 
+async def test_the_driver_of_browsers_holds_no_key_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-judge")
+    others = psutil.Process().children()
+    async with pages_of(folder) as pages:
+        await pages.lend()
+        drivers = [one for one in psutil.Process().children() if one not in others and "run-driver" in one.cmdline()]
+
+        assert len(drivers) == 1
+        assert "canary" not in str(drivers[0].environ())
+        assert drivers[0].environ()["PW_LANG_NAME"] == "python"
+
+
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
 async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabilities(folder: Path) -> None:
     others = browser_pids(scratch_folder())
