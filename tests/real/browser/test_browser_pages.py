@@ -313,7 +313,7 @@ async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monke
         browsers = [psutil.Process(pid) for pid in set(browser_pids(scratch_folder())).difference(others)]
         programs = [one for one in browsers if "process_guard" not in " ".join(command_line(one))]
         assert programs
-        for process in (*browsers, *programs[0].children(recursive=True)):
+        for process in (*programs, *programs[0].children(recursive=True)):
             with suppress(
                 psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError
             ):  # a browser's helpers come and go
