@@ -187,10 +187,9 @@ async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") 
 @cache
 def _bare_node() -> str:
     """Starts Playwright's driver without our variables, which without namespaces others of our user read there."""
-    spec = find_spec("playwright")
-    assert spec is not None
-    assert spec.origin is not None
-    node = os.environ.get(_NODE) or str(Path(spec.origin).parent / "driver" / "node")
+    import playwright
+
+    node = os.environ.get(_NODE) or str(Path(playwright.__file__).parent / "driver" / "node")
     variables = bare_environment(Path.home(), {"TMPDIR": tempfile.gettempdir()})
     words = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in variables.items())])
     script = make_scratch_folder("node") / "node"
