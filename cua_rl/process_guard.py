@@ -7,8 +7,9 @@ The guard's exit status is the command's. Standard library only: it starts in ab
 LIFELINE is the number of an inherited pipe. Where another program starts the guard for us, it is the path of a FIFO,
 and COMMAND gets that program's pipes 3 and 4.
 
-Two options may stand before COMMAND. `--bounded` keeps head and tail of its output. `--result=TAKEN:UID:PATH` takes
-what it reports, for a program whose descendants may run code of a model under the same user: see `_Result`.
+Options may stand before COMMAND. `--scratch=FOLDER` says whose the guard is. `--bounded` keeps head and tail of the
+output. `--result=TAKEN:UID:PATH` takes what the command reports, for a program whose descendants may run code of a
+model under the same user: see `_Result`.
 
 On Linux the kernel helps: orphans become the guard's children, and the command ends even if the guard is killed. macOS
 has neither, so there the guard finds orphans by their session, and must not be killed itself.

@@ -127,7 +127,8 @@ class OwnedProcess:
     async def start(self) -> None:
         """Start the command; one that does not exist ends with a `FileNotFoundError` in its log."""
         await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
-        mark = {MARK: str(await asyncio.to_thread(scratch_folder))}  # found by it if even its guard is killed
+        scratch = str(await asyncio.to_thread(scratch_folder))
+        mark = {MARK: scratch}  # found by it if even its guard is killed
         log = await asyncio.to_thread(open_log, self.log_path)
         read_end, self._lifeline = os.pipe()
         told = None if self._told is None else _send_ahead(self._told)
@@ -136,6 +137,7 @@ class OwnedProcess:
                 *GUARD,
                 str(read_end),
                 str(self._stop_timeout_s),
+                f"--scratch={scratch}",
                 *self._guard_options,
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL if told is None else told.fileno(),

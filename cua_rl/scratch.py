@@ -97,6 +97,8 @@ def _processes() -> list[int]:
 
 def _has_mark(pid: int, folder: Path) -> bool:
     with suppress(OSError):
+        if _is_guard(pid) and str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return True  # its environment may be closed to us
         return f"{MARK}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 

@@ -12,7 +12,7 @@ import pytest
 
 from cua_rl import process_guard
 from cua_rl.processes import GUARD, OwnedProcess
-from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
+from cua_rl.scratch import MARK, make_scratch_folder, remove_abandoned, scratch_folder
 from cua_rl.system_users import GUEST_UIDS, can_change_user, claim_user
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 from tests.live_processes import is_alive, wait_until_dead
@@ -178,7 +178,7 @@ def test_what_outlives_controller_and_guard_is_ended_by_the_next_start(tmp_path:
     controller = f"""
 import asyncio, pathlib
 from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import make_scratch_folder
+from cua_rl.scratch import MARK, make_scratch_folder
 async def main():
     make_scratch_folder("pg")
     async with OwnedProcess(["{sys.executable}", "-c", {spawner!r}], name="x", log_path=pathlib.Path("{log_path}")):
@@ -236,6 +236,32 @@ def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
     inner = make_scratch_folder("x")
     assert inner.stat().st_mode & 0o777 == 0o700
     inner.rmdir()
+
+
+def test_the_folder_of_a_dead_process_stays_while_a_guard_ends_what_it_left(tmp_path: Path) -> None:
+    folder = tmp_path / "cua_rl-left"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    lifeline, held = os.pipe()
+    command = [*GUARD, str(lifeline), "5", f"--scratch={folder}", "sh", "-c", "echo started; exec sleep 60"]
+    environ = os.environ | {MARK: str(folder)}
+    with subprocess.Popen(command, env=environ, pass_fds=[lifeline], stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == b"started\n"
+
+        removed = remove_abandoned(tmp_path)
+
+        os.close(held)
+        assert guard.wait() == 128 + signal.SIGTERM
+    assert removed == []
+
+
+async def test_a_guard_names_the_folder_of_its_owner(tmp_path: Path) -> None:
+    async with OwnedProcess(["sh", "-c", "echo $$; exec sleep 60"], name="owned", log_path=tmp_path / "log"):
+        guard = psutil.Process(await read_pid(tmp_path / "log")).parent()
+
+        assert guard is not None
+        assert f"--scratch={scratch_folder()}" in guard.cmdline()
 
 
 def test_the_lock_of_a_folder_is_closed_to_others(tmp_path: Path) -> None:

@@ -27,11 +27,8 @@ def attack_browser(targets: Targets) -> Findings:
     ports = sorted({port for _, port, _ in listeners(browsers)})
     yield check_all(2, "TCP ports of Chromium", browsers, ports)
     yield check_all(2, "Chromium as root", browsers, [each.pid for each in browsers if each.uids().real == 0])
-    # what drives the browser is part of the controller
-    own = ("process_guard", "playwright/driver")
-    operated = [each for each in below if not any(word in command_line(each) for word in own)]
-    found = {canary for process in operated for canary in canaries_of(process)}
-    yield check_all(2, "canaries in the environment of browser and desktops", operated, found)
+    found = {canary for process in below for canary in canaries_of(process)}
+    yield check_all(2, "canaries in the environment of browser, its driver and desktops", below, found)
 
 
 def attack_files(targets: Targets) -> Findings:

@@ -176,7 +176,8 @@ def attack_inspection(targets: Targets) -> Findings:
         yield check_all(20, f"{who} debugs {len(got)} processes of the run", got, bad)
     if own != 0:
         yield skipped(20, "another user debugs processes of the run", "needs root, which can become another user")
-        run = targets.run.find("cua_rl.recipes.train", "cua_rl.training.worker")
+        names = ("cua_rl.recipes", "cua_rl.training.worker", "process_guard")
+        run = [each for each in targets.run.processes() if any(name in command_line(each) for name in names)]
         said = [f"{as_user(own, partial(inspect, each.pid))}: {command_line(each)[-50:]}" for each in run]
         bad = [one for one in said if not one.startswith("refused")]
         yield check_all(20, f"our user debugs {len(run)} processes of the run", run, bad)

@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
+import os
+import shlex
+import tempfile
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -18,6 +22,8 @@ from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.browser.site_network import SiteNetwork, open_site_network
 from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.guest_account import claim_guest_account
+from cua_rl.scratch import make_scratch_folder
+from cua_rl.system_users import bare_environment
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright
@@ -29,6 +35,8 @@ PAGES_PER_BROWSER = 16
 MAX_USES = 500
 """A page is replaced after this many rollouts to bound its renderer's memory."""
 
+_NODE = "PLAYWRIGHT_NODEJS_PATH"
+_PLAYWRIGHTS = 'PW_LANG_NAME="$PW_LANG_NAME" PW_LANG_NAME_VERSION="$PW_LANG_NAME_VERSION"'
 _NO_PROXY = "http://nowhere.invalid:1"
 
 _serial_numbers = count(1)
@@ -69,6 +77,7 @@ class BrowserPages:
 
         files = ("true", *pages_on_disk(self.settings.allowed_urls))
         await asyncio.to_thread(lambda: claim_guest_account(files, "pages").release())  # raises if it cannot read them
+        os.environ[_NODE] = await asyncio.to_thread(_bare_node)
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 
@@ -191,6 +200,23 @@ async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") 
     screen = {"deviceScaleFactor": settings.drawn_scale, "mobile": False, "dontSetVisibleSize": True}
     await send("Emulation.setDeviceMetricsOverride", size | screen)
     await send("Emulation.setVisibleSize", {"width": clip.width, "height": clip.height})
+
+
+@cache
+def _bare_node() -> str:
+    """Starts Playwright's driver without our variables, which without namespaces others of our user read there."""
+    import playwright
+
+    node = os.environ.get(_NODE) or str(Path(playwright.__file__).parent / "driver" / "node")
+    variables = bare_environment(Path.home(), {"TMPDIR": tempfile.gettempdir()})
+    words = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in variables.items())])
+    script = make_scratch_folder("node") / "node"
+    script.write_text(f'#!/bin/sh\nexec {words} {_PLAYWRIGHTS} {shlex.quote(node)} "$@"\n')
+    script.chmod(0o700)
+    if os.access(script, os.X_OK):
+        return str(script)
+    logger.warning("Playwright's driver keeps our environment: no program can be started in %s", script.parent)
+    return node
 
 
 def require_playwright() -> None:

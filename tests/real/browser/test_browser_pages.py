@@ -314,7 +314,7 @@ async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monke
         browsers = [psutil.Process(pid) for pid in set(browser_pids(scratch_folder())).difference(others)]
         programs = [one for one in browsers if "process_guard" not in " ".join(command_line(one))]
         assert programs
-        for process in (*browsers, *programs[0].children(recursive=True)):
+        for process in (*programs, *programs[0].children(recursive=True)):
             with suppress(
                 psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError
             ):  # a browser's helpers come and go
@@ -324,6 +324,18 @@ async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monke
         assert not any("--remote-debugging-port" in word for one in programs for word in command_line(one))
         for profile in scratch_folder().glob("browser*"):
             assert profile.stat().st_mode & 0o077 == 0
+
+
+async def test_the_driver_of_browsers_holds_no_key_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-judge")
+    others = psutil.Process().children()
+    async with pages_of(folder) as pages:
+        await pages.lend()
+        drivers = [one for one in psutil.Process().children() if one not in others and "run-driver" in one.cmdline()]
+
+        assert len(drivers) == 1
+        assert "canary" not in str(drivers[0].environ())
+        assert drivers[0].environ()["PW_LANG_NAME"] == "python"
 
 
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
