@@ -43,7 +43,6 @@ from cua_rl.settings import with_values
 
 logger = logging.getLogger(__name__)
 
-
 _ONLY_WITH = {
     "command": "external",
     "url": "external",

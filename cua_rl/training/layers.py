@@ -1,5 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Faster layers for Qwen models with the same results: packed attention, the last layer, LoRA, the patch embedding."""
+"""Cheaper layers for Qwen models with the same results: packed attention, the last layer, LoRA, the patch embedding,
+and experts that stay in their files.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,6 +17,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import Transpose, WeightConverter
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
@@ -330,3 +334,23 @@ class LinearPatchEmbed(nn.Module):
 def use_linear_patch_embedding(tower: Any) -> None:
     """Replace the tower's patch embedding; parameters keep their names."""
     tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))
+
+
+class ViewedTranspose(Transpose):
+    """Transformers' operation without its copy, which every process would make in main memory."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """One weight as the model has it; a file that Transformers wrote may have it so already."""
+        ((_, found),) = input_dict.items()
+        tensor: Tensor = found[0] if isinstance(found, list) else found
+        expected = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
+        return {target_patterns[0]: tensor if tensor.shape == expected else tensor.transpose(self.dim0, self.dim1)}
+
+
+def leave_experts_in_files() -> None:
+    """Let processes that load Qwen3-VL's experts, which its files hold transposed, share the pages of these files."""
+    names = [f"mlp.experts.{part}" for part in ("gate_up_proj", "down_proj")]
+    converters = [WeightConverter(name, name, [ViewedTranspose(1, 2, check_dims=True)]) for name in names]
+    register_checkpoint_conversion_mapping("qwen3_vl_moe", [*converters], overwrite=True)

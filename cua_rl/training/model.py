@@ -34,13 +34,14 @@ from cua_rl.training.layers import (
     FusedLoraLinear,
     attention_kernel,
     keep_predictors_only,
+    leave_experts_in_files,
     require_separate_sequences,
     separate_sequences,
     stream_frozen_weights,
     use_linear_patch_embedding,
 )
 from cua_rl.training.libraries import load_with_unsloth, use_liger_kernels
-from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings, leave_experts_in_files
+from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import Place, shard_weights
 from cua_rl.training.vision import BLANKS
 

@@ -13,8 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Transpose, WeightConverter
 
 from cua_rl.errors import ConfigError
 
@@ -46,26 +44,6 @@ class Merged:
     """Norm of the merged weights' rounding errors as a share of the update's norm: at 0.1, a tenth of what was learned
     is lost in the stored precision.
     """
-
-
-class ViewedTranspose(Transpose):
-    """Transformers' operation without its copy, which every process would make in main memory."""
-
-    def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> dict[str, Tensor]:
-        """One weight as the model has it; a file that Transformers wrote may have it so already."""
-        ((_, found),) = input_dict.items()
-        tensor: Tensor = found[0] if isinstance(found, list) else found
-        expected = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
-        return {target_patterns[0]: tensor if tensor.shape == expected else tensor.transpose(self.dim0, self.dim1)}
-
-
-def leave_experts_in_files() -> None:
-    """Let processes that load Qwen3-VL's experts, which its files hold transposed, share the pages of these files."""
-    names = [f"mlp.experts.{part}" for part in ("gate_up_proj", "down_proj")]
-    converters = [WeightConverter(name, name, [ViewedTranspose(1, 2, check_dims=True)]) for name in names]
-    register_checkpoint_conversion_mapping("qwen3_vl_moe", [*converters], overwrite=True)
 
 
 def copy_settings(source: Path, folder: Path) -> None:
