@@ -265,7 +265,8 @@ def test_the_peaks_of_presets_are_those_of_the_sharded_layers(sharding: str) -> 
         **{name: peak[name] for name in names},
     )
 
-    assert found == pytest.approx(peak, rel=0.02)
+    sizes = {name: size for name, size in peak.items() if name.endswith("_gib")}
+    assert {name: found[name] for name in sizes} == pytest.approx(sizes, rel=0.02)
 
 
 def test_a_chunked_head_equals_a_plain_one(
