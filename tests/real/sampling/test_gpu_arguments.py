@@ -30,7 +30,7 @@ class Shape:
     num_gpus: int
     memory_gib: float
     tensor_parallel: int
-    """Expected: the fewest GPUs that hold the weights."""
+    """Expected: the fewest GPUs that hold the weights and one context."""
     max_model_len: int = 16384
     model_type: str = "qwen3_vl"
 
@@ -53,8 +53,8 @@ SHAPES = {
     "4b-24gb": Shape(text=FOUR_B, num_gpus=1, memory_gib=23.5, tensor_parallel=1, max_model_len=8192),
     "4b": Shape(text=FOUR_B, num_gpus=1, memory_gib=79.6, tensor_parallel=1),
     "8b": Shape(text=text(4096, 36, 32, 8, 12288), num_gpus=2, memory_gib=79.6, tensor_parallel=1),
-    "32b": Shape(text=text(5120, 64, 64, 8, 25600), num_gpus=4, memory_gib=79.6, tensor_parallel=2),
-    "30b-a3b": Shape(text=EXPERTS, num_gpus=8, memory_gib=79.6, tensor_parallel=2, model_type="qwen3_vl_moe"),
+    "32b": Shape(text=text(5120, 64, 64, 8, 25600), num_gpus=4, memory_gib=63.6, tensor_parallel=2),
+    "30b-a3b": Shape(text=EXPERTS, num_gpus=8, memory_gib=79.6, tensor_parallel=1, model_type="qwen3_vl_moe"),
 }
 
 
