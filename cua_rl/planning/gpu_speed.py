@@ -111,9 +111,8 @@ def token_flop(
     forward pass once more where activations are recomputed, without attention if that is kept.
     """
     again = 1 if recomputes else 0
-    decoder = model.active_parameters - model.embedding_parameters - model.vision_parameters
-    num_attentions = model.num_layers - (model.linear.num_layers if model.linear else 0)
-    seen = num_attentions * 4 * model.query * num_tokens / 2  # scores and values; a token sees half of the others
+    decoder = model.active_decoder_parameters
+    seen = model.num_attentions * 4 * model.query * num_tokens / 2  # scores and values; a token sees half of the others
     adapter = 2 * model.lora_parameters(lora_rank)
     return (2 + again) * 2 * decoder + (3 + again) * (seen + adapter) - (again * seen if keeps_attention else 0)
 

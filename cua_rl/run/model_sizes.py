@@ -91,6 +91,11 @@ class ModelSizes:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def num_attentions(self) -> int:
+        """Decoder layers with softmax attention."""
+        return self.num_layers - (self.linear.num_layers if self.linear else 0)
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer with softmax attention."""
         attention = self._attention_parameters
@@ -125,10 +130,15 @@ class ModelSizes:
         return self.linear.num_layers * (of_linear(self.linear) - of_attention) if self.linear else 0
 
     @property
-    def active_parameters(self) -> int:
-        """Those that a token passes through: of the experts, only the chosen ones."""
+    def active_decoder_parameters(self) -> int:
+        """Those of the decoder layers that a token passes through: of the experts, only the chosen ones."""
         idle = self.num_experts - self.experts_per_token if self.num_experts else 0
-        return self.parameters - idle * self.num_layers * 3 * self.hidden * self.intermediate
+        return self.decoder_parameters - idle * self.num_layers * 3 * self.hidden * self.intermediate
+
+    @property
+    def active_parameters(self) -> int:
+        """`parameters` without those of experts that are not chosen."""
+        return self.active_decoder_parameters + self.embedding_parameters + self.vision_parameters
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
@@ -143,8 +153,7 @@ class ModelSizes:
     def kv_bytes_per_token(self, tensor_parallel: int) -> int:
         """KV cache per token on one GPU; heads that cannot be split further are repeated."""
         heads = max(1, self.num_kv_heads // tensor_parallel)
-        num_layers = self.num_layers - (self.linear.num_layers if self.linear else 0)
-        return 2 * num_layers * heads * self.head_dim * BYTES_16
+        return 2 * self.num_attentions * heads * self.head_dim * BYTES_16
 
     def feature_bytes(self, num_tokens: int) -> int:
         """Size of the visual features of that many image tokens."""
@@ -188,8 +197,7 @@ class ModelSizes:
 
     def attention_bytes(self, num_tokens: int) -> int:
         """What attention returns of one row: values, and how large the sums over all keys were, in float32."""
-        num_inner = self.num_layers - 1 - (self.linear.num_layers if self.linear else 0)
-        return num_tokens * num_inner * (BYTES_16 * self.query + BYTES_32 * self.num_heads)
+        return num_tokens * (self.num_attentions - 1) * (BYTES_16 * self.query + BYTES_32 * self.num_heads)
 
     def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
         """Activations of one row of `num_tokens` at the peak of a step; embeddings, features and head included."""
@@ -203,7 +211,7 @@ class ModelSizes:
                 one = max(one, linear + 8 * (self.hidden + self.linear.value) + (backward if self.num_experts else 0))
             return num_tokens * inner * BYTES_16 * self.hidden + max(num_tokens * one, _LOGITS)
         beside = 19 * self.hidden if self.num_experts else 3 * self.intermediate + 7 * self.hidden
-        num_linear = self.linear.num_layers if self.linear else 0
+        num_linear = self.num_layers - self.num_attentions
         per_token = (inner - num_linear) * layer + num_linear * linear + backward + beside
         return num_tokens * per_token + _LOGITS
 
