@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from cua_rl.gpu_peaks import data_sheet_tflop_per_s
 from cua_rl.planning.gpu_speed import image_flop
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.gpus import ask_nvidia_smi, visible_gpus
+from cua_rl.run.machine_facts import ROOT, find_commit, gather_facts, installed_packages
 from cua_rl.run.model_sizes import ModelSizes, load_model_sizes
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.training import run_training
@@ -97,14 +96,12 @@ def open_s(requests: Iterable[Request]) -> float:
 
 def sampling_flop(model: ModelSizes, lora_rank: int, requests: Sequence[Request]) -> float:
     """Operations of the model server: of tokens outside its prefix cache, and of each screenshot of a step once."""
-    decoder = model.active_parameters - model.embedding_parameters - model.vision_parameters
-    per_token = 2 * (decoder + model.lora_parameters(lora_rank))
-    num_attentions = model.num_layers - (model.linear.num_layers if model.linear else 0)
+    per_token = 2 * (model.active_decoder_parameters + model.lora_parameters(lora_rank))
     total = 0.0
     for one in requests:
         last = one.prompt + one.sampled - 1  # the last sampled token is not read
         pairs = (last * (last + 1) - one.cached * (one.cached + 1)) // 2
-        total += per_token * (last - one.cached) + 4 * num_attentions * model.query * pairs
+        total += per_token * (last - one.cached) + 4 * model.num_attentions * model.query * pairs
         total += 2 * model.vocabulary * model.hidden * one.sampled
     seen = {(one.step, name): tokens for one in requests for name, tokens in one.screenshots.items()}
     return total + sum(image_flop(model, tokens) for tokens in seen.values())
@@ -144,10 +141,6 @@ def measure(
         "sampling": sampling_tflop / sampling / peak_tflop_per_s,
         "whole": sum(tflop.values()) / whole / peak_tflop_per_s,
     }
-
-    def peak(name: str) -> float | None:
-        return max((step.metrics[name] for step in steps if name in step.metrics), default=None)
-
     screenshots = len({(one.step, name) for one in requests for name in one.screenshots})
     return {
         "steps": len(steps),
@@ -164,14 +157,17 @@ def measure(
         "mfu": mfu,
         "mfu_missing": None if mfu else "no data-sheet peak of this device is known",
         "peak_tflop_per_s": peak_tflop_per_s,
-        "peak_memory_gib": {
-            "trainer_tensors": peak("trainer/peak_cuda_gib"),
-            "trainer_reserved": peak("trainer/peak_reserved_gib"),
-            "trainer_main": peak("trainer/peak_rss_gib"),
-        },
+        "peak_memory_gib": trainer_peaks(steps),
         "success_rate": [step.metrics.get("reward/success_rate") for step in steps],
         "rollouts": [step.metrics.get("rollout/num_rollouts") for step in steps],
     }
+
+
+def trainer_peaks(steps: Sequence[DoneStep]) -> dict[str, float | None]:
+    """The most memory that the trainer took in any step, GiB; None of what was not measured."""
+    names = {"trainer_tensors": "cuda", "trainer_reserved": "reserved", "trainer_main": "rss"}
+    found = {part: [step.metrics.get(f"trainer/peak_{name}_gib") for step in steps] for part, name in names.items()}
+    return {part: max((gib for gib in peaks if gib is not None), default=None) for part, peaks in found.items()}
 
 
 async def load_record(folder: str) -> tuple[list[DoneStep], list[Request]]:
@@ -244,16 +240,14 @@ def describe_machine() -> dict[str, Any]:
         raise ConfigError(f"expected one GPU, got {len(gpus)}; choose one: CUDA_VISIBLE_DEVICES=0")
     rows = [line.split(", ") for line in ask_nvidia_smi(fields="index,name,driver_version,memory.total").splitlines()]
     row = next((row for row in rows if gpus and row[0] == gpus[0].name), [None] * 4)
-    git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    changed = "+changes" if git(["git", "status", "--porcelain", "-uno"]).stdout else ""
     return {
         "gpu": row[1],
         "driver": row[2],
         "gpu_memory_mib": row[3],
         "cpu_cores": os.cpu_count(),
         "python": sys.version.split()[0],
-        "versions": {one.name: one.version for one in distributions() if one.name in PACKAGES},
-        "commit": git(["git", "rev-parse", "HEAD"]).stdout.strip() + changed,
+        "versions": {name: version for name, version in installed_packages().items() if name in PACKAGES},
+        "commit": gather_facts({"commit": partial(find_commit, ROOT)})["commit"],
     }
 
 
