@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self, cast, get_args
+from typing import cast, get_args
 from urllib.parse import urlsplit
 
 from cua_rl.devices.browser.backend import BrowserPages
@@ -215,18 +215,13 @@ class UserPages(BrowserPages):
             return await self.lend(request.task_id)
         return await self.lend(request.task_id, site=await self._servers.take(request.site))
 
-    async def __aenter__(self) -> Self:
+    async def _open_sites(self) -> None:
         """Try each site once: a command that does not work ends the run, not every rollout."""
-        await super().__aenter__()
         try:
             if self._programs:
                 self._servers = await self._open_servers(self._other_urls)
             for program in self._programs:
                 await self._servers.start(program)
                 await self._servers.close()
-        except BaseException as error:
-            await self.__aexit__()
-            if isinstance(error, DeviceError):
-                raise ConfigError(f"{error}; correct site_command") from None
-            raise
-        return self
+        except DeviceError as error:
+            raise ConfigError(f"{error}; correct site_command") from None

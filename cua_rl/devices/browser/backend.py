@@ -78,7 +78,12 @@ class BrowserPages:
         files = ("true", *pages_on_disk(self.settings.allowed_urls))
         await asyncio.to_thread(lambda: claim_guest_account(files, "pages").release())  # raises if it cannot read them
         os.environ[_NODE] = await asyncio.to_thread(_bare_node)
-        self._playwright = await self._stack.enter_async_context(async_playwright())
+        try:
+            self._playwright = await self._stack.enter_async_context(async_playwright())
+            await self._open_sites()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -87,6 +92,9 @@ class BrowserPages:
         self._hosts.clear()
         self._idle.clear()
         await self._stack.aclose()
+
+    async def _open_sites(self) -> None:
+        """What pages of one kind need beside a browser."""
 
     async def _open_servers(self, other_urls: Collection[str] = ()) -> SiteServers:
         """Servers of pages that may also request these addresses, in their network; they end with the pages."""

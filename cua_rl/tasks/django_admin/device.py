@@ -3,7 +3,6 @@
 import asyncio
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.served_site import SiteServers
@@ -44,8 +43,7 @@ class AdminPages(BrowserPages):
         site = AdminSite(empty_database=await asyncio.shield(made), served=await self._servers.take(SITE))
         return await self.lend(request.task_id, site=site)
 
-    async def __aenter__(self) -> Self:
+    async def _open_sites(self) -> None:
         self._servers = await self._open_servers()
         self._folder = await asyncio.to_thread(make_scratch_folder, "admin")
         self._stack.callback(remove_tree, self._folder)
-        return await super().__aenter__()
