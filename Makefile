@@ -46,7 +46,7 @@ imports:
 size:
 	$(PYTHON) -m scripts.code_size
 
-# tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
+# tests of one file share a browser or a database, some of all files a model server: tests/groups.py
 test: setup ## all tests, with the real model server, trainer and database: before every push
 	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --ignore=tests/real/harnesses
 

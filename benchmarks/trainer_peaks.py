@@ -286,14 +286,10 @@ def main() -> None:
     for folder in arguments.folders:
         for rank in arguments.ranks:
             for num_tokens in arguments.tokens:
-                for recomputes, keeps_attention in ((False, False), (True, False), (True, True)):
-                    if arguments.recomputed and not recomputes:
-                        continue
-                    options: dict[str, Any] = {
-                        "recomputes": recomputes,
-                        "keeps_attention": keeps_attention,
-                        "rank": rank,
-                    }
+                ways = ((False, False), (True, False), (True, True))
+                for recomputes, keeps_attention in ways[1:] if arguments.recomputed else ways:
+                    options: dict[str, Any] = {"recomputes": recomputes, "keeps_attention": keeps_attention}
+                    options["rank"] = rank
                     if arguments.sharding is None:
                         found = measure(folder, num_tokens, **options)
                     else:

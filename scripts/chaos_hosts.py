@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ import psutil
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.devices.browser.site_relay import copy
 from cua_rl.processes import OwnedProcess
 from cua_rl.run.worker_config import TOKEN_VARIABLE as WORKER_TOKEN
 from cua_rl.sampling.address import API_KEY_VARIABLE
@@ -137,13 +138,6 @@ async def open_database(folder: Path, host: Host, port: int = 5432) -> AsyncGene
 
     The embedded Postgres listens on a Unix socket alone; what other hosts reach is a relay to it.
     """
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while chunk := await reader.read(2**16):
-                writer.write(chunk)
-                await writer.drain()
-        writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         theirs, ours = await asyncio.open_unix_connection(f"{socket_folder}/.s.PGSQL.5432")

@@ -81,9 +81,14 @@ def ask_nvidia_smi(fields: str = "index,uuid,memory.total", search_path: str | N
     Unlike /proc/driver/nvidia, it works inside WSL2, and lists only the GPUs that a container was given.
     """
     try:
-        return run_nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", search_path=search_path)
+        return query_gpus(fields, search_path)
     except ConfigError:
         return ""
+
+
+def query_gpus(fields: str, search_path: str | None = None) -> str:
+    """A line of `fields` for every GPU; raises as `run_nvidia_smi` does."""
+    return run_nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", search_path=search_path)
 
 
 def run_nvidia_smi(*arguments: str, search_path: str | None = None) -> str:

@@ -15,7 +15,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from cua_rl.errors import CuaError, boundary
 from cua_rl.masking import MASK, printable
-from cua_rl.run.gpus import run_nvidia_smi
+from cua_rl.run.gpus import query_gpus, run_nvidia_smi
 from cua_rl.run.memory_parts import GIB
 from cua_rl.system import total_memory_bytes
 from cua_rl.system_users import computing_environment
@@ -135,8 +135,7 @@ def parse_topology(printed: str) -> dict[str, dict[str, str]]:
 
 def read_clocks() -> list[dict[str, str]]:
     """Clocks, power and temperature of every GPU now, as nvidia-smi words them."""
-    printed = run_nvidia_smi(f"--query-gpu={_CLOCK_FIELDS}", "--format=csv,noheader,nounits")
-    rows = ([cell.strip() for cell in line.split(",")] for line in printed.splitlines())
+    rows = ([cell.strip() for cell in line.split(",")] for line in query_gpus(_CLOCK_FIELDS).splitlines())
     return [dict(zip(_CLOCK_FIELDS.split(","), row, strict=True)) for row in rows]
 
 

@@ -190,7 +190,7 @@ class FeatureCache:
         found = {name: self._entries[name] for name in wanted if name in self._entries}
         for name in found:
             self._entries.move_to_end(name)
-        encoded = encode({name: image for name, image in wanted.items() if name not in found})
+        encoded = encode(self.missing(wanted))
         for name, features in encoded.items():
             if features.nbytes > self._max_bytes:
                 continue

@@ -20,11 +20,12 @@ async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         port = re.search(rb"\r\nhost: *[^\r]*:(\d+)", head, re.IGNORECASE)
         site_reader, site_writer = await asyncio.open_connection("127.0.0.1", int(port[1]) if port else 80)
         site_writer.write(head)
-        await asyncio.gather(_copy(reader, site_writer), _copy(site_reader, writer))
+        await asyncio.gather(copy(reader, site_writer), copy(site_reader, writer))
     writer.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Write all that comes, then close."""
     with suppress(OSError):
         while piece := await reader.read(2**16):
             writer.write(piece)
