@@ -406,7 +406,8 @@ ranks.close()
 def private_share(model: Path, sharding: str, num_ranks: int) -> float:
     """What all ranks together hold of their own at most while they load a model, as a share of its file."""
     command = [sys.executable, "-c", LOADING_RANK, str(model), sharding]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    # glibc returns freed tensors at once, so that what was freed is not counted as held
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(64 * 2**10)}
     with ThreadPoolExecutor() as threads:
         runs = [
             threads.submit(
