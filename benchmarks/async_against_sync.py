@@ -22,14 +22,13 @@ from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.planning.fleet import Spread
 from cua_rl.planning.virtual_time import run_in_virtual_time
-from cua_rl.policy import AdapterRef
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import Datum, ModelTurn, Rollout
+from cua_rl.types import AdapterRef, Datum, ModelTurn, Rollout
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, Seeds, settings

@@ -16,10 +16,10 @@ from random import Random
 import psutil
 
 from cua_rl.actions import Click
-from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.browser.page import BrowserPage
-from cua_rl.tasks.miniwob.device import MiniWobPages
-from cua_rl.tasks.miniwob.pages import begin, read_result
+from cua_rl.environments.browser.chromium import find_chromium
+from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.miniwob.pages import begin, read_result
+from cua_rl.environments.browser.page import BrowserPage
 
 NAMES = (
     "click-button", "click-color", "click-dialog-2", "click-link", "click-option", "click-widget", "enter-text",

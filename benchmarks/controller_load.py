@@ -40,12 +40,12 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.writer import write_worker_events
-from cua_rl.devices.pool import DevicePool, DeviceRequest
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.planning.fleet import Spread
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
@@ -53,20 +53,19 @@ from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.remote import RemoteRunner
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.worker import Workplace, open_link, work
-from cua_rl.rollout.worker_app import make_worker_app
-from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.rollouts import freeze_loaded_objects
-from cua_rl.run.worker_config import FLUSH_LINGER_S, LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.task_loader import TaskSet, load_tasks
-from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import Datum, Reward
+from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
+from cua_rl.workers.remote import RemoteRunner
+from cua_rl.workers.worker import Workplace, open_link, work
+from cua_rl.workers.worker_app import make_worker_app
+from cua_rl.workers.worker_config import FLUSH_LINGER_S, LINGER_S
+from cua_rl.workers.worker_wire import PlannedRollout, WorkerSetup
 from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm

@@ -25,9 +25,20 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, SourceStarted, TrainingStarted, TurnTaken
 from cua_rl.judgement import Validation
-from cua_rl.model_input import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
+from cua_rl.types import (
+    AgentTurn,
+    Chunk,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+)
 from tests.fakes import make_task
 
 PNG_BYTES, IMAGE_TOKENS, TEXT_TOKENS, SAMPLED_TOKENS = 20_000, 60, 120, 32

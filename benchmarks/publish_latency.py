@@ -21,7 +21,6 @@ from statistics import median
 
 from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.sampling.address import server_client
@@ -29,6 +28,7 @@ from cua_rl.sampling.canary import Canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
+from cua_rl.types import AdapterRef
 
 
 async def load_bare(server: VllmServer | ExternalServer, path: Path, name: str) -> float:

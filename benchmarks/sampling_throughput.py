@@ -22,12 +22,11 @@ import psutil
 from PIL import Image, ImageDraw
 
 from cua_rl.config import ServerConfig
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types import ModelTurn
+from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
 
 INSTRUCTIONS = "You operate a phone. Open the settings, switch the wireless network off, report what you see. " * 4
 

@@ -26,11 +26,11 @@ from PIL import Image, ImageDraw
 
 from cua_rl.config import ServerConfig
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
+from cua_rl.types import SamplingParams
 
 CONTEXT = 65536
 ANSWER_TOKENS = 8

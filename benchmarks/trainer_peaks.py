@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from cua_rl.config import LoraConfig, Sharding, TrainerConfig
-from cua_rl.run.model_sizes import load_model_sizes
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.layers import PACKED_ATTENTION, StreamedLinear, stream_frozen_weights
 from cua_rl.training.model import PolicyModel

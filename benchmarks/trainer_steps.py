@@ -25,12 +25,22 @@ from benchmarks.given_rollouts import (
 )
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.conversation import EncodedImage
-from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.renderers.images import image_size
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, StopReason, Turn
+from cua_rl.types import (
+    AgentTurn,
+    Datum,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Reward,
+    Rollout,
+    StopReason,
+    Turn,
+)
 
 
 def as_rollout(given: GivenRollout, name: str) -> Rollout:

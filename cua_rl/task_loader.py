@@ -10,20 +10,20 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from cua_rl.devices.device import DeviceAbilities
+from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES
+from cua_rl.environments.browser.miniwob.templates import all_templates, development_templates
+from cua_rl.environments.browser.page_tasks import load_page_tasks
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.gym.server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, fetch_gym_tasks, split_gym_tasks
+from cua_rl.environments.harness.tasks import load_harness_tasks
+from cua_rl.environments.phone.demo.phone import SIMULATOR
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.custom import DescribedTask, parse_custom_task
-from cua_rl.tasks.demo.phone import SIMULATOR
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
-from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, load_folder_tasks
-from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, fetch_gym_tasks, split_gym_tasks
-from cua_rl.tasks.harness_tasks import load_harness_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
-from cua_rl.tasks.miniwob.templates import all_templates, development_templates
-from cua_rl.tasks.page_tasks import load_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, take_side, task_backend_of
 from cua_rl.tasks.task import Task, Template
 
@@ -190,7 +190,7 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
 def _site_tasks(config: TaskSourceConfig, seed: int) -> Sequence[Template]:
     match config.source_type:
         case "desktop":
-            from cua_rl.tasks.desktop.templates import DESKTOP_TASKS  # needs packages of its own
+            from cua_rl.environments.desktop.templates import DESKTOP_TASKS  # needs packages of its own
 
             return DESKTOP_TASKS
         case "miniwob":

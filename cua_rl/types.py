@@ -1,14 +1,97 @@
 """The nouns of the system: a rollout has turns, training has steps. Read this first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import sha256
 from math import isfinite
+from pathlib import Path
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.judgement import Judgement, Validation
-from cua_rl.model_input import ModelInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRef:
+    """A LoRA adapter on disk (a peft folder) after `policy_version` optimizer steps; version 0 is before any step."""
+
+    path: Path
+    policy_version: int
+
+    @property
+    def name(self) -> str:
+        """The adapter's unique name on the model server."""
+        return f"policy-{self.policy_version:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are sampled. Top-p and top-k stay off, because the trainer could not reproduce them."""
+
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
+
+    def seeded(self, *place: object) -> "SamplingParams":
+        """The same parameters with a seed of their own for a place in the run; without a seed, unchanged."""
+        if self.seed is None:
+            return self
+        digest = sha256("/".join(map(str, (self.seed, *place))).encode()).digest()
+        return replace(self, seed=int.from_bytes(digest[:4], "big"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedTextChunk:
+    """A run of text tokens."""
+
+    tokens: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageChunk:
+    """An image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
+
+    image: EncodedImage
+    expected_tokens: int
+
+    @property
+    def length(self) -> int:
+        return self.expected_tokens
+
+
+Chunk = EncodedTextChunk | ImageChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """Text and images in the order in which the model reads them."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, image tokens included."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def image_chunks(self) -> tuple[ImageChunk, ...]:
+        return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        return tuple(chunk.image for chunk in self.image_chunks)
+
+    def token_ids(self, image_token_id: int) -> list[int]:
+        """The flat ids, every image token as `image_token_id`."""
+        ids: list[int] = []
+        for chunk in self.chunks:
+            ids += [image_token_id] * chunk.length if isinstance(chunk, ImageChunk) else chunk.tokens
+        return ids
 
 
 class StopReason(StrEnum):

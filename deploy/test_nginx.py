@@ -20,16 +20,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from cua_rl.host.processes import free_port
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.security import AccessRules
-from cua_rl.processes import free_port
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.rollout.remote import RemoteRunner
-from cua_rl.rollout.worker_app import make_worker_app
+from cua_rl.workers.remote import RemoteRunner
+from cua_rl.workers.worker_app import make_worker_app
 from tests.fakes import FakeRecorder
 from tests.rollout.test_workers import SETUP, FakeAdapters
 from tests.sampling.fake_vllm import FakeVllm, RequireKey
@@ -59,7 +59,7 @@ http {{
 # a worker and a run verify certificates as they do outside of tests: by what SSL_CERT_FILE holds when they start
 CLIENT = """
 import asyncio, sys
-from cua_rl.rollout.worker import open_link
+from cua_rl.workers.worker import open_link
 from cua_rl.sampling.server import ExternalServer
 
 async def main(workers, worker_token, model, key):

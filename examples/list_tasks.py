@@ -6,7 +6,7 @@ Without an argument: the custom tasks beside this file, and the task folders as 
 import sys
 from pathlib import Path
 
-from cua_rl.devices.device import DeviceAbilities
+from cua_rl.environments.device import DeviceAbilities
 from cua_rl.task_loader import SIMULATOR, TaskSources, load_tasks
 
 HERE = Path(__file__).parent

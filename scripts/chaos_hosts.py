@@ -35,11 +35,11 @@ import psutil
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.devices.browser.site_relay import copy
-from cua_rl.processes import OwnedProcess
-from cua_rl.run.worker_config import TOKEN_VARIABLE as WORKER_TOKEN
+from cua_rl.environments.browser.site_relay import copy
+from cua_rl.host.processes import OwnedProcess
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.training.link import TOKEN_VARIABLE as TRAINER_TOKEN
+from cua_rl.workers.worker_config import TOKEN_VARIABLE as WORKER_TOKEN
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary, wait_until
 
 NUM_EVAL_ROLLOUTS = 64

@@ -28,7 +28,7 @@ from psycopg.rows import namedtuple_row
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.host.processes import OwnedProcess, free_port
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, wait_until
 
 _ACTING = """

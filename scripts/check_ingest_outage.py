@@ -24,9 +24,9 @@ import psycopg
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
 from cua_rl.events import RolloutSource, TrainingEnded
+from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
-from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.renderers.renderer import make_renderer
 from scripts.monitor_process import monitor_process, scratch_postgres
 from scripts.random_taps import RandomTaps

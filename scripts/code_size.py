@@ -20,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "cua_rl"
 CORE = (
-    *("types", "model_input", "policy", "rl", "rollout", "agent"),
+    *("types", "rl", "rollout", "agent"),
     *("sampling", "training", "renderers", "rewards", "evaluation"),
 )
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 14_510,
+    "core code lines": 13_830,
     "all code lines": 56_080,
     "single-use helpers %": 15,
     "small modules with one importer": 15,

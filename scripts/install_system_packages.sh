@@ -16,7 +16,7 @@ PROGRAMS=(
     "node nodejs"         # agents in JavaScript: examples/agents/agent.mjs
     "npm npm"             # tests: Qwen3's own vocabulary; building the Training Monitor's web app
 )
-# any of these serves browser devices and the tests of the Training Monitor: cua_rl/devices/browser/chromium.py
+# any of these serves browser devices and the tests of the Training Monitor: cua_rl/environments/browser/chromium.py
 CHROMIUMS=(chromium-headless-shell headless_shell chromium chromium-browser google-chrome-stable google-chrome)
 
 say() { echo "system packages: $*"; }

@@ -14,7 +14,7 @@ import psutil
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.recipes import serve_monitor
 
 WRITE_TOKEN = "a-write-token-of-a-check"

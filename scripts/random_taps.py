@@ -14,13 +14,12 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.types import ModelTurn
+from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

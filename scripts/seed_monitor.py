@@ -27,7 +27,8 @@ import cua_rl.models
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.database.migrations import migrate
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.devices.pool import DevicePool
+from cua_rl.environments.phone.demo.phone import SimulatedPhones
+from cua_rl.environments.pool import DevicePool
 from cua_rl.events import (
     EvaluationEnded,
     GroupEnded,
@@ -38,16 +39,14 @@ from cua_rl.events import (
     TrainingEnded,
     TrainingStarted,
 )
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rl.advantages import group_advantages
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup
+from cua_rl.types import RolloutGroup, SamplingParams
 from scripts.random_taps import RandomTaps
 
 MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"

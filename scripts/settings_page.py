@@ -26,7 +26,7 @@ from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
-from cua_rl.run.worker_config import WorkerConfig
+from cua_rl.workers.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 

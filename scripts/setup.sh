@@ -104,7 +104,7 @@ install_for_gpu() {
 
 # Where no package has it (Ubuntu), Playwright's own. A network that lets nothing through costs two minutes, once.
 download_chromium() {
-    if "$PYTHON" -c 'from cua_rl.devices.browser.chromium import find_chromium; find_chromium()' 2>/dev/null; then return; fi
+    if "$PYTHON" -c 'from cua_rl.environments.browser.chromium import find_chromium; find_chromium()' 2>/dev/null; then return; fi
     say "Chromium from Playwright, because no system package has it"
     # Python's own timeout: macOS has no command of that name
     if ! "$PYTHON" -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], timeout=120))' "$PYTHON" -m playwright install --only-shell chromium >>"$VENV/setup.log" 2>&1; then

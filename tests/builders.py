@@ -4,9 +4,20 @@ from collections.abc import Sequence
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.judgement import Judgement, JudgeVote, Validation
-from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.renderers.images import image_size
-from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
+from cua_rl.types import (
+    AgentTurn,
+    Datum,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+)
 
 IMAGE_TOKEN = 9
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"

@@ -10,17 +10,16 @@ from cua_rl.actions import Action
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import DeviceKind
+from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, JudgeVote, Validation
-from cua_rl.policy import AdapterRef
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AgentTurn, Datum, ModelTurn, StopReason
+from cua_rl.types import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from cua_rl.system_users import SystemUser
+from cua_rl.host.users import SystemUser
 
 _STRANGER_UID = 61_200
 """Above those that programs of a run get."""

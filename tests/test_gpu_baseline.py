@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.gpu_baseline import TASKS, DoneStep, Request, is_over, measure, open_s, sampling_flop
 from cua_rl.errors import CuaError
-from cua_rl.run.model_sizes import ModelSizes
+from cua_rl.machine.model_sizes import ModelSizes
 from cua_rl.task_loader import load_tasks
 
 MODEL = ModelSizes(

@@ -1,6 +1,6 @@
 import pytest
 
-from cua_rl.gpu_peaks import BFLOAT16_TFLOP_PER_S, data_sheet_tflop_per_s
+from cua_rl.host.gpu_peaks import BFLOAT16_TFLOP_PER_S, data_sheet_tflop_per_s
 from cua_rl.planning.gpu_speed import GPU_KINDS
 
 PEAKS = (

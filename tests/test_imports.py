@@ -32,7 +32,7 @@ OBJECT_COLLECTIVES = {
 }
 OWN_CHILDREN = {
     "cua_rl/planning/report.py": "a pool of processes that it starts itself, which read nothing from outside",
-    "cua_rl/trajectories/parquet.py": "starts a reader, whose answers come as bytes",
+    "cua_rl/exchange/parquet.py": "starts a reader, whose answers come as bytes",
     "cua_rl/vllm_cpu_server.py": "lets vLLM fork its engine",
 }
 """Who may start processes through `multiprocessing`, which pickles arguments for the child."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cua_rl import process_guard
-from cua_rl.processes import GUARD, OwnedProcess
-from cua_rl.scratch import MARK, make_scratch_folder, remove_abandoned, scratch_folder
-from cua_rl.system_users import GUEST_UIDS, can_change_user, claim_user
+from cua_rl.host import process_guard
+from cua_rl.host.processes import GUARD, OwnedProcess
+from cua_rl.host.scratch import MARK, make_scratch_folder, remove_abandoned, scratch_folder
+from cua_rl.host.users import GUEST_UIDS, can_change_user, claim_user
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 from tests.live_processes import is_alive, wait_until_dead
 
@@ -130,7 +130,7 @@ def test_killing_the_controller_ends_everything_it_owned(tmp_path: Path) -> None
     log_path = tmp_path / "log"
     controller = f"""
 import asyncio, pathlib
-from cua_rl.processes import OwnedProcess
+from cua_rl.host.processes import OwnedProcess
 async def main():
     async with OwnedProcess(["{sys.executable}", "-c", {SPAWNER!r}], name="x", log_path=pathlib.Path("{log_path}")):
         await asyncio.sleep(60)
@@ -177,8 +177,8 @@ def test_what_outlives_controller_and_guard_is_ended_by_the_next_start(tmp_path:
     spawner = SPAWNER.replace("['sleep', '60']", "['setsid', 'sleep', '60']")
     controller = f"""
 import asyncio, pathlib
-from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import MARK, make_scratch_folder
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.scratch import MARK, make_scratch_folder
 async def main():
     make_scratch_folder("pg")
     async with OwnedProcess(["{sys.executable}", "-c", {spawner!r}], name="x", log_path=pathlib.Path("{log_path}")):
@@ -198,7 +198,7 @@ asyncio.run(main())
     process.wait()
     assert is_alive(grandchild)
 
-    later = "from cua_rl.scratch import scratch_folder; print(scratch_folder())"
+    later = "from cua_rl.host.scratch import scratch_folder; print(scratch_folder())"
     subprocess.run([sys.executable, "-c", later], env=environ, check=True, capture_output=True)
 
     assert wait_until_dead(grandchild)
@@ -212,7 +212,7 @@ def test_threads_that_ask_for_the_folder_at_once_get_the_same_one(tmp_path: Path
     ask = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from cua_rl.scratch import scratch_folder
+from cua_rl.host.scratch import scratch_folder
 together = Barrier(8)
 with ThreadPoolExecutor(8) as threads:
     folders = list(threads.map(lambda _: (together.wait(), scratch_folder())[1], range(8)))
@@ -265,7 +265,7 @@ async def test_a_guard_names_the_folder_of_its_owner(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_folder_is_closed_to_others(tmp_path: Path) -> None:
-    program = "import os; os.umask(0); from cua_rl.scratch import scratch_folder as made; print(made()); input()"
+    program = "import os; os.umask(0); from cua_rl.host.scratch import scratch_folder as made; print(made()); input()"
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -344,7 +344,9 @@ async def test_a_guard_whose_controller_has_died_before_it_came_ends(tmp_path: P
     assert await process.wait() == 128 + signal.SIGTERM
 
 
-GUARD_ON_MACOS = "import sys; from cua_rl.process_guard import main; sys.exit(main(sys.argv[1:], platform='darwin'))"
+GUARD_ON_MACOS = (
+    "import sys; from cua_rl.host.process_guard import main; sys.exit(main(sys.argv[1:], platform='darwin'))"
+)
 ORPHANING = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
 
 

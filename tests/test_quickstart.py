@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.devices.android.queries import ANDROID_QUERIES
-from cua_rl.devices.query_values import PHONE_QUERIES
-from cua_rl.devices.simulator.query_values import SIMULATOR_QUERIES
+from cua_rl.environments.android.queries import ANDROID_QUERIES
+from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
+from cua_rl.environments.query_values import PHONE_QUERIES
 from cua_rl.recipes.train import main
 
 ROOT = Path(__file__).parents[1]

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import cua_rl
-from cua_rl.sandbox import can_sandbox, sandbox
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
+from cua_rl.host.sandbox import can_sandbox, sandbox
+from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user
 
 needs_namespaces = pytest.mark.skipif(not can_sandbox(), reason="the kernel permits no namespaces")
 REPOSITORY = Path(cua_rl.__path__[0]).parent
 STARTS_GUEST = """
 import os, subprocess, sys
-from cua_rl.guest_account import claim_guest_account
+from cua_rl.host.guest_account import claim_guest_account
 
 account = claim_guest_account(("sh", *sys.argv[2:]), "agent")
 try:
@@ -31,7 +31,7 @@ finally:
 JOINS = """
 import os, subprocess, tempfile
 from pathlib import Path
-from cua_rl.sandbox import join_sandbox, sandbox, sandbox_to_join
+from cua_rl.host.sandbox import join_sandbox, sandbox, sandbox_to_join
 
 home, tell = Path(tempfile.mkdtemp()), ("readlink", "/proc/self/ns/net")
 (home / ".tmp").mkdir()
@@ -165,7 +165,7 @@ def test_without_namespaces_programs_still_run_and_the_log_says_what_remains(
 
     assert told(user, "id -u", folder=project, path=path)[0] != "0"
 
-    warned = [sys.executable, "-c", "from cua_rl.sandbox import can_sandbox; print(can_sandbox())"]
+    warned = [sys.executable, "-c", "from cua_rl.host.sandbox import can_sandbox; print(can_sandbox())"]
     environment = {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(user.command(warned) if user.uid else warned, capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.system import (
+from cua_rl.host.system import (
     free_frac_of_vm_stat,
     free_memory_frac,
     is_locked,

@@ -15,10 +15,9 @@ from typing import BinaryIO, cast
 import pytest
 
 import cua_rl
-from cua_rl.guest_account import claim_guest_account
-from cua_rl.masking import is_secret_name
-from cua_rl.processes import OwnedProcess
-from cua_rl.system_users import (
+from cua_rl.host.guest_account import claim_guest_account
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.users import (
     GUEST_UIDS,
     MAX_GUEST_THREADS,
     SERVICE_UIDS,
@@ -32,9 +31,10 @@ from cua_rl.system_users import (
     public_copy,
     remove_tree,
 )
+from cua_rl.masking import is_secret_name
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
-PASSED = (Path(cua_rl.__path__[0]) / "passed_variables.txt").read_text().splitlines()
+PASSED = (Path(cua_rl.__path__[0]) / "host/passed_variables.txt").read_text().splitlines()
 FAMILIES = (
     *(
         "VLLM_",
@@ -71,7 +71,7 @@ RARE_UIDS = GUEST_UIDS[-60:-30]
 """Which other tests do not get, since the lowest free number is taken."""
 CLAIMER = """
 import sys, time
-from cua_rl.system_users import GUEST_UIDS, claim_user
+from cua_rl.host.users import GUEST_UIDS, claim_user
 user = claim_user(GUEST_UIDS[-60:-30])
 print(user.uid, flush=True)
 time.sleep(60)
@@ -148,7 +148,7 @@ def test_a_user_names_more_but_no_secret_and_the_log_names_what_is_withheld(capl
         "MY_TOKEN": "hidden",
         "NCCL_OTHER": "shy",
     }
-    with caplog.at_level(logging.INFO, logger="cua_rl.system_users"):
+    with caplog.at_level(logging.INFO, logger="cua_rl.host.users"):
         passed = [computing_environment(environment) for _ in range(2)]
 
     assert passed[0] == passed[1]

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.devices.device import Device
-from cua_rl.policy import AdapterRef, SamplingParams
+from cua_rl.environments.device import Device
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AgentTurn, ModelTurn, StopReason
+from cua_rl.types import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

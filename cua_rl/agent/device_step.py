@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import ActionRejected, Device
+from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.errors import UnusableError
 
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeVar, cast
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, Finish, parse_action
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
-from cua_rl.devices.device import ActionRejected, DeviceKind
+from cua_rl.environments.device import ActionRejected, DeviceKind
 
 Direction = Literal["up", "down", "left", "right"]
 Pixel = tuple[int, int]

@@ -20,13 +20,13 @@ from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddres
 from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.errors import AgentError, boundary
-from cua_rl.guest_account import GuestAccount, open_guest_account
+from cua_rl.host.guest_account import GuestAccount, open_guest_account
+from cua_rl.host.process_guard import MAX_RESULT_BYTES
+from cua_rl.host.processes import OwnedProcess, Report
+from cua_rl.host.users import bare_environment
 from cua_rl.json_types import Json
-from cua_rl.process_guard import MAX_RESULT_BYTES
-from cua_rl.processes import OwnedProcess, Report
-from cua_rl.system_users import bare_environment
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
-from cua_rl.devices.device import ActionRejected, Device
+from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls

@@ -19,13 +19,13 @@ from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddres
 from cua_rl.agent.external import AgentCommand, post
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.devices.device import Device
-from cua_rl.devices.harness import HarnessResult, HarnessWorld, read_result
+from cua_rl.environments.device import Device
+from cua_rl.environments.harness.device import HarnessResult, HarnessWorld, read_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
-from cua_rl.guest_account import open_guest_account
+from cua_rl.host.guest_account import open_guest_account
+from cua_rl.host.processes import Report
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import mask_known
-from cua_rl.processes import Report
 from cua_rl.types import AgentTurn, ModelTurn
 
 _Done = TypeVar("_Done")

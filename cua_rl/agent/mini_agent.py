@@ -20,8 +20,8 @@ from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_ag
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import Device
-from cua_rl.devices.gym.device import GymDevice
+from cua_rl.environments.device import Device
+from cua_rl.environments.gym.device import GymDevice
 from cua_rl.errors import AgentError
 from cua_rl.types import AgentTurn, ModelTurn
 

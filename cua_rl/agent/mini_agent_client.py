@@ -9,8 +9,8 @@ from typing import Self, cast
 
 import httpx
 
-from cua_rl.devices.gym.client import parse_body
-from cua_rl.devices.gym.fields import mapping
+from cua_rl.environments.gym.client import parse_body
+from cua_rl.environments.gym.fields import mapping
 from cua_rl.errors import AgentError
 from cua_rl.json_types import Json
 

@@ -25,7 +25,7 @@ from cua_rl.agent.tools import (
     tool_for,
 )
 from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.errors import DeviceError, UnusableError
 from cua_rl.masking import make_key
 from cua_rl.types import AgentTurn, ModelTurn

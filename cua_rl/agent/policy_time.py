@@ -16,7 +16,7 @@ from math import inf
 
 from cua_rl.actions import Action, Wait
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import Device, DeviceKind
+from cua_rl.environments.device import Device, DeviceKind
 
 
 class RolloutClock:

@@ -28,7 +28,7 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
-from cua_rl.devices.device import DeviceKind
+from cua_rl.environments.device import DeviceKind
 from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000

@@ -29,7 +29,7 @@ from cua_rl.actions import (
 from cua_rl.agent.history import user_item
 from cua_rl.agent.tools import MAX_TYPED_CHARACTERS, Finish
 from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.devices.device import DeviceKind
+from cua_rl.environments.device import DeviceKind
 from cua_rl.json_types import Json
 from cua_rl.renderers.images import ImageSettings, smart_resize
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, ShownPresets
-from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError, CuaError
+from cua_rl.host.environment_file import load_environment_file
+from cua_rl.host.system import hide_arguments, refuse_inspection
 from cua_rl.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
-from cua_rl.system import hide_arguments, refuse_inspection
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)

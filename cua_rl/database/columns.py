@@ -16,7 +16,7 @@ from sqlalchemy.types import TypeDecorator
 
 from cua_rl.actions import Action, Button, PressButton, PressKey
 from cua_rl.conversation import EncodedImage
-from cua_rl.model_input import Chunk, EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 
 _ESCAPE = "\x1a"
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")

@@ -20,10 +20,10 @@ import psycopg
 
 from cua_rl.database import postgres_launcher
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import make_scratch_folder
-from cua_rl.system import is_running
-from cua_rl.system_users import SERVICE_UIDS, SystemUser, claim_user, public_copy
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.host.system import is_running
+from cua_rl.host.users import SERVICE_UIDS, SystemUser, claim_user, public_copy
 
 logger = logging.getLogger(__name__)
 

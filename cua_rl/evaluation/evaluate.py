@@ -8,11 +8,10 @@ from math import fsum
 from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.metrics import merge_metrics
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.reporting.comparison import SuccessFigures
 from cua_rl.rollout.group import GroupPlan, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from cua_rl.conversation import Tool
 from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import external_client
-from cua_rl.model_input import ModelInput
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
@@ -24,7 +22,7 @@ from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
-from cua_rl.types import ModelTurn
+from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -20,10 +20,10 @@ from cua_rl.conversation import (
 )
 from cua_rl.errors import SamplingError
 from cua_rl.json_types import JsonDict
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.openai_answers import chat_tool_calls
+from cua_rl.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
+from cua_rl.host.processes import is_loopback
 from cua_rl.judge.request import Case, Screenshots, build_messages
 from cua_rl.judgement import Judgement, JudgeVote
-from cua_rl.processes import is_loopback
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

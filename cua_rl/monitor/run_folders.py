@@ -16,10 +16,10 @@ from pathlib import Path
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.host.system import is_locked
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
-from cua_rl.system import is_locked
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from sqlalchemy import select
 
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.errors import ConfigError
+from cua_rl.machine.memory_parts import LARGEST_BATCH
 from cua_rl.monitor.databases import Database
 from cua_rl.planning.fleet import DeviceTime, Placement, Speed, Spread
-from cua_rl.run.memory_parts import LARGEST_BATCH
 
 _LARGEST_SIGMA = 2.0  # with a larger one, single outliers would dominate the mean
 

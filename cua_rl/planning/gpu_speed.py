@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cua_rl.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
+from cua_rl.host.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
+from cua_rl.machine.model_sizes import BYTES_16, ModelSizes
 from cua_rl.planning.fleet import Speed
-from cua_rl.run.model_sizes import BYTES_16, ModelSizes
 
 _PATCHES_PER_TOKEN = 4  # every family merges 2 x 2 patches into a token
 _PASS_S = 0.004  # of the server's process, per pass of the decoder: scheduling, adapters, log-probabilities

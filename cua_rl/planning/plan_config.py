@@ -9,8 +9,8 @@ import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError
-from cua_rl.run.log_directory import load_settings
 from cua_rl.run.training_config import CLIConfig, train_presets
+from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.settings import Given, setting, with_presets
 
 _RECORDED = (

@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 
 from cua_rl.errors import ConfigError
+from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.calibration import RecordedRun, calibrate
 from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
 from cua_rl.planning.gpu_speed import (
@@ -22,11 +24,9 @@ from cua_rl.planning.gpu_speed import (
 )
 from cua_rl.planning.plan_config import PlanConfig
 from cua_rl.renderers.images import largest_image_tokens
-from cua_rl.run.memory_plan import MemoryPlan
-from cua_rl.run.model_folder import find_max_model_len, find_model
-from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import plan_training_memory
+from cua_rl.run_folder.model_folder import find_max_model_len, find_model
 from cua_rl.settings import with_values
 
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400

@@ -13,11 +13,9 @@ from typing import Any, cast
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
-from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy, ServedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
@@ -27,7 +25,19 @@ from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, StopReason, Turn
+from cua_rl.types import (
+    AdapterRef,
+    AgentTurn,
+    Datum,
+    EncodedTextChunk,
+    ModelInput,
+    ModelTurn,
+    Reward,
+    Rollout,
+    SamplingParams,
+    StopReason,
+    Turn,
+)
 
 _MAX_STEPS, _MAX_ROLLOUTS = 24, 6_000  # three seconds of a processor; of fewer steps, rates vary by some percent
 _IMAGE_TOKEN = -1  # no prompt of a simulation has images

@@ -2,7 +2,7 @@
 
 import sys
 
-from cua_rl.system import refusal
+from cua_rl.host.system import refusal
 
 if (_sentence := refusal()) is not None:
     print(_sentence, file=sys.stderr)

@@ -31,8 +31,8 @@ from cua_rl.judgement import Judgement
 from cua_rl.monitor.databases import Database
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
-from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
+from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.settings import check_numbers, setting
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots

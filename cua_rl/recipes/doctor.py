@@ -15,8 +15,8 @@ from rich.console import Console
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError, CuaError, boundary
-from cua_rl.run.log_directory import run_folder
 from cua_rl.run.training_config import TRAIN_PRESETS, TRAIN_SECTIONS, CLIConfig, train_presets
+from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.settings import setting, with_presets
 
 
@@ -30,8 +30,8 @@ class DoctorConfig(CLIConfig):
 
 async def cli_main(config: DoctorConfig) -> None:
     """Make the checks, show and write what they found; raises `CuaError` if one failed."""
+    from cua_rl.doctor.doctor import about, run_doctor
     from cua_rl.reporting.diagnosis import Diagnosis  # after the command line is parsed: see recipes/train.py
-    from cua_rl.run.doctor import about, run_doctor
 
     if config.dry_run:
         raise ConfigError(

@@ -19,7 +19,7 @@ from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.settings import setting
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from cua_rl.command_line.parsing import CONFIG_FILE, HELP_WORDS
 from cua_rl.command_line.recipe import quiet_if_nobody_reads, report_error
-from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError
+from cua_rl.host.environment_file import load_environment_file
 from cua_rl.recipes import train
 
 FLAGS: Mapping[str, tuple[str, ...]] = {

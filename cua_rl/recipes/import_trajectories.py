@@ -23,22 +23,22 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.devices.device import DeviceKind
+from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.exchange.atif import read_atif
+from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, NoCounterpart
+from cua_rl.exchange.formats import Format, Told, read_trajectories
+from cua_rl.exchange.parquet import read_parquet, require_pyarrow
+from cua_rl.exchange.recorder import ForeignTrajectory
+from cua_rl.exchange.recording import RunWriter, write_run
+from cua_rl.exchange.records import RolloutRecord, RunRecord, SourceRecord
+from cua_rl.exchange.replayed import replay
+from cua_rl.exchange.rows import decode_record, decode_run, read_json
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.log_directory import new_folder, prepare_log_directory
-from cua_rl.run.model_folder import find_model, make_image_renderer
+from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
+from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.settings import setting
-from cua_rl.trajectories.atif import read_atif
-from cua_rl.trajectories.foreign_actions import WHEEL_CLICK_PX, NoCounterpart
-from cua_rl.trajectories.formats import Format, Told, read_trajectories
-from cua_rl.trajectories.parquet import read_parquet, require_pyarrow
-from cua_rl.trajectories.recorder import ForeignTrajectory
-from cua_rl.trajectories.recording import RunWriter, write_run
-from cua_rl.trajectories.records import RolloutRecord, RunRecord, SourceRecord
-from cua_rl.trajectories.replayed import replay
-from cua_rl.trajectories.rows import decode_record, decode_run, read_json
 
 _PER_STEP = 100
 """Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""

@@ -26,7 +26,7 @@ async def cli_main(config: PlanConfig) -> None:
     )  # after the command line is parsed: see recipes/train.py
     from cua_rl.planning.report import make_plan, show_plan, write_plan_json, write_plan_plot
     from cua_rl.planning.scenario import find_prices, planned_scenario
-    from cua_rl.run.recorded_run import find_training, open_run_database
+    from cua_rl.run_folder.recorded_run import find_training, open_run_database
 
     runs: list[RecordedRun] = []
     for run in config.from_run or ():

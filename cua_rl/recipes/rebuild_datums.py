@@ -24,9 +24,9 @@ from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_batch, datums_sha256
-from cua_rl.run.earlier_attempt import settings_at
-from cua_rl.run.log_directory import load_settings
-from cua_rl.run.recorded_run import open_run_database
+from cua_rl.run_folder.earlier_attempt import settings_at
+from cua_rl.run_folder.log_directory import load_settings
+from cua_rl.run_folder.recorded_run import open_run_database
 
 
 @chz.chz

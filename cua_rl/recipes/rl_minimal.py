@@ -17,12 +17,12 @@ from pathlib import Path
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
-from cua_rl.devices.pool import open_pool
+from cua_rl.environments.phone.demo.phone import SimulatedPhones
+from cua_rl.environments.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.statistics import mean_over_tasks
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.datums import build_datums
@@ -32,10 +32,9 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import Datum, RolloutGroup
+from cua_rl.types import Datum, RolloutGroup, SamplingParams
 
 NUM_STEPS = 24
 GROUPS_PER_BATCH = 16  # task instances per step

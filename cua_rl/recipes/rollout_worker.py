@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.masking import MaskingFormatter
-from cua_rl.run.worker_config import WorkerConfig
+from cua_rl.workers.worker_config import WorkerConfig
 
 
 async def cli_main(config: WorkerConfig) -> None:
     """Work until the run is over."""
     from cua_rl.run.reporting import LOG_FORMAT  # after the command line is parsed: see recipes/train.py
-    from cua_rl.run.workplace import run_worker
+    from cua_rl.workers.workplace import run_worker
 
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter(LOG_FORMAT))

@@ -17,12 +17,12 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.processes import free_port
-from cua_rl.run.model_folder import fetch_weights, find_max_model_len, find_model, start_limit_s
+from cua_rl.host.processes import free_port
+from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.run.preflight import require_vllm_args
+from cua_rl.run_folder.model_folder import fetch_weights, find_max_model_len, find_model, start_limit_s
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
-from cua_rl.scratch import make_scratch_folder
 from cua_rl.settings import check_numbers, setting
 
 _SHORTEST_KEY = 16

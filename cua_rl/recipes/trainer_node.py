@@ -15,12 +15,12 @@ import chz
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import ConfigError, TrainerDeathError
-from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.host.processes import OwnedProcess, free_port
+from cua_rl.host.users import computing_prefix
+from cua_rl.machine.gpus import visible_gpus
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.gpus import visible_gpus
-from cua_rl.run.model_folder import fetch_weights, find_model
+from cua_rl.run_folder.model_folder import fetch_weights, find_model
 from cua_rl.settings import check_numbers, setting
-from cua_rl.system_users import computing_prefix
 from cua_rl.training.endpoints import rank_environment
 from cua_rl.training.link import TOKEN_VARIABLE, Address, parse_address, require_token
 

@@ -34,7 +34,6 @@ from itertools import islice
 
 from cua_rl.events import BatchTaken, RolloutSource, SourceStarted
 from cua_rl.metrics import merge_metrics
-from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
 from cua_rl.rl.group_buffer import GroupBuffer, Place, PolicyAges, WaitingGroup, lag_metrics, require_lag
@@ -59,7 +58,7 @@ from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
-from cua_rl.types import Datum, Rollout
+from cua_rl.types import AdapterRef, Datum, Rollout
 
 logger = logging.getLogger(__name__)
 

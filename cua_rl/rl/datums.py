@@ -13,9 +13,8 @@ from hashlib import sha256
 from itertools import compress, groupby
 from operator import ne
 
-from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.types import Datum, ModelTurn, Rollout
+from cua_rl.types import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
 
 TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 

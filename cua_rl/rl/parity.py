@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, compress, count, groupby
 
 from cua_rl.errors import ParityError
-from cua_rl.model_input import ImageChunk
-from cua_rl.types import Datum
+from cua_rl.types import Datum, ImageChunk
 
 LIKELY_CAUSES = (
     "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, "

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-from cua_rl.devices.harness import HARNESS_ID
+from cua_rl.environments.harness.device import HARNESS_ID
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.metrics import merge_metrics
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
@@ -28,7 +27,7 @@ from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import RolloutGroup, StopReason
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
 

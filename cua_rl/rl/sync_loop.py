@@ -7,13 +7,12 @@ from 1; step 0 is the policy before training. Off-policy data are replayed succe
 from functools import partial
 
 from cua_rl.events import RolloutSource, SourceStarted
-from cua_rl.policy import AdapterRef
 from cua_rl.rl import stages
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup
+from cua_rl.types import AdapterRef, RolloutGroup
 
 
 async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:

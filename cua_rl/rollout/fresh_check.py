@@ -11,8 +11,8 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DeviceSource
+from cua_rl.environments.device import Device
+from cua_rl.environments.pool import DeviceSource
 from cua_rl.errors import CheckError, ConfigError, TaskError
 from cua_rl.judgement import Validation
 from cua_rl.masking import mask_known

@@ -8,10 +8,9 @@ from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from cua_rl.events import RolloutSource
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
 
 _Ended = TypeVar("_Ended")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.devices.device import AgentReport, Device, ReportedDevice
+from cua_rl.environments.device import AgentReport, Device, ReportedDevice
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, Validation

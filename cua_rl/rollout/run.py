@@ -9,19 +9,18 @@ from uuid import uuid4
 
 from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DeviceSource
+from cua_rl.environments.device import Device
+from cua_rl.environments.pool import DeviceSource
 from cua_rl.errors import CheckError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.masking import mask_known
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
 from cua_rl.rollout.time_limits import TimeLimits, time_limit
 from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, Rollout, Turn
+from cua_rl.types import AdapterRef, AgentTurn, Rollout, SamplingParams, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Literal
 
 from cua_rl.agent.element_tools import Grounder
-from cua_rl.devices.gym.client import GymLimits
-from cua_rl.devices.gym.device import AttachDevice
-from cua_rl.devices.harness import HarnessWorlds
-from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
+from cua_rl.environments.browser.django_admin.device import AdminPages
+from cua_rl.environments.browser.django_admin.expert import AdminExperts
+from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
+from cua_rl.environments.browser.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
+from cua_rl.environments.browser.page_tasks import UserPages
+from cua_rl.environments.gym.client import GymLimits
+from cua_rl.environments.gym.device import AttachDevice
+from cua_rl.environments.gym.executions import GymExecutions
+from cua_rl.environments.gym.server import DEFAULT_BASE_URL, DEFAULT_GYM_ID
+from cua_rl.environments.harness.device import HarnessWorlds
+from cua_rl.environments.phone.demo.expert import DemoExperts
+from cua_rl.environments.phone.demo.phone import SimulatedPhones
+from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.run.preflight import Screen, require_adb
 from cua_rl.run.rollout_config import DeviceSettings, RolloutConfig, Tasks
-from cua_rl.tasks.demo.expert import DemoExperts
-from cua_rl.tasks.demo.phone import SimulatedPhones
-from cua_rl.tasks.django_admin.device import AdminPages
-from cua_rl.tasks.django_admin.expert import AdminExperts
 from cua_rl.tasks.expert import Experts
-from cua_rl.tasks.gym_executions import GymExecutions
-from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID
-from cua_rl.tasks.miniwob.device import MiniWobPages
-from cua_rl.tasks.miniwob.expert import MiniWobExperts
-from cua_rl.tasks.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
-from cua_rl.tasks.page_tasks import UserPages
 from cua_rl.tasks.source_config import Split, TaskBackendName, find_task_backend, parse_sources
 
 BackendName = TaskBackendName | Literal["simulator", "gbox", "adb"]
@@ -84,9 +84,9 @@ def _make_backend(
     _check_devices(config, environ)
     match name:
         case "gbox":
-            from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
-            from cua_rl.devices.gbox.device import Capture
-            from cua_rl.devices.gbox.service import make_gbox
+            from cua_rl.environments.gbox.boxes import BoxPlan, GboxBoxes, run_key
+            from cua_rl.environments.gbox.device import Capture
+            from cua_rl.environments.gbox.service import make_gbox
 
             # in each turn, the device may take its limit, and an answer may take as long (`compare_speed`)
             agent_s = config.devices.task_timeout_s + 2 * config.max_turns * config.devices.turn_timeout_s
@@ -103,7 +103,7 @@ def _make_backend(
             return GboxBoxes(plan, lambda: make_gbox(config.gbox_api_key))
         case "adb":
             require_adb()
-            from cua_rl.devices.android.phones import AdbPhones
+            from cua_rl.environments.android.phones import AdbPhones
 
             return AdbPhones(config.devices.adb_serials)
         case _:
@@ -122,7 +122,7 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
                     "tasks: expected the packages python-xlib and mss for Linux desktops, got none; install them: pip "
                     "install 'cua_rl[desktop]'"
                 )
-            from cua_rl.tasks.desktop.desktops import LinuxDesktops
+            from cua_rl.environments.desktop.desktops import LinuxDesktops
 
             return LinuxDesktops()
         case "miniwob":
@@ -231,8 +231,8 @@ async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: 
     async with AsyncExitStack() as stack:
         grounder = None
         if devices.coordinate_mode == "gbox":
-            from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
-            from cua_rl.devices.gbox.service import make_gbox
+            from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
+            from cua_rl.environments.gbox.service import make_gbox
 
             grounder = GboxCoordinateModel(make_gbox(config.gbox_api_key).client)
             stack.push_async_callback(grounder.close)
@@ -252,8 +252,8 @@ def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.e
     _require_gbox("tasks", config, environ, otherwise=", or set agent=mini_agent")
 
     def open_attach() -> AbstractAsyncContextManager[AttachDevice]:
-        from cua_rl.devices.gbox.boxes import open_held_boxes
-        from cua_rl.devices.gbox.service import make_gbox
+        from cua_rl.environments.gbox.boxes import open_held_boxes
+        from cua_rl.environments.gbox.service import make_gbox
 
         return open_held_boxes(make_gbox(config.gbox_api_key), config.box_type)
 

@@ -23,7 +23,6 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.judge.judge import Judge
-from cua_rl.policy import AdapterRef
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
@@ -42,14 +41,21 @@ from cua_rl.run.evaluation_plan import (
     require_same_evaluation,
 )
 from cua_rl.run.judge import open_judge
-from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, load_settings, prepare_log_directory
-from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import compare_speed, make_runner, make_servers, open_gateway, start_together
+from cua_rl.run_folder.log_directory import (
+    Decision,
+    LogDirectory,
+    check_log_directory,
+    load_settings,
+    prepare_log_directory,
+)
+from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ModelServer
+from cua_rl.types import AdapterRef
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:

@@ -17,27 +17,27 @@ from cua_rl.command_line.plain_config import find_stored, plain_config, stored_s
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
-from cua_rl.policy import SamplingParams
+from cua_rl.machine.gpus import GpuWishes, require_platform
+from cua_rl.machine.machine import find_machine
+from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
 from cua_rl.run.devices import DevicePlan, find_backend_name, name_gym, plan_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.gpus import GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.log_directory import load_settings, run_folder
-from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
-from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run_folder.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
+from cua_rl.run_folder.log_directory import load_settings, run_folder
+from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
+from cua_rl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
-from cua_rl.run.log_directory import run_folder
 from cua_rl.run.rollout_config import JudgeSettings
+from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
-from cua_rl.run.earlier_attempt import Curve
-from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_plan import RunPlan
+from cua_rl.run_folder.earlier_attempt import Curve
+from cua_rl.run_folder.log_directory import LogDirectory
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

@@ -10,18 +10,17 @@ from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
 from cua_rl.events import Phase
-from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates, load_outcomes, newest_success_ids
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
-from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
-from cua_rl.run.log_directory import Checkpoint, LogDirectory
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan
+from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
+from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import Rollout
+from cua_rl.types import AdapterRef, Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
 

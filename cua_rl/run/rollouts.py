@@ -23,16 +23,15 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
-from cua_rl.guest_account import claim_guest_account
+from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.judge.judge import Judge
-from cua_rl.policy import SamplingParams
+from cua_rl.machine.gpus import GpuPlan
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import BackendName, OpenDevices
-from cua_rl.run.gpus import GpuPlan
-from cua_rl.run.model_folder import start_limit_s
 from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -40,6 +39,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
 from cua_rl.settings import with_values
+from cua_rl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 

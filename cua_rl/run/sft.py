@@ -18,12 +18,12 @@ from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
 from cua_rl.run.decisions import print_decisions, sft_decisions
 from cua_rl.run.devices import make_local_backend
-from cua_rl.run.earlier_attempt import find_earlier_attempt, say_how_to_go_on
-from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
-from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.sft_plan import SftPlan, log_path, plan_sft, require_same_run
+from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
+from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
+from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum

@@ -12,23 +12,24 @@ from pathlib import Path
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.session import database_url
-from cua_rl.devices.pool import DeviceBackend
+from cua_rl.environments.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.model_input import ImageChunk
+from cua_rl.machine.gpus import GpuWishes
+from cua_rl.machine.machine import find_machine
+from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
-from cua_rl.run.checkpoints import find_checkpoint
 from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
-from cua_rl.run.earlier_attempt import EarlierAttempt
-from cua_rl.run.gpus import GpuWishes
-from cua_rl.run.log_directory import run_folder
-from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import (
+from cua_rl.run.sft_config import SftConfig
+from cua_rl.run_folder.checkpoints import find_checkpoint
+from cua_rl.run_folder.earlier_attempt import EarlierAttempt
+from cua_rl.run_folder.log_directory import run_folder
+from cua_rl.run_folder.model_folder import (
     find_model,
     make_image_renderer,
     max_positions,
@@ -36,15 +37,13 @@ from cua_rl.run.model_folder import (
     repository_of,
     require_trainable,
 )
-from cua_rl.run.model_sizes import load_model_sizes
-from cua_rl.run.sft_config import SftConfig
 from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
 from cua_rl.training.link import require_reachable
-from cua_rl.types import Datum, Rollout
+from cua_rl.types import Datum, ImageChunk, Rollout
 
 EXPERT_STEPS = 100
 _FIXED = (

@@ -23,8 +23,6 @@ from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.masking import mask_known
 from cua_rl.metrics import merge_metrics
-from cua_rl.model_input import ModelInput
-from cua_rl.policy import AdapterRef
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
@@ -36,17 +34,22 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluati
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
-from cua_rl.run.earlier_attempt import CHANGED, Curve, EarlierAttempt, curve_at, find_earlier_attempt, say_how_to_go_on
-from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
-from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, log_path, plan_run, sampling_params
-from cua_rl.run.worker_config import LINGER_S
-from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
+from cua_rl.run_folder.earlier_attempt import (
+    CHANGED,
+    Curve,
+    EarlierAttempt,
+    curve_at,
+    find_earlier_attempt,
+    say_how_to_go_on,
+)
+from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
+from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ModelServer
@@ -54,6 +57,9 @@ from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart
+from cua_rl.types import AdapterRef, ModelInput
+from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
+from cua_rl.workers.worker_config import LINGER_S
 
 logger = logging.getLogger(__name__)
 

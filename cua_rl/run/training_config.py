@@ -9,8 +9,8 @@ import chz
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.config import Kernels, Loader, LossConfig, LossName, OptimConfig, Sharding
 from cua_rl.families import LoraModule
+from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.rl.advantages import AdvantageKind
-from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.rollout_config import (
     PAID_DEVICES,
     ROLLOUT_SECTIONS,
@@ -20,9 +20,9 @@ from cua_rl.run.rollout_config import (
     device_presets,
     given_task_backend,
 )
-from cua_rl.run.worker_config import WorkerSettings
 from cua_rl.settings import Given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
+from cua_rl.workers.worker_config import WorkerSettings
 
 EMBEDDED_DEMO: dict[str, object] = {
     "tasks": {"source_type": "demo_training", "tags": ["demo"]},

@@ -10,24 +10,29 @@ from cua_rl.agent.history import History
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.families import find_family
+from cua_rl.host.processes import free_port, is_loopback
 from cua_rl.judge.judge import JudgeConfig
+from cua_rl.machine.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
+from cua_rl.machine.machine import find_machine
+from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.monitor.sender import MonitorAddress
-from cua_rl.policy import SamplingParams
-from cua_rl.processes import free_port, is_loopback
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
 from cua_rl.run.devices import BackendName, DevicePlan, find_backend_name, plan_devices, require_own_model, split_gyms
-from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.log_directory import run_folder
-from cua_rl.run.machine import find_machine
-from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_folder import (
+from cua_rl.run.monitor import find_monitor, spool_folder
+from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor, rollout_shape
+from cua_rl.run.rollout_config import GatewaySettings
+from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.checkpoints import find_checkpoint, max_lora_rank
+from cua_rl.run_folder.log_directory import run_folder
+from cua_rl.run_folder.model_folder import (
     find_max_model_len,
     find_model,
     make_image_renderer,
@@ -35,14 +40,6 @@ from cua_rl.run.model_folder import (
     repository_of,
     require_trainable,
 )
-from cua_rl.run.model_sizes import load_model_sizes
-from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor, rollout_shape
-from cua_rl.run.ray_workers import require_ray
-from cua_rl.run.rollout_config import GatewaySettings
-from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
@@ -50,6 +47,9 @@ from cua_rl.tasks.task import Task
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
+from cua_rl.types import SamplingParams
+from cua_rl.workers.ray_workers import require_ray
+from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 
 logger = logging.getLogger(__name__)
 

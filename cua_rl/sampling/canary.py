@@ -13,10 +13,8 @@ from PIL import Image
 
 from cua_rl.conversation import EncodedImage, Message, TextPart, ToolCall
 from cua_rl.errors import AdapterError
-from cua_rl.model_input import EncodedTextChunk, ModelInput
-from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.types import Datum
+from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput
 
 _PART_OF_CHANGE = 0.1
 """Share of the adapter's effect that may be missing beyond rounding; one module without its update exceeds it."""

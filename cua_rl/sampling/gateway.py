@@ -25,8 +25,6 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.http_server import serve_app
-from cua_rl.model_input import ModelInput
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
@@ -54,7 +52,7 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types import ModelTurn
+from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -16,9 +16,9 @@ from typing import Literal
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.families import find_family
+from cua_rl.host.users import computing_environment
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
-from cua_rl.system_users import computing_environment
 
 _FOR_DOWNLOADS = ("HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 from cua_rl.conversation import Item, Tool
 from cua_rl.errors import SamplingError
-from cua_rl.model_input import Chunk, EncodedTextChunk, ModelInput
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.known_images import name_images
+from cua_rl.types import Chunk, EncodedTextChunk, ModelInput, SamplingParams
 
 RESPONSES_PATH = "/v1/responses"
 

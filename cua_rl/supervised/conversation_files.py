@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import cast
 
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.model_input import ImageChunk
 from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum
-from cua_rl.types import Datum
+from cua_rl.types import Datum, ImageChunk
 
 _KNOWN: Mapping[str, frozenset[str]] = {
     "messages": frozenset({"messages", "tools"}),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from cua_rl.devices.pool import DeviceBackend
+from cua_rl.environments.pool import DeviceBackend
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate

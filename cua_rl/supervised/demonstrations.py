@@ -14,7 +14,7 @@ from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer

@@ -8,7 +8,7 @@ import json
 from cua_rl import actions
 from cua_rl.agent.tools import MAX_COORDINATE, tool_for
 from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
-from cua_rl.devices.device import DeviceKind
+from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Finish
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from shlex import quote
 
-from cua_rl.devices.device import ShellDevice
+from cua_rl.environments.device import ShellDevice
 
 
 class AdbClient:

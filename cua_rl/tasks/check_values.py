@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import cast
 
-from cua_rl.devices.device import DeviceAbilities
-from cua_rl.devices.query_values import Values
-from cua_rl.devices.simulator.query_values import ARGUMENTS, CHOICES, Choices, listed_part
-from cua_rl.devices.simulator.start import make_phone_state
-from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.phone.simulator.query_values import ARGUMENTS, CHOICES, Choices, listed_part
+from cua_rl.environments.phone.simulator.start import make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
+from cua_rl.environments.query_values import Values
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import join_names, require_known
 from cua_rl.tasks.goal import Goal, How

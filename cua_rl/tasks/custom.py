@@ -17,12 +17,12 @@ from hashlib import sha256
 from random import Random
 from typing import cast, get_args
 
-from cua_rl.devices.device import DeviceAbilities
-from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
-from cua_rl.devices.simulator.queries import read_query
-from cua_rl.devices.simulator.query_values import NEEDED_ROWS
-from cua_rl.devices.simulator.start import Start, SystemStart, make_phone_state
-from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.phone.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
+from cua_rl.environments.phone.simulator.queries import read_query
+from cua_rl.environments.phone.simulator.query_values import NEEDED_ROWS
+from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.tasks.check_values import parse_expected, require_possible
 from cua_rl.tasks.fields import Fields, read_mapping

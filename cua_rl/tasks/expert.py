@@ -6,7 +6,7 @@ from random import Random
 from typing import Protocol
 
 from cua_rl.actions import Action
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.tasks.task import Task
 
 

@@ -23,7 +23,7 @@ from shlex import quote
 from types import ModuleType
 from typing import Any, cast, get_args
 
-from cua_rl.devices.device import AppDevice, Device, ShellDevice
+from cua_rl.environments.device import AppDevice, Device, ShellDevice
 from cua_rl.errors import CheckError, ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient

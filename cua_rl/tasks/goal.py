@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.judgement import Validation
 from cua_rl.tasks.answers import is_answer
 

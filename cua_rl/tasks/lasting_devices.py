@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Self
 
-from cua_rl.devices.android.preparation import make_goal_false
-from cua_rl.devices.android.shell import DeviceShell
-from cua_rl.devices.device import Device, DeviceAbilities, ShellDevice
+from cua_rl.environments.android.preparation import make_goal_false
+from cua_rl.environments.android.shell import DeviceShell
+from cua_rl.environments.device import Device, DeviceAbilities, ShellDevice
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING
 from cua_rl.errors import TaskError
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Task, Template
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.errors import AbsentError, CheckError, TaskError, UnusableError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task

@@ -42,7 +42,7 @@ class TaskSourceConfig:
     custom_tasks: tuple[object, ...] = ()
     """For "custom": dictionaries as `cua_rl.tasks.custom` reads them; where there is a judge, also descriptions."""
     pages: tuple[object, ...] = ()
-    """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
+    """For "page": dictionaries as `cua_rl.environments.browser.page_tasks` reads them."""
     allowed_urls: tuple[str, ...] = ()
     """For "page": prefixes of addresses that pages may request; () allows the tasks' own hosts."""
     site_command: str | None = None

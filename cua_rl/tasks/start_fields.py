@@ -6,9 +6,9 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from cua_rl.devices.query_values import TIME
-from cua_rl.devices.simulator import catalog
-from cua_rl.devices.simulator.start import Start, SystemStart
+from cua_rl.environments.phone.simulator import catalog
+from cua_rl.environments.phone.simulator.start import Start, SystemStart
+from cua_rl.environments.query_values import TIME
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, read_mapping, require_known
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cua_rl.devices.browser.settings import SiteProgram
-from cua_rl.devices.device import Device
-from cua_rl.devices.gym.fields import GymTaskRef
-from cua_rl.devices.pool import DeviceRequest
-from cua_rl.devices.simulator.start import Start
+from cua_rl.environments.browser.settings import SiteProgram
+from cua_rl.environments.device import Device
+from cua_rl.environments.gym.fields import GymTaskRef
+from cua_rl.environments.phone.simulator.start import Start
+from cua_rl.environments.pool import DeviceRequest
 from cua_rl.judgement import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]

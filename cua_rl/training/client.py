@@ -12,13 +12,12 @@ from typing import Any, Self, TypeVar
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.metrics import merge_metrics
-from cua_rl.policy import AdapterRef
 from cua_rl.training import wire
 from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.link import ControllerLink, parse_address, require_token
 from cua_rl.training.recovery import Journal, require_same
-from cua_rl.types import Datum
+from cua_rl.types import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
 

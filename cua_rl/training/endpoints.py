@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainerDeathError
-from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import computing_environment, computing_prefix
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.host.users import computing_environment, computing_prefix
 from cua_rl.training.link import Address, ControllerLink
 
 logger = logging.getLogger(__name__)

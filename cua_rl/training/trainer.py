@@ -16,7 +16,6 @@ from torch import Tensor
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.metrics import merge_metrics
-from cua_rl.model_input import ImageChunk
 from cua_rl.training import checkpoint, wire
 from cua_rl.training.batching import (
     MicroBatch,
@@ -37,7 +36,7 @@ from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_s
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
-from cua_rl.types import Datum
+from cua_rl.types import Datum, ImageChunk
 
 _T = TypeVar("_T")
 _RESULTS = tuple[tuple[MicroBatch, ...], tuple[TokenScores, ...], tuple[TokenLoss, ...], str | None]

@@ -21,8 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.codec import decode
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
+from cua_rl.host.system import refuse_inspection
 from cua_rl.settings import with_values
-from cua_rl.system import refuse_inspection
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.libraries import require_libraries

@@ -8,7 +8,7 @@ from socket import AF_INET
 
 import psutil
 
-from cua_rl.processes import is_loopback
+from cua_rl.host.processes import is_loopback
 from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, skipped
 from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import command_line, listeners

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from cua_rl.system import raise_descriptor_limit
+from cua_rl.host.system import raise_descriptor_limit
 
 T = TypeVar("T")
 

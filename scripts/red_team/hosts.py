@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from cua_rl.processes import is_loopback
+from cua_rl.host.processes import is_loopback
 from scripts.red_team.__main__ import print_findings
 from scripts.red_team.findings import Finding, check
 from scripts.red_team.messages import send_frames

@@ -36,7 +36,7 @@ OPEN = """
 import asyncio, sys
 from cua_rl.command_line.recipe import report_error
 from cua_rl.errors import CuaError
-from cua_rl.run.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.supervised.recorded import open_recorded_run
 async def main(way, folder):
     if way == "run.recorded_run":

@@ -21,7 +21,7 @@ from psycopg.sql import SQL, Identifier
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.errors import CuaError, boundary
-from cua_rl.sandbox import can_sandbox
+from cua_rl.host.sandbox import can_sandbox
 from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, SAID, command_line, listeners, status_of
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
@@ -279,7 +279,7 @@ def attack_ends(targets: Targets) -> Findings:
     _, alive = psutil.wait_procs(owned, timeout=45)
     left = [command_line(process)[:60] for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     yield check(14, "processes after kill -9", "none in 45 s", left or "none", not left)
-    program = "import cua_rl.processes as p, asyncio, pathlib, sys\n"
+    program = "import cua_rl.host.processes as p, asyncio, pathlib, sys\n"
     program += "asyncio.run(p.OwnedProcess(['true'], name='x', log_path=pathlib.Path(sys.argv[1])).start())"
     later = [sys.executable, "-c", program, str(run.folder / "later.log")]
     subprocess.run(

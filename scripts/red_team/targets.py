@@ -25,7 +25,7 @@ import psutil
 
 from cua_rl.database.postgres import running_postgres_url
 from cua_rl.errors import CuaError
-from cua_rl.sandbox import can_sandbox
+from cua_rl.host.sandbox import can_sandbox
 from scripts.red_team.floods import peak_bytes
 from scripts.red_team.shapes import encoded_texts, in_pieces, shaped_texts
 
@@ -337,13 +337,13 @@ class Devices:
 
 async def _serve_devices() -> None:
     """Open the devices and a site, and obey, until standard input ends."""
-    from cua_rl.devices.browser.page import as_page
-    from cua_rl.devices.browser.served_site import ServedSite
-    from cua_rl.system import refuse_inspection
+    from cua_rl.environments.browser.page import as_page
+    from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
+    from cua_rl.environments.browser.served_site import ServedSite
+    from cua_rl.environments.desktop.desktops import LinuxDesktops
+    from cua_rl.environments.desktop.templates import DESKTOP_TASKS
+    from cua_rl.host.system import refuse_inspection
     from cua_rl.task_loader import load_tasks
-    from cua_rl.tasks.desktop.desktops import LinuxDesktops
-    from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
-    from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
     from cua_rl.tasks.readiness import prepare
     from cua_rl.tasks.source_config import parse_sources
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import TrainingError
-from cua_rl.processes import OwnedProcess
+from cua_rl.host.processes import OwnedProcess
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 

@@ -6,16 +6,16 @@ from random import Random
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, Reasoning, TextPart, Tool
-from cua_rl.devices.device import DeviceKind
-from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
-from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import Start, make_phone_state
+from cua_rl.environments.device import DeviceKind
+from cua_rl.environments.phone.demo.expert import DemoExperts, scannable_elements
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import EMBEDDED_TRAINING
+from cua_rl.environments.phone.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
-from cua_rl.tasks.demo.expert import DemoExperts, scannable_elements
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import EMBEDDED_TRAINING
 from cua_rl.tasks.expert import Decision, Finish
 
 NUM_SEEDS = 2**31

@@ -17,11 +17,11 @@ import chz
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
+from cua_rl.environments.phone.demo.templates import EMBEDDED_EVAL
 from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.run.log_directory import new_folder
+from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.tasks.demo.templates import EMBEDDED_EVAL
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 from scripts.tiny_models.imitation import imitate, run_stage

@@ -22,7 +22,7 @@ from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.run.log_directory import new_folder
+from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.task_loader import SEED_RANGES

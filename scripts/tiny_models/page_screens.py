@@ -9,14 +9,14 @@ from pathlib import Path
 from random import Random
 
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.browser.page import as_page
-from cua_rl.devices.device import Device
+from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.miniwob.expert import label_of, read_scanned
+from cua_rl.environments.browser.miniwob.pages import read_result
+from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn
+from cua_rl.environments.browser.miniwob.templates import miniwob_template
+from cua_rl.environments.browser.page import as_page
+from cua_rl.environments.device import Device
 from cua_rl.errors import TaskError
-from cua_rl.tasks.miniwob.device import MiniWobPages
-from cua_rl.tasks.miniwob.expert import label_of, read_scanned
-from cua_rl.tasks.miniwob.pages import read_result
-from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn
-from cua_rl.tasks.miniwob.templates import miniwob_template
 from cua_rl.tasks.readiness import prepare
 
 POINT_STEP = 25

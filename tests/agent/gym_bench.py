@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
-from cua_rl.devices.gym.client import GymLimits
-from cua_rl.devices.pool import DevicePool, PoolLimits
+from cua_rl.environments.gym.client import GymLimits
+from cua_rl.environments.gym.executions import GYM, GymExecutions
+from cua_rl.environments.pool import DevicePool, PoolLimits
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
@@ -21,9 +21,8 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.gym_executions import GYM, GymExecutions
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout
+from cua_rl.types import Rollout, SamplingParams
 from tests.doubles.gym_server import GymDouble
 from tests.doubles.mini_agent_server import MiniAgentDouble
 from tests.fakes import FakeRecorder

@@ -18,7 +18,7 @@ from cua_rl.agent.element_tools import (
 )
 from cua_rl.agent.tools import Finish
 from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
-from cua_rl.devices.device import ActionRejected
+from cua_rl.environments.device import ActionRejected
 
 SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 

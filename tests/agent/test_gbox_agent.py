@@ -12,7 +12,7 @@ from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import ActionRejected, DeviceKind
+from cua_rl.environments.device import ActionRejected, DeviceKind
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
 from cua_rl.types import AgentTurn, StopReason
 from tests.fakes import FakeGateway

@@ -10,7 +10,7 @@ import pytest
 
 import cua_rl
 from cua_rl.command_line.recipe import hide_secrets
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
+from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user
 
 RECIPE = """
 import asyncio, logging, os, sys

@@ -18,14 +18,14 @@ from cua_rl.actions import (
     Scroll,
     TypeText,
 )
-from cua_rl.devices.device import ActionRejected
-from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, Toggle, find_app
-from cua_rl.devices.simulator.device import perform, take_screenshot
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import make_phone_state
-from cua_rl.devices.simulator.state import PhoneState
-from tests.devices.android.phone_double import HOME, SETTINGS, PhoneDouble
+from cua_rl.environments.device import ActionRejected
+from cua_rl.environments.phone.simulator import reducer
+from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH, Toggle, find_app
+from cua_rl.environments.phone.simulator.device import perform, take_screenshot
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.start import make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
+from tests.environments.android.phone_double import HOME, SETTINGS, PhoneDouble
 
 BUTTONS = {"back": Button.BACK, "home": Button.HOME, "appSwitch": Button.RECENTS, "power": Button.POWER}
 SWITCHES = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes
-from cua_rl.devices.gbox.device import Capture
-from cua_rl.devices.gbox.service import Gbox, make_gbox
+from cua_rl.environments.gbox.boxes import BoxPlan, GboxBoxes
+from cua_rl.environments.gbox.device import Capture
+from cua_rl.environments.gbox.service import Gbox, make_gbox
 from cua_rl.http_server import serve_app
 from tests.doubles.gbox_server import KEY, GboxDouble
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.devices.pool import DevicePool
+from cua_rl.environments.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
 from cua_rl.evaluation.attempts import (
     Attempt,
@@ -16,9 +16,9 @@ from cua_rl.evaluation.attempts import (
     parse_attempts,
     run_missing_attempts,
 )
-from cua_rl.policy import SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.types import SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, make_task
 
 PLAN = AttemptPlan(

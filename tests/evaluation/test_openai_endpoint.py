@@ -5,19 +5,18 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DevicePool, DeviceRequest
+from cua_rl.environments.device import Device
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.judge.judge import may_use_proxy
-from cua_rl.policy import SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.evaluation.fake_endpoint import GIVE_UP, KEY, TAP, FakeEndpoint
 
 PARAMS = SamplingParams(max_tokens=64, temperature=0.5)

@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cua_rl.errors import ConfigError
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.gpu_speed import GPU_KINDS, Shares, TurnTokens, image_flop, server_speed, token_flop
 from cua_rl.planning.plan_config import AssumptionSettings, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
-from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.training_config import TrainerSettings
 
 MODELS = Path(__file__).parents[1] / "run" / "model_configs"

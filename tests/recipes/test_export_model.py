@@ -8,7 +8,7 @@ import pytest
 
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.export_model import ExportModelConfig, find_source, main
-from cua_rl.run.model_card import ExportKind, format_model_card
+from cua_rl.run_folder.model_card import ExportKind, format_model_card
 
 SETTINGS = {
     "run_name": "phones",

@@ -7,13 +7,12 @@ from random import Random
 from typing import Any
 
 from cua_rl.events import BatchTaken, GroupEnded, StepTrained
-from cua_rl.policy import AdapterRef
 from cua_rl.rl.async_loop import AsyncStart, train
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types import AdapterRef, Rollout, RolloutGroup
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer
 from tests.rl.test_sync_loop import Log, Seeds, settings

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.config import LossConfig, OptimConfig
-from cua_rl.policy import SamplingParams
 from cua_rl.rl.curriculum import Memory, SuccessRates, SuccessRateStream, load_outcomes
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
-from cua_rl.types import Datum, Rollout
+from cua_rl.types import Datum, Rollout, SamplingParams
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, settings

@@ -9,12 +9,12 @@ from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
-from cua_rl.policy import SamplingParams
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due
 from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
+from cua_rl.types import SamplingParams
 from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
 from tests.rollout.test_run import Bench

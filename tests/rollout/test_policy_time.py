@@ -13,9 +13,8 @@ from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import Event, RolloutSource
-from cua_rl.policy import AdapterRef
 from cua_rl.rollout.time_limits import TimeLimits
-from cua_rl.types import AgentTurn, Rollout, StopReason
+from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeRecorder, make_task
 from tests.jumping_time import run_jumping

@@ -18,13 +18,14 @@ from cua_rl.codec import MessageError, decode, encode
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.http_server import serve_app
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.group import GroupPlan, run_group
-from cua_rl.rollout.remote import RemoteRunner, ReportingRunner, WorkerRefused
 from cua_rl.rollout.run import RolloutPlan
-from cua_rl.rollout.worker import ControllerLink, GivenUp, Workplace, open_link, work
-from cua_rl.rollout.worker_app import make_worker_app
-from cua_rl.rollout.worker_wire import (
+from cua_rl.sampling.server import ServedModel
+from cua_rl.types import AdapterRef, Rollout, SamplingParams, StopReason
+from cua_rl.workers.remote import RemoteRunner, ReportingRunner, WorkerRefused
+from cua_rl.workers.worker import ControllerLink, GivenUp, Workplace, open_link, work
+from cua_rl.workers.worker_app import make_worker_app
+from cua_rl.workers.worker_wire import (
     Ended,
     Hello,
     PlannedRollout,
@@ -32,8 +33,6 @@ from cua_rl.rollout.worker_wire import (
     WorkerSetup,
     code_version,
 )
-from cua_rl.sampling.server import ServedModel
-from cua_rl.types import Rollout, StopReason
 from scripts.red_team.messages import SETS_ATTRIBUTE
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task

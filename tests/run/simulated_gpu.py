@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cua_rl.run.memory_parts import Request, outside_bytes, usable_bytes
-from cua_rl.run.memory_plan import MemoryPlan
+from cua_rl.machine.memory_parts import Request, outside_bytes, usable_bytes
+from cua_rl.machine.memory_plan import MemoryPlan
 
 PAGE = 20 * 2**20  # PyTorch's allocator maps large tensors by pages of 20 MiB
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.run.gpus import (
+from cua_rl.machine.gpus import (
     GpuPlan,
     GpuWishes,
     ask_nvidia_smi,
@@ -15,7 +15,7 @@ from cua_rl.run.gpus import (
     require_platform,
     visible_gpus,
 )
-from cua_rl.run.model_folder import start_limit_s
+from cua_rl.run_folder.model_folder import start_limit_s
 
 
 def plan(num_gpus: int, wishes: GpuWishes | None = None) -> GpuPlan:

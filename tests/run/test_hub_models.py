@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.model_folder import pinned_name
+from cua_rl.run_folder.model_folder import pinned_name
 
 LOOK = """
-from cua_rl.run.model_folder import find_model
+from cua_rl.run_folder.model_folder import find_model
 print(find_model("someone/tiny"))
 """
 ONE_FILE = """
@@ -30,7 +30,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FETCH = """
 import sys
 from pathlib import Path
-from cua_rl.run.model_folder import fetch_weights, find_model
+from cua_rl.run_folder.model_folder import fetch_weights, find_model
 folder = find_model("someone/tiny")
 fetch_weights("someone/tiny", folder)
 fetch_weights("someone/tiny", folder)

@@ -11,7 +11,7 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.reporting.json_lines import append_record, read_records
-from cua_rl.run.log_directory import (
+from cua_rl.run_folder.log_directory import (
     Behavior,
     Checkpoint,
     Decision,

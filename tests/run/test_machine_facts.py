@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.reporting.diagnosis import Diagnosis, Finding
-from cua_rl.run.machine_facts import (
+from cua_rl.doctor.facts import (
     find_commit,
     installed_packages,
     library_versions,
@@ -18,6 +17,7 @@ from cua_rl.run.machine_facts import (
     parse_topology,
     read_server_log,
 )
+from cua_rl.reporting.diagnosis import Diagnosis, Finding
 
 ROOT = Path(__file__).parents[2]
 # as drivers of 2023 and later print it: underlined columns, tabs, and an empty column before the last

@@ -11,14 +11,14 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.families import FAMILIES
+from cua_rl.machine.gpus import GpuWishes
+from cua_rl.machine.machine import Machine, find_machine
+from cua_rl.machine.memory_parts import GIB, Demand, MemoryWishes, Request, outside_bytes, usable_bytes
+from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
+from cua_rl.machine.prefix_cache import RolloutShape, simulate_prefix_cache
+from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.gpus import GpuWishes
-from cua_rl.run.machine import Machine, find_machine
-from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
-from cua_rl.run.memory_parts import GIB, Demand, MemoryWishes, Request, outside_bytes, usable_bytes
-from cua_rl.run.memory_plan import MemoryPlan, plan_memory
-from cua_rl.run.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
-from cua_rl.run.prefix_cache import RolloutShape, simulate_prefix_cache
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from tests.run.simulated_gpu import least_free_share_of_a_day

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.run.model_folder import require_trainable
+from cua_rl.run_folder.model_folder import require_trainable
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])

@@ -16,7 +16,6 @@ from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.preflight import (
     Screen,
     choose_history,
@@ -29,6 +28,7 @@ from cua_rl.run.preflight import (
 from cua_rl.run.rollout_config import AgentSettings, ServerSettings
 from cua_rl.run.training_config import CLIConfig, MonitorSettings, TrainerSettings
 from cua_rl.run.training_plan import plan_run
+from cua_rl.run_folder.model_folder import make_image_renderer
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)

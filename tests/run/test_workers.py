@@ -9,13 +9,13 @@ from threading import Event
 import pytest
 
 from cua_rl.errors import ConfigError, CuaError
-from cua_rl.rollout.remote import RemoteRunner
-from cua_rl.run.ray_workers import connect, reachable
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import check_workers
-from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerSettings
-from cua_rl.run.workers import keep_alive
+from cua_rl.workers.launch import keep_alive
+from cua_rl.workers.ray_workers import connect, reachable
+from cua_rl.workers.remote import RemoteRunner
+from cua_rl.workers.worker_config import TOKEN_VARIABLE, WorkerSettings
 from tests.fakes import FakeRecorder
 from tests.jumping_time import run_jumping
 from tests.rollout.test_workers import SETUP, FakeAdapters, plan

@@ -3,13 +3,13 @@
 import pytest
 
 from cua_rl.errors import ConfigError
+from cua_rl.host.processes import free_port
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.processes import free_port
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.rollout.worker_wire import WorkerSetup
-from cua_rl.run.workplace import find_servers
 from cua_rl.sampling.server import ServedModel
+from cua_rl.workers.worker_wire import WorkerSetup
+from cua_rl.workers.workplace import find_servers
 from tests.sampling.fake_vllm import FakeVllm
 
 MODEL = ServedModel(name="base", max_model_len=2048, version="0.32.0")

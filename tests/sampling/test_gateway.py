@@ -11,13 +11,12 @@ from openai import AsyncOpenAI
 
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_app import ContextOverflow
-from cua_rl.types import ModelTurn
+from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
 from tests.renderers.generated import encode_image, make_image
 from tests.sampling.fake_vllm import LOGPROB, FakeVllm
 

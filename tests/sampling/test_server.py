@@ -12,13 +12,13 @@ import pytest
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
 from cua_rl.settings import with_values
+from cua_rl.types import AdapterRef, SamplingParams
 from tests.live_processes import command_line
 from tests.sampling.fake_vllm import fake_command
 

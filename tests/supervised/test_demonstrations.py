@@ -10,7 +10,10 @@ from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
 from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
-from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.demo.expert import DemoExperts
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.templates import TEMPLATES
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
@@ -18,9 +21,6 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.replay import replay
 from cua_rl.supervised.demonstrations import as_taught, build_supervised_datum, demonstrate
 from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.tasks.demo.expert import DemoExperts
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
 from scripts.tiny_models.lessons import Mix, draw_lesson, draw_text_lesson

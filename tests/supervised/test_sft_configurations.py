@@ -9,12 +9,12 @@ import pytest
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError
-from cua_rl.model_input import ImageChunk
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.sft_plan import require_recorded_size
+from cua_rl.run_folder.model_folder import make_image_renderer
+from cua_rl.types import ImageChunk
 from tests.builders import NO_TENSORS
 
 

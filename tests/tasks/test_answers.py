@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from cua_rl.devices.simulator.queries import read_query
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import TEMPLATES
+from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.tasks.answers import is_answer
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import TEMPLATES
 
 QUESTIONS = [template for template in TEMPLATES.values() if "question" in template.tags]
 EVERY_NUMBER = " ".join(map(str, range(10_000)))

@@ -3,13 +3,13 @@
 import pytest
 
 from cua_rl.actions import Button, Click, PressButton, PressKey, TypeText
-from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.devices.simulator.reducer import enter_key
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.tasks.demo.expert import Finish, decide
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate, Tell
-from cua_rl.tasks.demo.templates import APP_EVAL, APP_TRAINING, GRADED_EVAL, GRADED_TRAINING, TEMPLATES
+from cua_rl.environments.phone.demo.expert import Finish, decide
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.template import TaskTemplate, Tell
+from cua_rl.environments.phone.demo.templates import APP_EVAL, APP_TRAINING, GRADED_EVAL, GRADED_TRAINING, TEMPLATES
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.simulator.reducer import enter_key
+from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.tasks.task import Task
 
 SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)

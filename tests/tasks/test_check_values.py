@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from cua_rl.devices.android.device import ANDROID_ABILITIES
-from cua_rl.devices.device import DeviceAbilities
-from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.queries import read_query
-from cua_rl.devices.simulator.query_values import CHOICES, SIMULATOR_QUERIES, listed_part
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import Start, SystemStart, make_phone_state
+from cua_rl.environments.android.device import ANDROID_ABILITIES
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.phone.demo.templates import TEMPLATES
+from cua_rl.environments.phone.simulator import reducer
+from cua_rl.environments.phone.simulator.queries import read_query
+from cua_rl.environments.phone.simulator.query_values import CHOICES, SIMULATOR_QUERIES, listed_part
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SIMULATOR, load_tasks
 from cua_rl.tasks.check_values import parse_expected, require_possible
-from cua_rl.tasks.demo.templates import TEMPLATES
-from cua_rl.tasks.page_tasks import PAGE_BROWSER
 
 
 def load(check: Any, device: DeviceAbilities = SIMULATOR, **more: Any) -> None:

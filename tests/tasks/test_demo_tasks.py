@@ -11,20 +11,26 @@ from typing import get_args
 import pytest
 
 from cua_rl.actions import Button, Click, PressButton
-from cua_rl.devices.android.device import ANDROID_ABILITIES
-from cua_rl.devices.device import DeviceAbilities
-from cua_rl.devices.gbox.boxes import ABILITIES
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
-from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.devices.simulator.reducer import launch
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.environments.android.device import ANDROID_ABILITIES
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.gbox.boxes import ABILITIES
+from cua_rl.environments.phone.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
+from cua_rl.environments.phone.demo.phone import SIMULATOR, make_simulated_phone
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import (
+    DEMO_EVAL,
+    DEMO_TRAINING,
+    EMBEDDED_EVAL,
+    EMBEDDED_TRAINING,
+    TEMPLATES,
+)
+from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.simulator.reducer import launch
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
-from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
-from cua_rl.tasks.demo.phone import SIMULATOR, make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 

@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("Xlib", reason="`make setup` installs what desktops need")
 
-from cua_rl.devices.desktop.device import DESKTOP_ABILITIES
+from cua_rl.environments.desktop.device import DESKTOP_ABILITIES
+from cua_rl.environments.desktop.templates import DESKTOP_TASKS
+from cua_rl.environments.phone.demo.phone import SIMULATOR, make_simulated_phone
+from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import load_tasks, require_disjoint
-from cua_rl.tasks.demo.phone import SIMULATOR, make_simulated_phone
-from cua_rl.tasks.demo.templates import TEMPLATES
-from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
 
 SOURCE = {"source_type": "desktop"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.devices.device import DeviceAbilities
+from cua_rl.environments.device import DeviceAbilities
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.readiness import prepare, validate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.devices.harness import HARNESS
+from cua_rl.environments.harness.device import HARNESS
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SEED_RANGES, TaskSet, load_tasks, require_disjoint
 

@@ -2,15 +2,15 @@ import pytest
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
+from cua_rl.environments.browser.django_admin.state import draw_names
+from cua_rl.environments.browser.django_admin.templates import ADMIN_BROWSER, ADMIN_TEMPLATES
+from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn, PageElement, Write
+from cua_rl.environments.browser.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, allowed_urls
+from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.errors import ConfigError
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
-from cua_rl.tasks.demo.phone import SIMULATOR
-from cua_rl.tasks.django_admin.state import draw_names
-from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER, ADMIN_TEMPLATES
-from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, PageElement, Write
-from cua_rl.tasks.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
-from cua_rl.tasks.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.tasks.source_config import find_task_backend, parse_sources
 from scripts.tiny_models.page_tasks import LABELS, TINY_TASKS
 from scripts.tiny_models.vocabulary import label_forms, page_pieces

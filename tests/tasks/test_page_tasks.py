@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.devices.browser.settings import SiteProgram
+from cua_rl.environments.browser import check_function
+from cua_rl.environments.browser.page_checks import Verdict, parse_verdict
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, PageTask, allowed_urls
+from cua_rl.environments.browser.settings import SiteProgram
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
-from cua_rl.tasks import check_function
-from cua_rl.tasks.page_checks import Verdict, parse_verdict
-from cua_rl.tasks.page_tasks import PAGE_BROWSER, PageTask, allowed_urls
 from cua_rl.tasks.source_config import Split, parse_sources
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sites" / "shopping_list"

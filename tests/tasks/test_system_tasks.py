@@ -6,16 +6,22 @@ from random import Random
 import pytest
 
 from cua_rl.actions import Click
-from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, Toggle
-from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.devices.simulator.reducer import launch
-from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.environments.phone.demo.expert import Finish, decide, scannable_elements
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.templates import (
+    EMBEDDED_EVAL,
+    EMBEDDED_TRAINING,
+    SYSTEM_EVAL,
+    SYSTEM_TRAINING,
+    TEMPLATES,
+)
+from cua_rl.environments.phone.simulator.catalog import ALL_EXTRA_ROWS, Toggle
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.simulator.reducer import launch
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.task_loader import SEED_RANGES
-from cua_rl.tasks.demo.expert import Finish, decide, scannable_elements
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, SYSTEM_EVAL, SYSTEM_TRAINING, TEMPLATES
 
 ALL = (*SYSTEM_TRAINING, *SYSTEM_EVAL)
 NUM_SEEDS = 6

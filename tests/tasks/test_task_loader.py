@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.devices.device import DeviceAbilities
-from cua_rl.devices.harness import HARNESS
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
+from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.harness.device import HARNESS
+from cua_rl.environments.phone.demo.phone import SIMULATOR
+from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
-from cua_rl.tasks.demo.phone import SIMULATOR
-from cua_rl.tasks.demo.templates import TEMPLATES
-from cua_rl.tasks.page_tasks import PAGE_BROWSER
 
 ALARMS = {"instruction": "Set it.", "check": {"query": "alarms_on", "expected": "[" * 10_000}}
 

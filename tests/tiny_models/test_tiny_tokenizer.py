@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from cua_rl.environments.phone.demo.templates import EMBEDDED_TRAINING
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.tasks.demo.templates import EMBEDDED_TRAINING
 from scripts.tiny_models.lessons import demonstrate_task
 from scripts.tiny_models.vocabulary import CONTROL_TOKENS, build_tokenizer, pieces
 

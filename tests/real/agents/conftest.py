@@ -15,10 +15,9 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
-from cua_rl.devices.pool import DeviceBackend, DevicePool
+from cua_rl.environments.pool import DeviceBackend, DevicePool
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward, sum_parts
 from cua_rl.rl.advantages import score_group
@@ -31,7 +30,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import RolloutGroup
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 from tests.fakes import FakeRecorder
 
 PARITY_LIMIT = 0.005

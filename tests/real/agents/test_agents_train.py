@@ -11,15 +11,15 @@ from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
-from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
-from cua_rl.devices.harness import HARNESS, HarnessWorlds
+from cua_rl.environments.browser.chromium import find_chromium
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
+from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
+from cua_rl.environments.gym.executions import GYM, GymExecutions
+from cua_rl.environments.harness.device import HARNESS, HarnessWorlds
+from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import SimulatedPhones
-from cua_rl.tasks.gym_executions import GYM, GymExecutions
-from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
 from tests.doubles.gbox_desktop import NOTE

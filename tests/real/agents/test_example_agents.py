@@ -10,7 +10,8 @@ import pytest
 
 from cua_rl.actions import Click
 from cua_rl.agent.external import AgentCommand, ExternalAgent
-from cua_rl.devices.pool import DevicePool
+from cua_rl.environments.phone.demo.phone import SimulatedPhones
+from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -19,7 +20,6 @@ from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.types import ModelTurn, Rollout, StopReason
 from tests.agent.gym_bench import PARAMS, call, demo_tasks
 from tests.fakes import FakeRecorder

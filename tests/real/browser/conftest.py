@@ -8,7 +8,7 @@ from cua_rl.errors import ConfigError
 
 pytest.importorskip("playwright", reason="`make setup` installs Playwright")
 
-from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.environments.browser.chromium import find_chromium
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,13 +25,13 @@ from cua_rl.actions import (
     TypeText,
 )
 from cua_rl.agent.device_step import perform
-from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.browser.page import BrowserPage
-from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.environments.browser.backend import BrowserPages
+from cua_rl.environments.browser.chromium import find_chromium
+from cua_rl.environments.browser.page import BrowserPage
+from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.errors import AbsentError, ConfigError, DeviceError, TaskError, UnusableError
-from cua_rl.scratch import remove_abandoned, scratch_folder
-from cua_rl.system_users import GUEST_UIDS, can_change_user
+from cua_rl.host.scratch import remove_abandoned, scratch_folder
+from cua_rl.host.users import GUEST_UIDS, can_change_user
 from tests.live_processes import command_line
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
@@ -256,9 +256,9 @@ async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new
 
 CHILD = """
 import asyncio, sys
-from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.settings import PageSettings
-from cua_rl.scratch import scratch_folder
+from cua_rl.environments.browser.backend import BrowserPages
+from cua_rl.environments.browser.settings import PageSettings
+from cua_rl.host.scratch import scratch_folder
 async def main():
     async with BrowserPages(PageSettings(allowed_urls=("file:///nowhere/",))) as pages:
         await pages.lend()

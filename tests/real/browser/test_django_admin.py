@@ -8,13 +8,13 @@ import pytest_asyncio
 pytest.importorskip("django", reason="`make setup` installs Django")
 
 from cua_rl.actions import PressKey
-from cua_rl.devices.browser.page import BrowserPage
-from cua_rl.sandbox import can_sandbox
+from cua_rl.environments.browser.django_admin.device import AdminPages
+from cua_rl.environments.browser.django_admin.expert import AdminExperts
+from cua_rl.environments.browser.django_admin.server import AdminSite
+from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES
+from cua_rl.environments.browser.page import BrowserPage
+from cua_rl.host.sandbox import can_sandbox
 from cua_rl.supervised.demonstrations import demonstrate
-from cua_rl.tasks.django_admin.device import AdminPages
-from cua_rl.tasks.django_admin.expert import AdminExperts
-from cua_rl.tasks.django_admin.server import AdminSite
-from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.readiness import prepare
 from cua_rl.tasks.task import Task
 from tests.live_processes import stranger_connects

@@ -8,17 +8,22 @@ import pytest_asyncio
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.actions import Click, Drag, Scroll, TypeText
-from cua_rl.devices.device import ActionRejected, Device
+from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
+from cua_rl.environments.browser.miniwob.pages import read_result
+from cua_rl.environments.browser.miniwob.routes import ROUTES
+from cua_rl.environments.browser.miniwob.templates import (
+    MINIWOB_BROWSER,
+    MiniWobTemplate,
+    all_templates,
+    miniwob_template,
+)
+from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.datasets import ExpertExamples
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.miniwob.device import MiniWobPages
-from cua_rl.tasks.miniwob.expert import MiniWobExperts
-from cua_rl.tasks.miniwob.pages import read_result
-from cua_rl.tasks.miniwob.routes import ROUTES
-from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate, all_templates, miniwob_template
 from cua_rl.tasks.readiness import instruct, prepare
 from scripts.tiny_models.page_lessons import draw_page_lesson
 from scripts.tiny_models.page_screens import look_at, read_screens, write_screens

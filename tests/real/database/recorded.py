@@ -10,7 +10,7 @@ from PIL import Image
 
 from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
 from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.devices.device import Device
+from cua_rl.environments.device import Device
 from cua_rl.events import (
     Event,
     GroupEnded,
@@ -23,9 +23,20 @@ from cua_rl.events import (
     TurnTaken,
 )
 from cua_rl.judgement import Judgement, JudgeVote, Validation
-from cua_rl.model_input import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
+from cua_rl.types import (
+    AgentTurn,
+    Chunk,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+)
 
 IMAGE_TOKEN = 151655
 ACTIONS: tuple[Action | None, ...] = (

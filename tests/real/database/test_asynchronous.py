@@ -9,10 +9,10 @@ from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.rebuild import load_groups
 from cua_rl.events import BatchTaken, CheckpointSaved, EvaluationEnded, Event, RolloutSource, SourceStarted
-from cua_rl.run.earlier_attempt import Curve, EarlierAttempt
-from cua_rl.run.log_directory import prepare_log_directory
 from cua_rl.run.resume import follow_move, load_resumed
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
+from cua_rl.run_folder.log_directory import prepare_log_directory
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import make_group, source_events, start, step_end

@@ -16,7 +16,7 @@ import pytest
 from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
+from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 from scripts.red_team.run_folders import make_witness, set_traps
 from tests.live_processes import is_alive, wait_until_dead
 from tests.real.database.conftest import run_sql

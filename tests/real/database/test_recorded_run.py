@@ -10,7 +10,7 @@ from cua_rl.events import TrainingEnded
 from cua_rl.monitor.databases import open_database
 from cua_rl.planning.calibration import load_recorded_run
 from cua_rl.planning.fleet import Placement
-from cua_rl.run.recorded_run import find_training
+from cua_rl.run_folder.recorded_run import find_training
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start, step_end
 
 CONFIG: dict[str, object] = {

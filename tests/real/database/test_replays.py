@@ -11,9 +11,9 @@ from cua_rl.events import Event, GroupEnded, RolloutSource
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, SuccessRates, build_outcome, first_success
 from cua_rl.rl.datums import build_batch, datums_sha256
-from cua_rl.run.log_directory import prepare_log_directory
 from cua_rl.run.resume import OUTCOMES_NAME, load_memory
 from cua_rl.run.training_config import CLIConfig, CurriculumSettings
+from cua_rl.run_folder.log_directory import prepare_log_directory
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end

@@ -18,17 +18,17 @@ from Xlib.error import DisplayConnectionError
 from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
 from cua_rl.agent.device_step import perform
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.desktop.device import LinuxDesktop
-from cua_rl.devices.desktop.session import PROGRAMS
-from cua_rl.devices.desktop.x_screen import XScreen
-from cua_rl.devices.device import ActionRejected
+from cua_rl.environments.desktop.desktops import LinuxDesktops
+from cua_rl.environments.desktop.device import LinuxDesktop
+from cua_rl.environments.desktop.session import PROGRAMS
+from cua_rl.environments.desktop.templates import DESKTOP_TASKS, DesktopTemplate
+from cua_rl.environments.desktop.x_screen import XScreen
+from cua_rl.environments.device import ActionRejected
 from cua_rl.errors import DeviceError, TaskError, UnusableError
-from cua_rl.sandbox import can_sandbox
-from cua_rl.scratch import remove_abandoned
-from cua_rl.system import resident_bytes
-from cua_rl.system_users import can_change_user
-from cua_rl.tasks.desktop.desktops import LinuxDesktops
-from cua_rl.tasks.desktop.templates import DESKTOP_TASKS, DesktopTemplate
+from cua_rl.host.sandbox import can_sandbox
+from cua_rl.host.scratch import remove_abandoned
+from cua_rl.host.system import resident_bytes
+from cua_rl.host.users import can_change_user
 
 NEEDED = (*PROGRAMS, "mousepad", "pcmanfm", "xterm")
 pytestmark = pytest.mark.skipif(
@@ -337,8 +337,8 @@ async def test_a_killed_controller_leaves_no_process_and_the_next_one_no_folder(
     program = tmp_path / "controller.py"
     program.write_text(
         "import asyncio\n"
-        "from cua_rl.tasks.desktop.desktops import LinuxDesktops\n"
-        "from cua_rl.tasks.desktop.templates import DESKTOP_TASKS\n"
+        "from cua_rl.environments.desktop.desktops import LinuxDesktops\n"
+        "from cua_rl.environments.desktop.templates import DESKTOP_TASKS\n"
         "async def main():\n"
         "    async with LinuxDesktops() as backend:\n"
         "        desktop = await backend.make(DESKTOP_TASKS[0].make_task(0).device_request())\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.machine.gpus import ask_nvidia_smi
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.gpus import ask_nvidia_smi
 
 pytestmark = pytest.mark.timeout(900)
 GPU_ONLY = {"driver", "GPUs", "memory against plan"}

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
-from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DevicePool, DeviceRequest
+from cua_rl.environments.device import Device
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
@@ -31,10 +31,9 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types import AdapterRef, Datum, SamplingParams
 from tests.fakes import FakeRecorder
 from tests.rl.test_sync_loop import Log
 

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import text
 
 from cua_rl.database.postgres import running_postgres_url
-from cua_rl.processes import free_port
+from cua_rl.host.processes import free_port
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.run.recorded_run import open_run_database
+from cua_rl.run_folder.recorded_run import open_run_database
 from cua_rl.sampling.server import VllmServer
 from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors

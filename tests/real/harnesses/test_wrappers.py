@@ -16,11 +16,10 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
-from cua_rl.policy import SamplingParams
-from cua_rl.processes import OwnedProcess
+from cua_rl.host.processes import OwnedProcess
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rollout.time_limits import TimeLimits
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT, read_examples
 

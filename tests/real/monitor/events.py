@@ -7,8 +7,7 @@ from PIL import Image
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.events import Event
-from cua_rl.model_input import Chunk, ImageChunk, ModelInput
-from cua_rl.types import Rollout, RolloutGroup, Turn
+from cua_rl.types import Chunk, ImageChunk, ModelInput, Rollout, RolloutGroup, Turn
 from tests.real.database.recorded import make_group, source_events, step_end
 
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.errors import ConfigError
 from cua_rl.events import EvaluationEnded, RolloutSource, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from cua_rl.config import ServerConfig
+from cua_rl.host.users import computing_environment
+from cua_rl.machine.gpus import GpuPlan, GpuWishes
+from cua_rl.machine.machine import Machine
+from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_plan import plan_memory
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import load_image_settings
-from cua_rl.run.gpus import GpuPlan, GpuWishes
-from cua_rl.run.machine import Machine
-from cua_rl.run.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.run.memory_plan import plan_memory
-from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.sampling.vllm_command import vllm_options
-from cua_rl.system_users import computing_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

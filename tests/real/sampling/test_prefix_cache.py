@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from cua_rl.run.prefix_cache import Chain, PrefixCache, RolloutShape
+from cua_rl.machine.prefix_cache import Chain, PrefixCache, RolloutShape
 
 BLOCK, SAMPLED, SHARED = 16, 150, 1200
 

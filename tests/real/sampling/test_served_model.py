@@ -11,14 +11,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.policy import AdapterRef
-from cua_rl.processes import free_port
+from cua_rl.host.processes import free_port
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
+from cua_rl.types import AdapterRef
 from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]

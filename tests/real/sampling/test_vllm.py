@@ -15,10 +15,9 @@ import pytest_asyncio
 
 from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.errors import AdapterError, ConfigError
-from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.run.preflight import require_model_server
+from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_tokens, image_canary, scored_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -26,6 +25,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
+from cua_rl.types import AdapterRef, SamplingParams
 from tests.live_processes import command_line
 from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image

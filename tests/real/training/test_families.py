@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
-from cua_rl.run.model_sizes import load_model_sizes
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.layers import ATTENTION_KERNELS

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cua_rl.model_input import ImageChunk
 from cua_rl.training.vision import FeatureCache
+from cua_rl.types import ImageChunk
 from tests.builders import image
 
 A, B, C = (image(name) for name in (b"a", b"b", b"c"))

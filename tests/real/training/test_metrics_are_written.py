@@ -20,7 +20,6 @@ from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.metrics import FAMILIES, METRICS, meaning
-from cua_rl.model_input import ImageChunk
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
@@ -35,7 +34,7 @@ from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types import AgentTurn, ImageChunk, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk

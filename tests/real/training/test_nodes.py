@@ -18,7 +18,7 @@ import pytest
 
 from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.processes import free_port
+from cua_rl.host.processes import free_port
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink

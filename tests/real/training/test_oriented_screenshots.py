@@ -12,7 +12,7 @@ from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.errors import TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.run.model_folder import make_image_renderer
+from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.training.vision import ImagePreprocessor, read_patches
 from tests.builders import stored_image
 

@@ -12,10 +12,10 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from cua_rl.config import TrainerConfig
-from cua_rl.model_input import ImageChunk
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.vision import ImagePreprocessor, PreparedAhead, PreparedImage
+from cua_rl.types import ImageChunk
 from tests.builders import image
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, image_chunk, make_datum
 from tests.real.training.trainer_calls import STEP, gradients, train

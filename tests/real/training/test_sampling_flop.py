@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3VLForConditionalGeneration
 
 from benchmarks.gpu_baseline import Request, sampling_flop
-from cua_rl.run.model_sizes import load_model_sizes
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training.vision import ImagePreprocessor
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk
 

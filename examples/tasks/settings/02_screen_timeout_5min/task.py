@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cua_rl.devices.device import ShellDevice
+from cua_rl.environments.device import ShellDevice
 
 from .validator import TimeoutValidator
 

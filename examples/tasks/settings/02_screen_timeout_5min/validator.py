@@ -1,4 +1,4 @@
-from cua_rl.devices.device import ShellDevice
+from cua_rl.environments.device import ShellDevice
 
 
 class TimeoutValidator:

@@ -1,0 +1,311 @@
+"""A page of a browser as a device: actions in pixels of the screenshot, state read from the page itself."""
+
+import asyncio
+import json
+import logging
+import time
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from cua_rl.actions import Action
+from cua_rl.conversation import EncodedImage
+from cua_rl.environments.browser.hands import perform, require_possible
+from cua_rl.environments.browser.page_scripts import SETTLED
+from cua_rl.environments.browser.settings import PageSettings
+from cua_rl.environments.device import Device
+from cua_rl.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
+
+if TYPE_CHECKING:
+    from playwright.async_api import CDPSession, Page, Request, Route
+
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 5.0
+_PROOF_TIMEOUT_S = 10.0
+
+
+class PageSite(Protocol):
+    """A server that belongs to one page while the page is in use."""
+
+    @property
+    def url(self) -> str:
+        """The prefix of all its addresses."""
+        ...
+
+    async def answer(self, name: str) -> str:
+        """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
+        ...
+
+    async def release(self, *, is_clean: bool = True) -> None:
+        """Called once, when the page is given back; if not `is_clean`, its scripts may still be running."""
+        ...
+
+
+Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""A command of the DevTools protocol, by name and parameters; its answer."""
+
+_AWAITED = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
+_PNG = {"format": "png", "optimizeForSpeed": True}
+_GONE = ("navigat", "context", "collected")
+"""Error messages that mean that the document was replaced while a script ran."""
+
+
+def as_page(device: Device) -> "BrowserPage":
+    """The device as a page; raises `TaskError` for another kind of device."""
+    if not isinstance(device, BrowserPage):
+        raise TaskError(f"expected a page of a browser, got {device.device_id!r}; run page tasks on browser pages")
+    return device
+
+
+class BrowserPage:
+    """One page in a context of its own: cookies and storage are shared with no other page.
+
+    Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
+    "checked:<selector>", "count:<selector>"; anything else goes to its site.
+    """
+
+    kind: Literal["browser"] = "browser"
+
+    def __init__(
+        self,
+        page: "Page",
+        screen: "CDPSession",
+        settings: PageSettings,
+        *,
+        device_id: str,
+        give_back: Callable[["BrowserPage"], Awaitable[None]],
+    ) -> None:
+        self.settings = settings
+        self.num_blocked_requests = 0
+        self.num_uses = 0
+        self.is_broken = False
+        self.site: PageSite | None = None
+        self._page = page
+        self._send = cast(Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
+        self.device_id = device_id
+        self._give_back = give_back
+        self._is_open = True
+        self._arrival: asyncio.Event | None = None
+        self._has_crashed = False
+        page.on("crash", self._note_crash)
+        page.on("request", self._note_request)
+        page.on("requestfailed", self._note_end)
+        page.on("load", self._note_arrival)
+
+    @property
+    def url(self) -> str:
+        return self._page.url
+
+    def lend(self) -> None:
+        """Open it for its next user."""
+        self._is_open = True
+        self.num_uses += 1
+
+    async def open_page(self, url: str) -> None:
+        """Go to an address and wait until it has loaded; raises `DeviceError`."""
+        async with self._operation(f"open {url}"):
+            await self._page.goto(url, wait_until="load")
+            self._arrival = None
+            await self._settle()
+
+    async def leave(self) -> None:
+        """Move the mouse to the far corner, where it hovers over nothing."""
+        async with self._operation("move the mouse away"):
+            await self._page.mouse.move(self.settings.viewport_width - 1, self.settings.viewport_height - 1)
+
+    async def evaluate(self, script: str, argument: object = None) -> object:
+        """The value of a JavaScript function in the page, for set-up, validation and experts.
+
+        A document that is replaced meanwhile is waited for. Raises `DeviceError`, and `TaskError` if the script fails.
+        """
+        from playwright.async_api import Error
+
+        async with self._operation("evaluate a script"):
+            while True:
+                try:
+                    return await self._call(script, argument)
+                except Error as error:
+                    if not any(word in error.message for word in _GONE):
+                        raise
+                await self._settle()
+
+    async def observe(self) -> EncodedImage:
+        """Take a screenshot of the part that the agent sees."""
+        async with self._operation("take a screenshot"):
+            png = b64decode((await self._send("Page.captureScreenshot", _PNG))["data"])
+        width_px, height_px = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))  # its IHDR
+        return EncodedImage(data=png, format="png", width_px=width_px, height_px=height_px)
+
+    async def execute(self, action: Action) -> None:
+        """Do one action and wait until the page has settled; raises `ActionRejected` for what a browser cannot do."""
+        require_possible(action)
+        async with self._operation(type(action).__name__):
+            await perform(self._page, action, self.settings)
+            await self._settle()
+
+    async def query(self, name: str) -> str:
+        """Read one piece of state; raises `AbsentError` without such an element, `TaskError` for an unknown name."""
+        match name.partition(":"):
+            case ("url", "", ""):
+                return self._page.url
+            case ("title", "", ""):
+                return str(await self.evaluate("() => document.title"))
+            case ("text", _, selector):
+                return str(await self._of_element("element => element.innerText", selector or "body"))
+            case ("value", ":", selector):
+                return str(await self._of_element("element => element.value", selector))
+            case ("checked", ":", selector):
+                return "true" if await self._of_element("element => element.checked", selector) else "false"
+            case ("count", ":", selector):
+                return str(await self.evaluate("selector => document.querySelectorAll(selector).length", selector))
+            case _ if self.site is not None:
+                return await self.site.answer(name)
+            case _:
+                raise TaskError(
+                    f"expected a query that a page answers (url, title, text, text:<selector>, value:<selector>, "
+                    f"checked:<selector>, count:<selector>), got {name!r}; correct the task"
+                )
+
+    async def close(self) -> None:
+        """Give the page back; safe to call twice."""
+        if self._is_open:
+            self._is_open = False
+            site, self.site = self.site, None
+            is_clean = False
+            try:
+                await self._give_back(self)
+                is_clean = not self.is_broken
+            finally:
+                if site is not None:
+                    await site.release(is_clean=is_clean)
+
+    async def end(self) -> None:
+        """Close its context; the page cannot be used again."""
+        try:
+            with boundary(DeviceError, f"close {self.device_id}"):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._page.context.close()
+        except DeviceError as error:  # the page is not needed any more, but its browser may hang
+            logger.warning("device_id=%s %s", self.device_id, error)
+            self.is_broken = True
+
+    async def block(self, route: "Route") -> None:
+        """Block a request that leaves the site; a blocked navigation leaves the page where it is."""
+        self.num_blocked_requests += 1
+        if route.request.is_navigation_request():
+            await route.fulfill(status=204)
+            self._note_arrival()
+        else:
+            await route.abort("blockedbyclient")
+
+    async def _of_element(self, read: str, selector: str) -> object:
+        """Read the first element; what the policy removed or never reached is absent, which no answer must pass for."""
+        found = f"const found = document.querySelector(selector); return found ? [({read})(found) ?? null] : [];"
+        values = cast("list[object]", await self.evaluate(f"selector => {{ {found} }}", selector))
+        if not values:
+            raise AbsentError(f"expected an element {selector!r} on {self._page.url[:200]}, got none")
+        if values[0] is None:
+            raise TaskError(f"expected an element {selector!r} with such a property on {self._page.url}, got another")
+        return values[0]
+
+    async def _settle(self) -> None:
+        """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
+        from playwright.async_api import Error
+
+        deadline = time.monotonic() + self.settings.settle_timeout_s
+        while self.settings.quiet_ms:
+            limit_s = max(0.0, deadline - time.monotonic())
+            timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": limit_s * 1000}
+            try:
+                is_settled = bool(await self._call(SETTLED, timing))
+            except TaskError:  # the page's own scripts broke what it needs
+                return
+            except Error as error:
+                if not any(word in error.message for word in _GONE):
+                    raise
+                is_settled = False  # the document went away meanwhile
+            arrival = self._arrival
+            if arrival is not None:
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        await arrival.wait()
+                except TimeoutError:
+                    return
+            elif is_settled or time.monotonic() >= deadline:
+                return
+
+    async def _browser_draws(self) -> bool:
+        """Whether the browser draws another page, so that its machine is not what is slow."""
+        try:
+            with boundary(DeviceError, "draw a blank page"):
+                browser = self._page.context.browser
+                if browser is None:
+                    return False
+                async with asyncio.timeout(_PROOF_TIMEOUT_S):
+                    context = await browser.new_context()
+                    try:
+                        await (await context.new_page()).screenshot()
+                    finally:
+                        await context.close()
+        except DeviceError:
+            return False
+        return True
+
+    async def _call(self, script: str, argument: object) -> object:
+        """Call a JavaScript function over DevTools, in half the time that Playwright's `evaluate` takes."""
+        call = f"({script})({json.dumps(argument)})"
+        answer = await self._send("Runtime.evaluate", {"expression": call} | _AWAITED)
+        if "exceptionDetails" in answer:
+            told = answer["exceptionDetails"]
+            raise TaskError(
+                f"expected the script to end well on {self._page.url}, it raised "
+                f"{told.get('exception', {}).get('description', told['text'])!r}; correct the page or the task"
+            )
+        return cast(object, answer["result"].get("value"))
+
+    def _note_request(self, request: "Request") -> None:
+        """Record the start of a navigation; redirects belong to the same navigation."""
+        is_leaving = request.is_navigation_request() and request.frame == self._page.main_frame
+        if is_leaving and self._arrival is None:
+            self._arrival = asyncio.Event()
+
+    def _note_crash(self, _: object) -> None:
+        self._has_crashed = True
+
+    def _note_end(self, request: "Request") -> None:
+        if request.is_navigation_request() and request.frame == self._page.main_frame:
+            self._note_arrival()
+
+    def _note_arrival(self, *_: object) -> None:
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    @asynccontextmanager
+    async def _operation(self, doing: str) -> AsyncGenerator[None]:
+        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
+        # It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
+        limit_s = self.settings.operation_timeout_s
+        if not self._is_open:
+            raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")
+        try:
+            with boundary(DeviceError, f"{doing} on {self.device_id}"):
+                async with asyncio.timeout(limit_s):
+                    yield
+        except DeviceError as error:
+            self.is_broken = True
+            is_late = isinstance(error.__cause__, TimeoutError)
+            if (is_late or self._has_crashed or self._page.is_closed()) and await self._browser_draws():
+                raise UnusableError(
+                    f"expected {self.device_id} to {doing} within {limit_s:g} s, it did not although its browser "
+                    "draws other pages: what was done on the page makes it hang, or ended it"
+                ) from error
+            if is_late:
+                raise DeviceTimeoutError(
+                    f"expected {self.device_id} to {doing} within {limit_s:g} s, it did not: the browser is stuck or "
+                    "the machine overloaded; run fewer devices"
+                ) from error
+            raise

@@ -1,0 +1,227 @@
+"""Tasks on web pages of the user's own: an address, an instruction, and a check.
+
+    {"url": "http://127.0.0.1:8000/", "instruction": "Search for tea.",
+     "check": {"query": "value:#q", "expected": "tea"}}
+
+Checks: `cua_rl.environments.browser.page_checks`. Every rollout begins with a fresh browser context at the address.
+With a `site_command`, every page has a server of its own, addresses are paths on it ("/" by default), and its state
+begins anew with every rollout. Without one, the server decides what it keeps between rollouts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast, get_args
+from urllib.parse import urlsplit
+
+from cua_rl.environments.browser.backend import BrowserPages
+from cua_rl.environments.browser.page import as_page
+from cua_rl.environments.browser.page_checks import PageCheck, parse_check, require_program, run_check
+from cua_rl.environments.browser.served_site import SiteServers
+from cua_rl.environments.browser.settings import RESET_METHODS, PageSettings, SiteProgram
+from cua_rl.environments.device import Device, DeviceAbilities
+from cua_rl.environments.pool import DeviceRequest
+from cua_rl.environments.query_values import PAGE_QUERIES
+from cua_rl.errors import ConfigError, DeviceError
+from cua_rl.tasks.custom import DEFAULT_MAX_TURNS, HEADER_KEYS
+from cua_rl.tasks.fields import Fields, read_mapping
+from cua_rl.tasks.source_config import TaskSourceConfig
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
+
+PAGE_BROWSER = DeviceAbilities(
+    name="a browser with pages of the user's own",
+    has_shell=False,
+    is_seeded=False,
+    task_backend="page",
+    queries=PAGE_QUERIES,
+)
+_NOWHERE = "http://127.0.0.1:0/"
+_EXAMPLE = (
+    '{"url": "http://127.0.0.1:8000/", "instruction": "Search for tea.", "check": {"query": "value:#q", "expected": '
+    '"tea"}}'
+)
+_SUITE_KEYS = {"id": "task_id", "verify": "check"}
+"""Names in published suites of sites, and our keys for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTask(Template):
+    """A task on a page; it is the same for every seed."""
+
+    instruction: str
+    url: str
+    """An address or, on a site that the run serves, a path."""
+    check: PageCheck
+    site: SiteProgram | None = None
+
+    def make_task(self, seed: int) -> Task:
+        """The task; the seed has no effect."""
+        address = None if self.site else _origin(self.url).removesuffix("/")
+        return self.build_task(
+            seed,
+            self.instruction,
+            validate=partial(run_check, self.check, address),
+            prepare=partial(_open_page, self.url),
+            site=self.site,
+        )
+
+
+async def _open_page(url: str, device: Device) -> None:
+    page = as_page(device)
+    await page.open_page(url if page.site is None else f"{page.site.url.removesuffix('/')}{url}")
+
+
+def load_page_tasks(config: TaskSourceConfig) -> list[PageTask]:
+    """All tasks of a "page" source, of both sides of the split; raises `ConfigError`."""
+    site = parse_site(config)
+    return [
+        _parse_task(value, what, folder=folder, default_id=default_id, site=site)
+        for what, value, folder, default_id in _read_entries(config)
+    ]
+
+
+def parse_site(config: TaskSourceConfig) -> SiteProgram | None:
+    """The site that a source serves; raises `ConfigError` if it cannot work."""
+    if config.site_command is None:
+        if config.reset is not None:
+            raise ConfigError(
+                f"expected reset beside site_command, got {config.reset!r} without one: a site that all rollouts share "
+                "must not be reset while others use it; set site_command, or leave reset out"
+            )
+        return None
+    if "{port}" not in config.site_command:
+        raise ConfigError(
+            f"expected {{port}} in site_command, where the server is told its port, got {config.site_command!r}; write "
+            'it as in "python server.py --port {port}"'
+        )
+    require_program(config.site_command, "site_command")
+    if config.reset is not None:
+        method, _, path = config.reset.partition(" ")
+        if method not in RESET_METHODS:
+            require_program(config.reset, "reset")
+        elif not path.strip().startswith("/"):
+            raise ConfigError(
+                f'expected reset as a request such as "POST /api/reset", got {config.reset!r}; correct it'
+            )
+    return SiteProgram(command=config.site_command, folder=_folder_of(config), reset=config.reset)
+
+
+def _folder_of(config: TaskSourceConfig) -> Path:
+    """What paths and commands of a source are relative to."""
+    if config.file_path is None:
+        return Path.cwd()
+    path = Path(config.file_path).expanduser().absolute()
+    return path if path.is_dir() else path.parent
+
+
+def _read_entries(config: TaskSourceConfig) -> Iterator[tuple[str, object, Path, str]]:
+    """(place for messages, task, folder, default id) of each task: of `pages`, a file, or the files of a folder."""
+    if bool(config.pages) == (config.file_path is not None):
+        raise ConfigError(
+            "expected either pages or file_path beside source_type 'page', got "
+            f"{'both' if config.pages else 'neither'}; set one of them"
+        )
+    folder = _folder_of(config)
+    if config.file_path is None:
+        for number, value in enumerate(config.pages, start=1):
+            yield f"page task {number}", value, folder, f"page/{number}"
+        return
+    path = Path(config.file_path).expanduser().absolute()
+    own = path / "tasks.json"
+    files = [path] if not path.is_dir() else [own] if own.is_file() else sorted(path.glob("*.json*"))
+    entries = [(file, number, value) for file in files for number, value in enumerate(_read_file(file), start=1)]
+    if not entries:
+        raise ConfigError(
+            f"expected tasks.json or other JSON files with tasks in {str(path)!r}, got none; check file_path"
+        )
+    for file, number, value in entries:
+        yield f"task {number} of {file}", value, folder, f"{folder.name}/{file.stem}_{number}"
+
+
+def _read_file(path: Path) -> list[object]:
+    """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            return [cast("object", json.loads(line)) for line in text.split("\n") if line.strip()]
+        content = cast("object", json.loads(text))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"expected a JSON file with tasks at {str(path)!r}, got {error}; check file_path") from None
+    if isinstance(content, dict):
+        content = cast("dict[str, object]", content).get("tasks") or [cast("object", content)]
+    if not isinstance(content, list):
+        raise ConfigError(f"expected a list of tasks in {str(path)!r}, got {type(content).__name__}; write [...]")
+    return cast("list[object]", content)
+
+
+def _parse_task(value: object, what: str, *, folder: Path, default_id: str, site: SiteProgram | None) -> PageTask:
+    raw = read_mapping(value, what, _EXAMPLE).raw
+    given = Fields(raw={_SUITE_KEYS.get(key, key): entry for key, entry in raw.items()}, what=what)
+    given.require_keys((*HEADER_KEYS, "url"))
+    url, instruction = given.text("url") or ("/" if site else ""), given.text("instruction")
+    if site is None and urlsplit(url).scheme not in ("http", "https", "file"):
+        raise ConfigError(f"expected url in {what} as http://, https:// or file://, got {url!r}; write {_EXAMPLE}")
+    if site is not None and not url.startswith("/"):
+        raise ConfigError(f'expected url in {what} as a path on the site, such as "/", got {url!r}; change it')
+    if not instruction or given.raw.get("check") is None:
+        raise ConfigError(f"expected instruction and check in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
+    own_id = given.text("task_id")
+    if own_id and not default_id.startswith("page/"):
+        own_id = f"{folder.name}/{own_id}"  # several sites of a suite use the same ids
+    return PageTask(
+        task_id=own_id or default_id,
+        instruction=instruction,
+        url=url,
+        check=parse_check(given.raw["check"], f"the check of {what}", folder, PAGE_BROWSER),
+        site=site,
+        category=cast("Category", given.choice("category", get_args(Category)) or "app"),
+        difficulty=cast("Difficulty", given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
+        tags=given.texts("tags"),
+    )
+
+
+def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
+    """Where pages may go beside their own site: as the sources say, or the tasks' own hosts (folders, for files)."""
+    said = [url for config in configs for url in config.allowed_urls]
+    if said:
+        return tuple(dict.fromkeys(said))
+    tasks = [task for config in configs for task in load_page_tasks(config)]
+    return tuple(dict.fromkeys(_origin(task.url) for task in tasks if task.site is None))
+
+
+def _origin(url: str) -> str:
+    part = urlsplit(url)
+    return f"{url.rpartition('/')[0]}/" if part.scheme == "file" else f"{part.scheme}://{part.netloc}/"
+
+
+class UserPages(BrowserPages):
+    """The `DeviceBackend` of pages of the user's own: contexts are new for every rollout, servers are reset."""
+
+    abilities: DeviceAbilities = PAGE_BROWSER
+
+    def __init__(self, configs: Sequence[TaskSourceConfig], *, scale: float | None = None) -> None:
+        urls = allowed_urls(configs) or (_NOWHERE,)
+        super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
+        self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
+        self._other_urls = {url for config in configs if config.site_command for url in config.allowed_urls}
+        self._servers = SiteServers()
+
+    async def make(self, request: DeviceRequest) -> Device:
+        """A blank page, with a server if the task needs one; `task.prepare` opens the address."""
+        if request.site is None:
+            return await self.lend(request.task_id)
+        return await self.lend(request.task_id, site=await self._servers.take(request.site))
+
+    async def _open_sites(self) -> None:
+        """Try each site once: a command that does not work ends the run, not every rollout."""
+        try:
+            if self._programs:
+                self._servers = await self._open_servers(self._other_urls)
+            for program in self._programs:
+                await self._servers.start(program)
+                await self._servers.close()
+        except DeviceError as error:
+            raise ConfigError(f"{error}; correct site_command") from None

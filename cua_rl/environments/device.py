@@ -1,0 +1,112 @@
+"""The interface between agents and devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from cua_rl.actions import Action, MoveMouse, RightClick
+from cua_rl.conversation import EncodedImage
+from cua_rl.environments.query_values import Query
+
+DeviceKind = Literal["android", "linux", "browser"]
+
+
+class ActionRejected(Exception):
+    """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
+
+
+NOT_ON_PHONES: Mapping[type, str] = {
+    RightClick: "a phone has no right mouse button: tap or long-press instead",
+    MoveMouse: "a phone has no mouse: tap instead",
+}
+"""What the model is told about actions that no phone can do."""
+
+
+class Device(Protocol):
+    """One leased device. Methods raise `DeviceError` if it fails, and `ActionRejected` if it cannot do an action."""
+
+    @property
+    def device_id(self) -> str: ...
+
+    @property
+    def kind(self) -> DeviceKind: ...
+
+    async def observe(self) -> EncodedImage:
+        """Take a screenshot."""
+        ...
+
+    async def execute(self, action: Action) -> None:
+        """Execute one action and wait until the screen has settled."""
+        ...
+
+    async def query(self, name: str) -> str:
+        """Read one piece of device state by name, for set-up and validation; agents never see it.
+
+        Raises `TaskError` for a name the device does not know.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give the device back; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class ShellDevice(Device, Protocol):
+    """A device with a shell, as Android devices have through adb."""
+
+    async def shell(self, command: str) -> str:
+        """Run a command on the device and return what it printed, whatever its exit status.
+
+        Raises `DeviceError` if the command could not be run.
+        """
+        ...
+
+
+@runtime_checkable
+class AppDevice(Device, Protocol):
+    """A device on which apps can be installed and opened."""
+
+    async def install_app(self, source: str) -> None:
+        """Install an app from an address, or from a file of this machine; raises `DeviceError`."""
+        ...
+
+    async def open_app(self, package: str, activity: str = "") -> None:
+        """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """The agent's account of its work; `success_claimed` is only its claim."""
+
+    answer: str | None = None
+    success_claimed: bool | None = None
+    num_turns: int | None = None
+    max_turns: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ReportedDevice(Device, Protocol):
+    """A device whose service evaluates the task itself, and takes the agent's report into account."""
+
+    def report(self, report: AgentReport) -> None:
+        """How the agent's work ended; called before validation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAbilities:
+    """What the devices of a run can do, known before one is leased: which tasks can run there."""
+
+    name: str
+    """For messages, such as "the embedded simulator"."""
+    has_shell: bool
+    """They are `ShellDevice`s."""
+    is_seeded: bool
+    """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
+    task_backend: str | None = None
+    """The source type whose tasks, and no others, run there; None for tasks of sources without devices of their own."""
+    queries: Mapping[str, Query] | None = None
+    """What `query` knows, by name without what may follow a colon; None if only a device can tell."""

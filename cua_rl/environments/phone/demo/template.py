@@ -1,0 +1,149 @@
+"""Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from random import Random
+from typing import Concatenate, ParamSpec
+
+from cua_rl.actions import Button
+from cua_rl.environments.phone.simulator.start import Start
+from cua_rl.tasks.goal import Goal, check_goal
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapOn:
+    """Tap the element with this label."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapKey:
+    """Tap a key of a dialler, a calculator or the on-screen keyboard."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Press the element with this label for long; "" is the free place below the icons."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwipeUp:
+    """Swipe from the lower half of the screen to the upper: opens the app drawer on a home page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullShade:
+    """Swipe down from the status bar: opens the notifications, and a second time the quick settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlideTo:
+    """Drag the slider with this label to a share of its track."""
+
+    label: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeIn:
+    """Type into the focused field."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushButton:
+    """Press a system button."""
+
+    button: Button
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPage:
+    """Swipe to the next (1) or previous (-1) home page."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """End with what a query answers."""
+
+    query: str
+
+
+Operation = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeIn | PushButton | TurnPage | Tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What the expert does on a screen ("" is any), if `query` (where given) answers `value`."""
+
+    screen: str
+    operation: Operation
+    query: str | None = None
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """What a template asks for on one phone. `route` is tried in order: the first move that fits is the expert's."""
+
+    instruction: str
+    start: Start
+    goal: Goal
+    route: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTemplate(Template):
+    """A task on the simulated phone; `draw` decides what differs between seeds, such as whom to call."""
+
+    draw: Callable[[Random], Instance]
+
+    def instance(self, seed: int) -> Instance:
+        """What is asked for on the phone of this seed."""
+        return self.draw(Random(f"instance-{seed}"))
+
+    def make_task(self, seed: int) -> Task:
+        instance = self.instance(seed)
+        return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
+
+
+def family(
+    *, max_turns: int, category: Category = "app", difficulty: Difficulty = "medium", tags: tuple[str, ...]
+) -> Callable[[Callable[Concatenate[Random, P], Instance]], Callable[Concatenate[str, P], TaskTemplate]]:
+    """Turn a function that draws an instance into one that makes a template: from a task id and the other arguments."""
+
+    def decorate(draw: Callable[Concatenate[Random, P], Instance]) -> Callable[Concatenate[str, P], TaskTemplate]:
+        @wraps(draw)
+        def make_template(task_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskTemplate:
+            return TaskTemplate(
+                task_id=task_id,
+                category=category,
+                difficulty=difficulty,
+                max_turns=max_turns,
+                draw=lambda random: draw(random, *args, **kwargs),
+                tags=tags,
+            )
+
+        return make_template
+
+    return decorate
+
+
+def tap(screen: str, label: str, query: str | None = None, value: str = "") -> Move:
+    return Move(screen=screen, operation=TapOn(label=label), query=query, value=value)
+
+
+def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
+    return Move(screen=screen, operation=TypeIn(text=text), query=query, value=value)

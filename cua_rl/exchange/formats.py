@@ -1,0 +1,294 @@
+"""Reads GUI trajectories of others: JSON files with images beside or inside them.
+
+- ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
+  github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
+- ADP, the Agent Data Protocol (arXiv:2510.24702, github.com/neulab/agent-data-protocol), to which AgentTrek and other
+  data sets were converted: `content` with items of a `class_`.
+- AndroidControl (arXiv:2406.03679, github.com/google-research/google-research/tree/master/android_control): the fields
+  of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON; actions may be JSON in strings.
+- Conversations of the APIs of OpenAI, Anthropic and Google (`cua_rl.exchange.provider_logs`).
+
+A file holds one trajectory, a list of them, or one on each line (.jsonl).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeGuard, cast
+
+from cua_rl.environments.device import DeviceKind
+from cua_rl.errors import ConfigError
+from cua_rl.exchange.code_actions import parse_code
+from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
+from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
+from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
+from cua_rl.exchange.rows import Row
+
+Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the user says of files that do not say it."""
+
+    format: Format | None = None
+    device: DeviceKind | None = None
+    display: tuple[int, int] | None = None
+    """Size in whose pixels all coordinates are given."""
+    wheel_click_px: float = WHEEL_CLICK_PX
+
+
+def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
+    """The trajectories of a file or folder, each as a function that parses it; raises `ConfigError`."""
+    files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
+    if not files:
+        raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
+    told = told or Told()
+    root = (path if path.is_dir() else path.parent).absolute()
+    is_empty = True
+    for file in files:
+        images = Images(folder=file.absolute().parent, root=root, display=told.display)
+        for where, value in _read_values(file):
+            is_empty = False
+            yield _Parser(value=value, where=where, images=images, told=told)
+    if is_empty:
+        raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parser:
+    value: object
+    where: str
+    images: Images
+    told: Told
+
+    def __call__(self) -> ForeignTrajectory:
+        kind = self.told.format or detect_format(self.value, self.where)
+        recorder = Recorder(where=self.where, images=self.images)
+        try:
+            found = _READERS[kind](cast("Row", self.value), recorder)
+        except UnknownAction as error:
+            raise UnknownAction(f"{self.where}: {error}") from None
+        except ConfigError:
+            raise  # it says what it expected, and where
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"expected a trajectory in the format {kind} in {self.where}, got one without what is read from it "
+                f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
+            ) from None
+        if not found.steps or not found.instruction:
+            raise ConfigError(
+                f"expected an instruction and steps with screenshots in {self.where}, got "
+                f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
+                "unreadable=skip, which leaves such trajectories out"
+            )
+        device = self.told.device or found.kind
+        if device is None or found.kind not in (None, device):
+            raise ConfigError(
+                f"device: expected the kind of device of {self.where}, which decides what our agent's actions are, got "
+                f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
+                "device=android, device=linux (a desktop) or device=browser"
+            )
+        return replace(found, kind=device, wheel_click_px=self.told.wheel_click_px)
+
+
+def _read_values(file: Path) -> Iterator[tuple[str, object]]:
+    """Trajectories with their places."""
+    place = str(file)
+    try:
+        if file.suffix == ".jsonl":
+            with file.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    place = f"{file}, line {number}"
+                    if line.strip():
+                        yield place, cast("object", json.loads(line))
+            return
+        content = cast("object", json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
+        ) from None
+    is_list = isinstance(content, list) and not _is_conversation(cast("object", content))
+    values = cast("list[object]", content) if is_list else [cast("object", content)]
+    for number, value in enumerate(values, start=1):
+        yield f"{file}, trajectory {number}", value
+
+
+def _is_conversation(value: object) -> TypeGuard[list[Row]]:
+    """Whether a list is one conversation of an API, not a list of trajectories."""
+    first = cast("list[object]", value)[0] if isinstance(value, list) and value else None
+    return (
+        isinstance(first, dict)
+        and not {"steps", "messages", "input", "contents"} & first.keys()
+        and (bool({"role", "type"} & first.keys()))
+    )
+
+
+def detect_format(value: object, where: str) -> Format:
+    """The format of a trajectory by its keys; raises `ConfigError`."""
+    keys: set[str] = set(cast("Row", value)) if isinstance(value, dict) else set()
+    if "steps" in keys and str(cast("Row", value).get("schema_version", "")).startswith("ATIF-v1"):
+        return "atif"
+    if {"id", "content"} <= keys:
+        return "adp"
+    if {"goal", "actions"} <= keys:
+        return "android_control"
+    if "input" in keys or "items" in keys:
+        return "openai"
+    if "contents" in keys:
+        return "gemini"
+    if "messages" in keys:
+        return "anthropic"
+    if _is_conversation(cast("object", value)):
+        items = cast("list[Row]", value)
+        if any("parts" in item for item in items):
+            return "gemini"
+        return "openai" if any("type" in item for item in items) else "anthropic"
+    raise ConfigError(
+        "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), with goal and actions "
+        "(AndroidControl), or a conversation with input (OpenAI), messages (Anthropic) or contents (Gemini) in "
+        f"{where}, got {sorted(keys) or value!r}; docs/trajectories.md has the shape of each"
+    )
+
+
+def _read_android_control(value: Row, recorder: Recorder) -> ForeignTrajectory:
+    shots: Sequence[str] = value.get("screenshots") or value.get("screenshots_b64") or ()
+    sizes = [[int(size) for size in value.get(f"screenshot_{side}s") or ()] for side in ("width", "height")]
+    shown = list(zip(*sizes, strict=True)) or [None] * len(shots)
+    actions = [_arguments(json.loads(one) if isinstance(one, str) else one) for one in value["actions"]]
+    if len(shots) not in (len(actions), len(actions) + 1):
+        raise ConfigError(
+            f"expected a screenshot before each of the {len(actions)} actions in {recorder.where}, and perhaps one "
+            f"after them, got {len(shots)}; import with unreadable=skip, which leaves such episodes out"
+        )
+    told = [*map(str, value.get("step_instructions") or ()), *[None] * len(shots)]
+    recorder.tell(_instruction(value["goal"]))
+    for place, (shot, display) in enumerate(zip(shots, shown, strict=True)):
+        recorder.see(shot, display=display)
+        if place < len(actions):
+            name = str(actions[place]["action_type"])
+            # the data set's own description of its actions: type clicks, types and presses enter, input_text only types
+            enters: Row = {"press_enter": True} if name == "type" else {}
+            recorder.act(ForeignAction(name=name, given=actions[place] | enters), thought=told[place])
+    return recorder.finish(f"android_control/{value.get('episode_id', recorder.where)}", kind="android")
+
+
+def _read_adp(value: Row, recorder: Recorder) -> ForeignTrajectory:
+    for item in cast("Sequence[Row]", value["content"]):
+        shown = item if item["class_"] == "image_observation" else item.get("image_observation")
+        thought = item.get("description") or item.get("reasoning_content")
+        match item["class_"]:
+            case "text_observation" if item.get("source") == "user":
+                recorder.tell(_instruction(item["content"]))
+            case "message_action":
+                _read_adp_message(str(item["content"]), recorder, is_last=item is value["content"][-1])
+            case "api_action":
+                recorder.act(
+                    ForeignAction(name=str(item["function"]), given=_arguments(item["kwargs"])), thought=thought
+                )
+            case "code_action":
+                for action in parse_code(str(item["content"])):
+                    recorder.act(action, thought=thought)
+                    thought = None
+            case _ if shown is not None:
+                recorder.see(shown["content"], display=_size(item.get("viewport_size")))
+            case str(kind) if kind.endswith("_observation"):
+                pass  # what is written about the page is not what our agents see
+            case kind:
+                raise ValueError(f"expected actions and observations of ADP, got {kind!r}")
+    details: Row = value.get("details") or {}
+    kind = _kind_of(details.get("platform"))
+    return recorder.finish(f"adp/{value['id']}", kind=kind, success=_success_of(details))
+
+
+def _read_adp_message(text: str, recorder: Recorder, *, is_last: bool) -> None:
+    if not recorder.instruction:
+        recorder.tell(text)  # sets of phones have the goal as the agent's first message
+    elif "</finish>" in text or is_last:
+        recorder.act(ForeignAction(name="finish", given={}))
+    else:
+        recorder.think(text)
+
+
+def _read_atif(value: Row, recorder: Recorder) -> ForeignTrajectory:
+    for item in cast("Sequence[Row]", value["steps"]):
+        message, shown = _read_content(item.get("message") or "")
+        calls = cast("Sequence[Row]", item.get("tool_calls") or ())
+        is_first = item["source"] == "agent" and not calls and not recorder.instruction
+        if message and (item["source"] == "user" or is_first):
+            recorder.tell(message)
+        for source in shown:
+            recorder.see(source)
+        if item["source"] != "agent":
+            continue
+        extra: Row = item.get("extra") or {}
+        thought = item.get("reasoning_content") or (None if is_first else message) or extra.get("description")
+        for call in calls:
+            given = _arguments(call["arguments"])
+            read = ForeignAction(name=str(call["function_name"]), given=given)
+            actions = parse_code(str(given["code"])) if given.keys() == {"code"} else [read]
+            for action in actions:
+                recorder.act(action, thought=thought, call_id=call.get("tool_call_id"))
+                thought = None
+        observation: Row = item.get("observation") or {}
+        for result in cast("Sequence[Row]", observation.get("results") or ()):
+            for source in _read_content(result.get("content") or "")[1]:
+                recorder.see(source, call_id=result.get("source_call_id"))
+    extra = value.get("extra") or {}
+    extra |= cast("Row", extra.get("adp_details") or {})
+    name = value.get("session_id") or value.get("trajectory_id") or recorder.where
+    kind = _kind_of(extra.get("platform"))
+    return recorder.finish(f"atif/{name}", kind=kind, success=_success_of(extra))
+
+
+def _read_content(content: object) -> tuple[str, list[object]]:
+    """Text and images of a message or an observation."""
+    if isinstance(content, str):
+        return content, []
+    parts = cast("Sequence[Row]", content)
+    texts = [str(part["text"]) for part in parts if part["type"] == "text"]
+    return "\n".join(texts), [part["source"]["path"] for part in parts if part["type"] == "image"]
+
+
+def _arguments(value: object) -> Row:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected the arguments of an action as an object, got {value!r}")
+    return cast("Row", value)
+
+
+def _instruction(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text as the instruction, got {value!r}")
+    return value
+
+
+def _size(value: object) -> tuple[int, int] | None:
+    if not value:
+        return None
+    width, height = cast("Sequence[int]", value)
+    return int(width), int(height)
+
+
+def _kind_of(platform: object) -> DeviceKind | None:
+    """The device that a file names; raises `ValueError` for a name that says nothing."""
+    words = {"android": "android", "mobile": "android", "phone": "android", "browser": "browser", "web": "browser"}
+    words |= {"linux": "linux", "desktop": "linux", "ubuntu": "linux", "windows": "linux", "mac": "linux"}
+    if platform is not None and str(platform).lower() not in words:
+        raise ValueError(f"expected one of {', '.join(words)} as platform, got {platform!r}")
+    return None if platform is None else cast("DeviceKind", words[str(platform).lower()])
+
+
+def _success_of(details: Row) -> bool:
+    told = next((details[key] for key in ("success", "is_success", "task_completed") if key in details), True)
+    return told if isinstance(told, bool) else str(told).lower() not in ("false", "0", "failure", "failed")
+
+
+_READERS: dict[Format, Callable[[Row, Recorder], ForeignTrajectory]] = {
+    "atif": _read_atif,
+    "adp": _read_adp,
+    "android_control": _read_android_control,
+    "openai": read_openai,
+    "anthropic": read_anthropic,
+    "gemini": read_gemini,
+}

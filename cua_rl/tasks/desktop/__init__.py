@@ -1,1 +1,0 @@
-"""Tasks on a Linux desktop with real Debian programs."""
