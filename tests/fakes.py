@@ -8,7 +8,6 @@ from typing import Any
 
 from cua_rl.actions import Action
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import CuaError
@@ -18,6 +17,7 @@ from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason
 from tests.builders import judgement, model_turn, prompt, text

@@ -8,7 +8,7 @@ from scripts.code_shape import shape
 def test_the_shape_counts_rooms_configurations_and_what_is_constructed_once():
     texts = {
         "cua_rl/types.py": "@dataclass(frozen=True)\nclass Turn:\n    pass\n@dataclass\nclass LoopPlan:\n    pass\n",
-        "cua_rl/rl/loop.py": "from cua_rl import types\nfrom cua_rl.rl import x\nTurn()\nLoopPlan() # one\nLoopPlan()\n",
+        "cua_rl/rl/loop.py": "from cua_rl import types\nfrom cua_rl.rl import x\nTurn()\nLoopPlan() # 1\nLoopPlan()\n",
         "cua_rl/environments/pool.py": "from cua_rl.types import Turn\nimport os\n\na = cast(int, 1)\n",
     }
 

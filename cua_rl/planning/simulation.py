@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.planning.fleet import DeviceTime, Scenario
@@ -24,6 +23,7 @@ from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import (
     AdapterRef,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from operator import mul
 from random import Random
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_divergence
 from cua_rl.rl.datums import Batch
@@ -15,6 +14,7 @@ from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.types import Datum
 
 Rows = Sequence[tuple[float, ...]]

@@ -8,6 +8,7 @@ from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.masking import secret_names
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import Given, check_numbers, setting
 from cua_rl.tasks.source_config import TaskSources, find_task_backend
 
@@ -131,50 +132,6 @@ class DeviceSettings:
     gym_id: str | None = setting(None, "gym for task sources that name none; None is umetrip")
     gym_parallel_creates: int = setting(
         1, "executions created concurrently on a gym server; some servers handle only one at a time", at_least=1
-    )
-
-
-@chz.chz
-class ServerSettings:
-    """The vLLM server that a run starts, and the context of the model."""
-
-    port: int | None = setting(
-        None, "loopback port of the server (copies use the next ones); None uses a Unix socket", within=_PORT
-    )
-    max_model_len: int | None = setting(
-        None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
-    )
-    max_num_seqs: int | None = setting(
-        None, "maximum batch size, requests; None is 128, or as many as the KV cache holds halfway through", at_least=1
-    )
-    max_images: int | None = setting(
-        None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
-    )
-    max_pixels: int | None = setting(
-        None,
-        "maximum pixels of a screenshot as the model sees it; larger ones are scaled down, and a token is 32 x 32 "
-        "pixels; None is the model's limit",
-        at_least=4096,
-    )
-    gpus: list[int] | None = setting(
-        None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
-    )
-    tensor_parallel: int | None = setting(
-        None, "GPUs per copy of the model; None is as few as hold the model and a KV cache", at_least=1
-    )
-    gpu_memory_utilization: float | None = setting(
-        None, "fraction of GPU memory; None is 0.85, or what the trainer leaves of a shared GPU", within=(0.0, 1.0)
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", "precision of the server; auto is the checkpoint's on a GPU and float32 on a CPU"
-    )
-    start_timeout_s: float | None = setting(
-        None,
-        "limit for the start, which loads the weights and compiles; None is 600 s and a second per 50 MB of weights",
-        within=_TIME_LIMIT,
-    )
-    vllm_args: str = setting(
-        "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"
     )
 
 
@@ -318,7 +275,7 @@ class RolloutConfig:
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
-    server: ServerSettings = chz.field(default_factory=ServerSettings)
+    server: ServerConfig = chz.field(default_factory=ServerConfig)
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
     judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
 

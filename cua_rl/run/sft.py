@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
@@ -26,6 +25,7 @@ from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, 
 from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.types import Datum
 
 
@@ -49,7 +49,7 @@ async def run_sft(config: SftConfig) -> None:
         if config.dry_run:
             print(json.dumps(settings, indent=2))
             return
-        await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+        await asyncio.to_thread(fetch_weights, config.model_name, plan.config.trainer.model_path)
         with prepare_log_directory(plan.log_path, behavior) as folder:
             if folder.decision is Decision.SKIP:
                 print(f"skipped: {folder.path} holds an earlier run")
@@ -88,28 +88,7 @@ async def _start_trainer(
     stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    config = plan.config
-    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
-    client = TrainingClient(
-        TrainerConfig(
-            model_path=plan.model_path,
-            lora=lora if config.lora_rank else None,
-            dtype=config.trainer_dtype,
-            micro_batch_tokens=plan.memory.micro_batch_tokens,
-            gradient_checkpointing=plan.memory.gradient_checkpointing,
-            keeps_attention=plan.memory.keeps_attention,
-            num_processes=plan.memory.gpus.num_trainer_processes,
-            gpus=plan.memory.gpus.trainer_gpus,
-            sharding=plan.memory.sharding,
-            memory_fraction=plan.memory.trainer_fraction,
-            max_restarts=config.trainer_max_restarts,
-            max_pixels=config.max_pixels,
-            address=config.trainer_address,
-            seed=config.seed,
-        ),
-        folder.path / "logs" / "trainer.log",
-        num_threads=config.num_threads,
-    )
+    client = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
@@ -140,7 +119,7 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
     adapted = {
         "model_name": config.model_name,
         "lora_rank": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
+        "lora_alpha": config.trainer.lora_alpha,
         "load_checkpoint_path": last.state_path,
     }
     model = adapted if config.lora_rank else {"model_name": last.sampler_path}

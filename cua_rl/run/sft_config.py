@@ -6,10 +6,10 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.config import Sharding
 from cua_rl.run.rollout_config import Tasks
 from cua_rl.settings import Given, check_numbers, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
+from cua_rl.training.config import TrainerConfig
 
 MAX_LORA_RANK = 512  # what vLLM accepts
 
@@ -17,10 +17,13 @@ MAX_LORA_RANK = 512  # what vLLM accepts
 TINY_MODEL: dict[str, object] = {"lora_rank": 16, "learning_rate": 2e-3}
 """Settings for the tiny model, used if no model is given; its adapters fit the embedded demo."""
 
+IN_FLOAT32: dict[str, object] = {"trainer.dtype": "float32"}
+"""There is no sampler whose precision to match."""
+
 
 def sft_presets(given: Given) -> Given:
-    """The tiny model's settings, if no model is given."""
-    return TINY_MODEL if given.get("model_name") is None else {}
+    """Float32, whatever the device, and the tiny model's settings, if no model is given."""
+    return IN_FLOAT32 | (TINY_MODEL if given.get("model_name") is None else {})
 
 
 @with_presets(sft_presets, explain_field, accept_value)
@@ -33,7 +36,6 @@ class SftConfig:
         None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
     )
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights of the model", at_least=0)
-    lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     renderer_name: str | None = setting(
         None,
         "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
@@ -95,34 +97,7 @@ class SftConfig:
         "follows; None is the model's limit",
         at_least=4096,
     )
-    trainer_dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the trainer")
-    micro_batch_tokens: int | None = setting(
-        None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
-    )
-    gradient_checkpointing: bool | None = setting(
-        None, "save memory by recomputing activations; None does so if they would not fit"
-    )
-    num_processes: int | None = setting(
-        None, "data-parallel processes; None is one per visible GPU, one without GPUs", at_least=1
-    )
-    sharding: Sharding | None = setting(
-        None,
-        "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
-        "each node of trainer_address holds all shards; offload: one layer at a time, from main memory; None is the "
-        "first of none, full and offload that fits, and none with trainer_address",
-    )
-    num_threads: int | None = setting(None, "threads of each trainer process on CPU; None is one per core", at_least=1)
-    trainer_address: str | None = setting(
-        None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
-        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
-    )
-    trainer_max_restarts: int = setting(
-        2,
-        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
-        "between; 0 ends the run",
-        at_least=0,
-    )
+    trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
 
     # Logging
     log_path: str | None = setting(None, "folder of the run; None is <log_dir>/<run name>", per_attempt=True)
@@ -207,5 +182,5 @@ SFT_SECTIONS = {
 }
 """What `--help` shows; `--help all` shows every setting."""
 
-SFT_PRESETS = {"Without model_name, the tiny model presets": TINY_MODEL}
+SFT_PRESETS = {"In every run": IN_FLOAT32, "Without model_name, the tiny model presets": TINY_MODEL}
 """What replaces defaults, for `--help` and docs/settings.md."""

@@ -7,8 +7,6 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.config import Kernels, Loader, LossConfig, LossName, OptimConfig, Sharding
-from cua_rl.families import LoraModule
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.rollout_config import (
@@ -22,6 +20,7 @@ from cua_rl.run.rollout_config import (
 )
 from cua_rl.settings import Given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
+from cua_rl.training.config import LossConfig, LossName, OptimConfig, TrainerConfig
 from cua_rl.workers.worker_config import WorkerSettings
 
 EMBEDDED_DEMO: dict[str, object] = {
@@ -64,74 +63,6 @@ def train_presets(given: Given) -> Given:
     held_out = {} if backend is None else {"eval_tasks": None if backend in ("page", "harness") else tasks}
     clips = LOSS_CLIPS.get(cast("LossName", given.get("loss.name")), {})
     return {**chosen, **demo, **clips, **held_out, **device_presets(given)}
-
-
-@chz.chz
-class TrainerSettings:
-    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
-
-    lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
-    lora_modules: list[LoraModule] = setting(
-        doc="parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
-        "does not apply them (docs/models.md)",
-        factory=lambda: ["language"],
-    )
-    loader: Loader = setting("hf", "what loads the model: hf (Transformers), or unsloth on a GPU (docs/models.md)")
-    kernels: Kernels = setting(
-        "torch", "RMSNorm and SwiGLU of the language model: torch, or liger (liger-kernel) on a GPU (docs/models.md)"
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"
-    )
-    micro_batch_tokens: int | None = setting(
-        None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
-    )
-    gradient_checkpointing: bool | None = setting(
-        None, "save memory by recomputing activations; None does so if they would not fit"
-    )
-    gpus: list[int] | None = setting(
-        None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
-    )
-    num_processes: int | None = setting(
-        None, "data-parallel processes; None is one per GPU of the trainer, one without GPUs", at_least=1
-    )
-    sharding: Sharding | None = setting(
-        None,
-        "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
-        "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
-        "first of none, full and offload that fits, and none with trainer.address",
-    )
-    vision_cache_gib: float | None = setting(
-        None,
-        "maximum main memory of each process for cached screenshot features, so that each screenshot is encoded once "
-        "per step; None is 2, or on GPUs what a step's screenshots take, if there is room",
-        at_least=0.0,
-    )
-    context_parallel: int = setting(
-        1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
-    )
-    address: str | None = setting(
-        None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
-        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
-    )
-    max_restarts: int = setting(
-        2,
-        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
-        "between; 0 ends the run",
-        at_least=0,
-    )
-    parity_limit: float | None = setting(
-        None,
-        "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats; "
-        "None is 0.02 if both compute in float32; in half precision 0.1, or 0.2 for a mixture of experts",
-        at_least=0.0,
-    )
-
-    @property
-    def adapts_vision(self) -> bool:
-        """Whether the adapter reaches vision tower or merger."""
-        return set(self.lora_modules) != {"language"}
 
 
 @chz.chz
@@ -317,7 +248,7 @@ class CLIConfig(RolloutConfig):
     # Groups
     loss: LossConfig = chz.field(default_factory=LossConfig)
     adam: OptimConfig = chz.field(default_factory=OptimConfig)
-    trainer: TrainerSettings = chz.field(default_factory=TrainerSettings)
+    trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
     sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
     curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
     evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
@@ -14,6 +13,7 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_check
 from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.types import SamplingParams
 from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task

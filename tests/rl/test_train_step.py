@@ -4,12 +4,12 @@ from typing import Any
 import chz
 import pytest
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
 from cua_rl.supervised.learning_rate import RateSchedule
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import OptimStepOutput
 from cua_rl.types import Datum
 from tests.builders import datum

@@ -14,7 +14,6 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.environments.pool import DeviceBackend, DevicePool
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
@@ -30,6 +29,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 from tests.fakes import FakeRecorder
 
@@ -108,9 +108,7 @@ async def _with_spread(group: RolloutGroup, _: Task | None) -> RolloutGroup:
 async def engine(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
     folder = tmp_path_factory.mktemp("agents")
     renderer = make_renderer(TINY_QWEN3_VL)
-    trainer = TrainingClient(
-        TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=8, alpha=8)), folder / "trainer.log"
-    )
+    trainer = TrainingClient(TrainerConfig(model_path=TINY_QWEN3_VL, lora_rank=8, lora_alpha=8), folder / "trainer.log")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(trainer)
         shared = await stack.enter_async_context(ExternalServer(server.base_url))

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
@@ -32,6 +31,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import AdapterRef, Datum, SamplingParams
 from tests.fakes import FakeRecorder
@@ -81,7 +81,7 @@ class LocalTrainer:
 
 
 def make_trainer(model_path: Path = TINY_QWEN3_VL) -> Trainer:
-    return Trainer(TrainerConfig(model_path=model_path, lora=LoraConfig(rank=8, alpha=8)))
+    return Trainer(TrainerConfig(model_path=model_path, lora_rank=8, lora_alpha=8))
 
 
 async def run_steps(

@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, JudgeVote
@@ -34,6 +33,7 @@ from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.types import AgentTurn, ImageChunk, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
@@ -156,8 +156,8 @@ def train_settings(**changes: Any) -> TrainStepSettings:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runs(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Runs]:
     folder = tmp_path_factory.mktemp("runs")
-    config = TrainerConfig(model_path=model_path)
-    async with TrainingClient(config, folder / "trainer.log", num_threads=1) as trainer:
+    config = TrainerConfig(model_path=model_path, num_threads=1)
+    async with TrainingClient(config, folder / "trainer.log") as trainer:
         yield Runs(trainer, folder)
 
 

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from cua_rl.config import LossConfig, LossName, Normalisation, OptimConfig
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.train_step import TrainStepSettings, train_step
 from cua_rl.training.batching import turn_ids
+from cua_rl.training.config import LossConfig, LossName, Normalisation, OptimConfig
 from cua_rl.training.losses import LossTokens, token_losses
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import Datum
