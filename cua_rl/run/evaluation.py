@@ -92,7 +92,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
             open_run_log(stack, folder)
             judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
             if plan.judge is not None:
-                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt, encoding="utf-8")
+                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
             devices = await stack.enter_async_context(
                 open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
             )

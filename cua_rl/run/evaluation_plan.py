@@ -16,7 +16,7 @@ from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
-from cua_rl.judge.judge import JudgeConfig
+from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_parts import Request
@@ -158,7 +158,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     judge = plan_judge(config.judge, config.reward, held_out, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
-        require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
+        require_precision(judge, None)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
     config = choose_history(config, device_plan.usual_screen, contexts, num_turns)

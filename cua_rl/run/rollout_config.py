@@ -6,8 +6,8 @@ import chz
 
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
+from cua_rl.judge.config import JudgeConfig, check_judge_settings
 from cua_rl.judgement import MAX_REWARD
-from cua_rl.masking import secret_names
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import Given, check_numbers, setting
 from cua_rl.tasks.source_config import TaskSources, find_task_backend
@@ -150,73 +150,6 @@ class GatewaySettings:
 
 
 @chz.chz
-class JudgeSettings:
-    """The judge of tasks without a validator; there is none unless `judge.model` is set."""
-
-    mode: Literal["where_needed", "compare"] = setting(
-        "where_needed",
-        "where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
-        "with the validators, which decide",
-        for_group=True,
-    )
-    base_url: str | None = setting(
-        None,
-        "URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
-        "JUDGE_API_KEY, never stored",
-    )
-    model: str | None = setting(
-        None, "vision-language model that judges tasks without a validator from screenshots; None disables the judge"
-    )
-    prompt: str | None = setting(None, "text file with the judge's system prompt; None uses the package's")
-    votes: int = setting(1, "votes per rollout, odd; more than half must agree", at_least=1)
-    screenshots: Literal["final", "all"] = setting("final", "screenshots that the judge sees: the last one, or all")
-    timeout_s: float = setting(60.0, "limit for one vote, including retries after transport errors", within=_TIME_LIMIT)
-    max_retries: int = setting(
-        3,
-        "retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
-        "requested again",
-        at_least=0,
-    )
-    max_concurrent: int = setting(16, "maximum concurrent requests to the judge", at_least=1)
-    input_price: float | None = setting(
-        None, "price of the judge's prompt tokens, US dollars per million; None records no cost", at_least=0.0
-    )
-    output_price: float | None = setting(
-        None, "price of the judge's answer tokens, US dollars per million; None records no cost", at_least=0.0
-    )
-    extra: dict[str, object] = setting(
-        doc='additional fields of every request to the judge, such as {"temperature": 0.5}', factory=dict[str, object]
-    )
-
-
-_FIELDS_OF_EVERY_REQUEST = frozenset({"model", "messages", "stream", "n"})
-
-
-def check_judge_settings(judge: JudgeSettings) -> None:
-    """Raise `ValueError` for what no judge can work with."""
-    if judge.votes % 2 == 0:
-        raise ValueError(f"judge.votes: expected an odd number, for majorities, got {judge.votes}; add one")
-    pairs = (
-        {"base_url": judge.base_url, "model": judge.model},
-        {"input_price": judge.input_price, "output_price": judge.output_price},
-    )
-    for pair in pairs:
-        missing = [name for name, value in pair.items() if value is None]
-        if len(missing) == 1:
-            given = next(name for name in pair if name not in missing)
-            raise ValueError(f"judge.{missing[0]}: expected it beside judge.{given}, got none; set both")
-    if secrets := secret_names(judge.extra):
-        raise ValueError(
-            f"judge.extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
-            "judge's key into JUDGE_API_KEY"
-        )
-    if taken := _FIELDS_OF_EVERY_REQUEST & set(judge.extra):
-        raise ValueError(
-            f"judge.extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
-        )
-
-
-@chz.chz
 class RolloutConfig:
     """The settings that training and evaluation share."""
 
@@ -277,7 +210,7 @@ class RolloutConfig:
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
     server: ServerConfig = chz.field(default_factory=ServerConfig)
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
-    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
+    judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
 
     @chz.validate
     def _values_make_sense(self) -> None:

@@ -12,7 +12,6 @@ from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.rollout_config import (
     PAID_DEVICES,
     ROLLOUT_SECTIONS,
-    JudgeSettings,
     RolloutConfig,
     Tasks,
     device_presets,
@@ -117,22 +116,6 @@ class EvaluationSettings:
         None, "sampling temperature during evaluation, 0 for greedy; None uses the training temperature", at_least=0.0
     )
     skip_baseline: bool = setting(False, "skip the evaluation before training")
-
-
-@chz.chz
-class TrainingJudgeSettings(JudgeSettings):
-    """The judge of tasks without a validator, enabled by `judge.model`, and its required precision (docs/judge.md)."""
-
-    min_precision: float | None = setting(
-        None,
-        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this, as "
-        "recorded and with as many failures as successes; None only warns if there is no calibration",
-        within=(0.0, 1.0),
-    )
-    calibration: str | None = setting(
-        None, "calibration file from recipes.calibrate_judge; None searches <log_dir>/judge_calibrations"
-    )
-    force: bool = setting(False, "train with a judge that judge.min_precision would refuse")
 
 
 @chz.chz
@@ -252,7 +235,6 @@ class CLIConfig(RolloutConfig):
     sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
     curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
     evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
-    judge: TrainingJudgeSettings = chz.field(default_factory=TrainingJudgeSettings)
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
     workers: WorkerSettings = chz.field(default_factory=WorkerSettings)

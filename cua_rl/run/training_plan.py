@@ -9,7 +9,7 @@ from pathlib import Path
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.processes import free_port, is_loopback
-from cua_rl.judge.judge import JudgeConfig
+from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform, visible_gpus
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_plan import MemoryPlan
@@ -118,13 +118,7 @@ async def plan_run(
     judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and train_tasks.is_judged:
-        require_precision(
-            judge,
-            least=config.judge.min_precision,
-            record=config.judge.calibration,
-            log_dir=config.log_dir,
-            is_forced=config.judge.force,
-        )
+        require_precision(judge, config.log_dir)
     _require_free_ports(config)
     num_turns = min(
         config.max_turns,
