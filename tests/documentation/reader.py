@@ -94,6 +94,7 @@ WITHOUT_OPTIONS = {
     "cua_rl.recipes.rl_minimal": 0,
     "scripts.settings_page": 0,
     "scripts.metrics_page": 0,
+    "scripts.code_shape": 0,
     "scripts.red_team.hosts": 0,
     "tests.evaluation.test_coverage": 1,
 }

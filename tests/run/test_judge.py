@@ -139,8 +139,8 @@ def test_the_calibration_of_another_judge_does_not_count(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="expected a calibration"):
         gate(judge(judge_votes=3), tmp_path, 0.9)
     with pytest.raises(ConfigError, match="got one of another judge"):
-        gate(judge(judge_votes=3), tmp_path, 0.9, record=record)
-    gate(judge(), tmp_path, 0.9, record=record)
+        gate(judge(judge_votes=3), tmp_path, 0.9, calibration=record)
+    gate(judge(), tmp_path, 0.9, calibration=record)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"all": {}}'])
