@@ -264,8 +264,7 @@ async def compare_answers(exam: Examination) -> Finding:
         for index, turn in enumerate(turns)
     ]
     parity = measure_parity(datums, await exam.trainer.forward(datums, temperature=exam.config.temperature))
-    limit = exam.plan.config.trainer.parity_limit
-    assert limit is not None, "the plan has chosen it"
+    limit = exam.plan.config.parity_limit
     require_parity(parity, limit, step=0)
     got = f"{parity.mean_abs:.2g} nats on average ({parity.image_mean_abs:.2g} after screenshots, limit {limit:g})"
     mismatches = sum(not turn.prompt_matches_renderer for turn in turns)

@@ -8,8 +8,7 @@ import chz
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.run.rollout_config import Tasks
 from cua_rl.settings import Given, check_numbers, setting, with_presets
-from cua_rl.supervised.learning_rate import RateSchedule
-from cua_rl.training.config import TrainerConfig
+from cua_rl.training.config import RateSchedule, TrainerConfig
 
 MAX_LORA_RANK = 512  # what vLLM accepts
 

@@ -30,7 +30,6 @@ from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
 from cua_rl.run.monitor import send_events, show_run
@@ -52,7 +51,6 @@ from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, 
 from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart
@@ -184,7 +182,7 @@ async def _start_engine(
         await start_together(stack, trainer)
     else:
         await start_together(stack, *servers, trainer)
-    await load_weights(trainer, plan, folder, checkpoint, needs_reference=train_step_settings(plan).has_kl_term)
+    await load_weights(trainer, plan, folder, checkpoint, needs_reference=plan.config.has_kl_term)
     stall_timeout_s = plan.config.devices.turn_timeout_s
     sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))
     await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
@@ -224,41 +222,13 @@ def _loop_settings(
 ) -> LoopSettings:
     config = plan.config
     return LoopSettings(
-        first_step=first_step,
-        begins_curve=first_step == curve.after_step + 1,
-        max_steps=config.max_steps,
-        groups_per_batch=config.groups_per_batch,
-        group_size=config.group_size,
+        config=config,
         params=sampling_params(config, config.temperature),
-        train=train_step_settings(plan),
-        eval_every=config.eval_every,
-        save_every=config.save_every,
-        save_every_epochs=config.checkpoints.save_every_epochs,
-        num_tasks=len(plan.train_tasks.templates),
         image_token_id=plan.renderer.image_token_id,
-        num_groups_to_log=config.num_groups_to_log,
-        has_baseline=not config.evaluation.skip_baseline,
-        min_group_size=config.sampling.min_group_size,
-        max_refill_factor=config.curriculum.max_refill_factor if config.curriculum.refill_groups else 1,
+        first_step=first_step,
+        num_tasks=len(plan.train_tasks.templates),
+        begins_curve=first_step == curve.after_step + 1,
         owed_evaluations=owed_evaluations,
-    )
-
-
-def train_step_settings(plan: RunPlan) -> TrainStepSettings:
-    """How each batch of the run is trained on."""
-    config, limit = plan.config, plan.config.trainer.parity_limit
-    assert limit is not None, "the plan has chosen it"
-    return TrainStepSettings(
-        loss=with_values(config.loss, temperature=config.temperature),
-        optim=with_values(config.adam, learning_rate=config.learning_rate),
-        num_substeps=config.num_substeps,
-        parity_limit=limit,
-        kl_penalty_coef=config.kl_penalty_coef,
-        compute_post_kl=config.compute_post_kl,
-        schedule=config.learning_rate_schedule,
-        warmup_steps=config.warmup_steps,
-        advantages=config.advantages,
-        seed=config.seed,
     )
 
 

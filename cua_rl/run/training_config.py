@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import cast
 
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
-from cua_rl.rl.advantages import AdvantageKind
+from cua_rl.rl.config import LoopConfig
 from cua_rl.run.rollout_config import (
     PAID_DEVICES,
     ROLLOUT_SECTIONS,
@@ -18,8 +18,7 @@ from cua_rl.run.rollout_config import (
     given_task_backend,
 )
 from cua_rl.settings import Given, setting, with_presets
-from cua_rl.supervised.learning_rate import RateSchedule
-from cua_rl.training.config import LossConfig, LossName, OptimConfig, TrainerConfig
+from cua_rl.training.config import LossName
 from cua_rl.workers.worker_config import WorkerSettings
 
 EMBEDDED_DEMO: dict[str, object] = {
@@ -65,60 +64,6 @@ def train_presets(given: Given) -> Given:
 
 
 @chz.chz
-class SamplingSettings:
-    """Which rollouts run, how they are seeded, and which groups count."""
-
-    seed: int | None = setting(
-        None,
-        "seed of all sampling, combined with step, group, rollout and turn; None samples without a seed",
-        at_least=0,
-    )
-    min_group_size: int = setting(
-        2,
-        "a group is trained on only if at least this many of its rollouts end without an infrastructure fault",
-        at_least=2,
-    )
-    watch_goal: bool = setting(
-        False, "check the goal on the device after every turn, for rewards that depend on when it was first reached"
-    )
-    adaptive_concurrency: bool = setting(
-        True, "reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full"
-    )
-
-
-@chz.chz
-class CurriculumSettings:
-    """Which tasks are sampled, and what happens to groups without a signal (docs/curriculum.md)."""
-
-    task_sampling: Literal["uniform", "success_rate"] = setting(
-        "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"
-    )
-    refill_groups: bool = setting(
-        False, "replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards"
-    )
-    max_refill_factor: int = setting(
-        3, "refill_groups: maximum number of groups per step, as a multiple of groups_per_batch", at_least=1
-    )
-    replay_successes: bool = setting(
-        False,
-        "if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
-    )
-    replay_capacity: int = setting(2, "replay_successes: maximum number of successes stored per task", at_least=1)
-
-
-@chz.chz
-class EvaluationSettings:
-    """Evaluations on held-out tasks."""
-
-    num_eval_rollouts: int = setting(64, "held-out task instances per evaluation", at_least=1)
-    eval_attempts: int = setting(1, "rollouts of each held-out task instance, for pass@k", at_least=1)
-    eval_temperature: float | None = setting(
-        None, "sampling temperature during evaluation, 0 for greedy; None uses the training temperature", at_least=0.0
-    )
-    skip_baseline: bool = setting(False, "skip the evaluation before training")
-
-
-@chz.chz
 class MonitorSettings:
     """The Training Monitor beside the run, and a remote one to which the run is sent."""
 
@@ -132,88 +77,23 @@ class MonitorSettings:
     )
 
 
-@chz.chz
-class CheckpointSettings:
-    """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
-
-    save_every_epochs: int = setting(
-        0, "also save a checkpoint every this many passes over the training tasks, 0 for none", at_least=0
-    )
-    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
-    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
-    resume_step: int | None = setting(
-        None,
-        "resume after this step, with its weights, optimizer and settings; later steps and checkpoints are deleted; "
-        "None is the newest checkpoint",
-        at_least=1,
-        per_attempt=True,
-    )
-    resume_with: Literal["same", "changes"] = setting(
-        "same",
-        "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
-        "new curve with a baseline of its own",
-        per_attempt=True,
-    )
-
-
 @with_presets(train_presets, explain_field, accept_value)
 @chz.chz
-class CLIConfig(RolloutConfig):
+class CLIConfig(LoopConfig, RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
-    # Model
     preset: PresetName | None = setting(
         None, "defaults for a machine: model, context, screens and number of devices that fit (docs/gpus.md)"
-    )
-    lora_rank: int = setting(32, "rank of the LoRA adapter", at_least=1)
-    load_checkpoint_path: str | None = setting(
-        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
     tinker_api_key: str | None = setting(
         None, "accepted for compatibility with Tinker command lines; not used, never stored"
     )
 
-    # Tasks
     eval_tasks: Tasks | None = setting(
         doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
         factory=lambda: {"source_type": "demo_eval"},
     )
-    seed: int = setting(0, "seed of task order, task instances and initial adapter weights", at_least=0)
 
-    # Training
-    max_steps: int = setting(100, "number of training steps", at_least=1)
-    group_size: int = setting(4, "rollouts per task instance; advantages are computed within this group")
-    groups_per_batch: int = setting(10, "task instances per training step", at_least=1)
-    learning_rate: float = setting(
-        1e-5, "AdamW learning rate; 0 leaves the weights unchanged, useful as a control run", at_least=0.0
-    )
-    learning_rate_schedule: RateSchedule = setting(
-        "constant", "constant, or linear or cosine decay to 0 after the last step"
-    )
-    warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
-    temperature: float = setting(1.0, "sampling temperature during training", within=(0.0, 2.0))
-    advantages: AdvantageKind = setting(
-        "mean",
-        "mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
-        "subtract the mean of the others; batch_std: centre within the group, divide by the step's std",
-    )
-    kl_penalty_coef: float = setting(
-        0.0, "coefficient of the per-token KL penalty against the reference model, in the reward", at_least=0.0
-    )
-    num_substeps: int = setting(1, "optimizer steps per training step, each on its share of the rollouts", at_least=1)
-    max_steps_off_policy: int | None = setting(
-        None,
-        "None or 0: synchronous, on-policy training; k: asynchronous training with a policy lag of at most k steps",
-        at_least=0,
-    )
-
-    # Run
-    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs", per_attempt=True)
-    wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
-    wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
-    eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
-    save_every: int = setting(10, "steps between checkpoints, 0 saves only at the end", at_least=0)
-    num_groups_to_log: int = setting(1, "groups per step whose rewards are printed and logged", at_least=0)
     trace: bool = setting(
         False,
         "write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, and the text",
@@ -224,19 +104,8 @@ class CLIConfig(RolloutConfig):
         "the run itself does (docs/rollout_workers.md)",
         at_least=0,
     )
-    compute_post_kl: bool = setting(
-        False, "measure the KL divergence of each step's update (one more forward pass, two with sub-steps)"
-    )
 
-    # Groups
-    loss: LossConfig = chz.field(default_factory=LossConfig)
-    adam: OptimConfig = chz.field(default_factory=OptimConfig)
-    trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
-    sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
-    curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
-    evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
-    checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
     workers: WorkerSettings = chz.field(default_factory=WorkerSettings)
 
     @property

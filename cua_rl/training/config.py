@@ -15,6 +15,7 @@ LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo
 Loader = Literal["hf", "unsloth"]
 Kernels = Literal["torch", "liger"]
 Sharding = Literal["none", "full", "hybrid", "offload"]
+RateSchedule = Literal["constant", "linear", "cosine"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 ROW_TOKENS = 16384
@@ -179,3 +180,53 @@ class OptimConfig:
     eps: float = setting(1e-8, "added to the square root of the second moment", within=(0.0, 1.0))
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
     grad_clip_norm: float = setting(1.0, "maximum gradient norm, 0 disables clipping", at_least=0.0)
+
+
+@chz.chz
+class CheckpointSettings:
+    """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
+
+    save_every_epochs: int = setting(
+        0, "also save a checkpoint every this many passes over the training tasks, 0 for none", at_least=0
+    )
+    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
+    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
+    resume_step: int | None = setting(
+        None,
+        "resume after this step, with its weights, optimizer and settings; later steps and checkpoints are deleted; "
+        "None is the newest checkpoint",
+        at_least=1,
+        per_attempt=True,
+    )
+    resume_with: Literal["same", "changes"] = setting(
+        "same",
+        "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
+        "new curve with a baseline of its own",
+        per_attempt=True,
+    )
+
+
+@chz.chz
+class LearningConfig:
+    """How a model learns, from rewards or from examples, and what is kept of it."""
+
+    lora_rank: int = setting(32, "rank of the LoRA adapter", at_least=1)
+    load_checkpoint_path: str | None = setting(
+        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+    )
+    seed: int = setting(0, "seed of task order, task instances and initial adapter weights", at_least=0)
+    learning_rate: float = setting(
+        1e-5, "AdamW learning rate; 0 leaves the weights unchanged, useful as a control run", at_least=0.0
+    )
+    learning_rate_schedule: RateSchedule = setting(
+        "constant", "constant, or linear or cosine decay to 0 after the last step"
+    )
+    warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
+    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs", per_attempt=True)
+    wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
+    wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
+    eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
+    save_every: int = setting(10, "steps between checkpoints, 0 saves only at the end", at_least=0)
+    adam: OptimConfig = chz.field(default_factory=OptimConfig)
+    trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
+    checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
