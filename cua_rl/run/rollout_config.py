@@ -150,15 +150,11 @@ class GatewaySettings:
 
 
 @chz.chz
-class RolloutConfig:
-    """The settings that training and evaluation share."""
+class RunConfig:
+    """What all runs have in common: model, tasks and folder."""
 
     model_name: str | None = setting(
         None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
-    )
-    base_url: str | None = setting(
-        None,
-        "URL of a running vLLM server (with runtime LoRA updating), or several, separated by commas; None starts one",
     )
     renderer_name: str | None = setting(
         None,
@@ -166,6 +162,31 @@ class RolloutConfig:
         "it from the model",
     )
     tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
+    max_turns: int = setting(20, "maximum turns of a rollout or demonstration; a task may allow fewer", at_least=1)
+    log_path: str | None = setting(
+        None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True
+    )
+    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
+        "ask", "what to do if the folder already holds a run; resume continues it", per_attempt=True
+    )
+    dry_run: bool = setting(
+        False, "check everything, print the effective configuration as JSON, and exit", per_attempt=True
+    )
+    machine: str | None = setting(
+        None,
+        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
+        per_attempt=True,
+    )
+
+
+@chz.chz
+class RolloutConfig(RunConfig):
+    """What training and evaluation have in common: rollouts."""
+
+    base_url: str | None = setting(
+        None,
+        "URL of a running vLLM server (with runtime LoRA updating), or several, separated by commas; None starts one",
+    )
     device: Literal["simulator", "gbox", "adb"] = setting(
         "simulator",
         "device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
@@ -175,7 +196,6 @@ class RolloutConfig:
     gbox_api_key: str | None = setting(
         None, "API key of a GBox account, never stored; set GBOX_API_KEY in the environment, or gbox_api_key_file=PATH"
     )
-    max_turns: int = setting(20, "maximum turns of a rollout; a task may allow fewer", at_least=1)
     max_tokens: int = setting(2048, "maximum tokens of one model response", at_least=1)
     reward: str = setting(
         "binary",
@@ -191,20 +211,6 @@ class RolloutConfig:
         0,
         "maximum number of devices in use at a time; 8 with GBox and gyms; 0: what the KV cache holds, at most 128",
         at_least=0,
-    )
-    log_path: str | None = setting(
-        None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True
-    )
-    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
-        "ask", "what to do if the folder already holds a run; resume continues it", per_attempt=True
-    )
-    dry_run: bool = setting(
-        False, "check everything, print the effective configuration as JSON, and exit", per_attempt=True
-    )
-    machine: str | None = setting(
-        None,
-        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
-        per_attempt=True,
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings)

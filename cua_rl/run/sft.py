@@ -23,9 +23,10 @@ from cua_rl.run.sft_plan import SftPlan, log_path, plan_sft, require_same_run
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
+from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import LossConfig, OptimConfig
+from cua_rl.training.config import LossConfig
 from cua_rl.types import Datum
 
 
@@ -33,7 +34,7 @@ async def run_sft(config: SftConfig) -> None:
     """Check configuration and data, then train; returns when the run is complete and all its processes have ended."""
     path, behavior = log_path(config), config.behavior_if_log_dir_exists
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
-    attempt = find_earlier_attempt(path, behavior, config.resume_step, "sft")
+    attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "sft")
     config = attempt.complete(config) if attempt else config
     backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with backend as devices:
@@ -166,7 +167,11 @@ class SftLoop:
                 if is_last or (config.eval_every and step % config.eval_every == 0):
                     await self._evaluate(step, held_out)
                 is_due = config.save_every and step % config.save_every == 0
-                if is_last or is_due or ends_epochs(step, config.batch_size, num_examples, config.save_every_epochs):
+                if (
+                    is_last
+                    or is_due
+                    or ends_epochs(step, config.batch_size, num_examples, config.checkpoints.save_every_epochs)
+                ):
                     await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:
@@ -183,9 +188,7 @@ class SftLoop:
             warmup_steps=config.warmup_steps,
             max_steps=self.plan.max_steps,
         )
-        optim = OptimConfig(
-            learning_rate=learning_rate, weight_decay=config.weight_decay, grad_clip_norm=config.grad_clip_norm
-        )
+        optim = with_values(config.adam, learning_rate=learning_rate)
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)
@@ -224,3 +227,5 @@ class SftLoop:
         await self.trainer.save_state(state_path)
         checkpoint = Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
         await asyncio.to_thread(self.folder.record_checkpoint, checkpoint)
+        kept = self.plan.config.checkpoints
+        await asyncio.to_thread(self.folder.prune_checkpoints, kept.keep_checkpoints, kept.keep_every)

@@ -127,7 +127,9 @@ class CLIConfig(LoopConfig, RolloutConfig):
             )
 
     @chz.validate
-    def _loss_is_a_policy_loss(self) -> None:
+    def _an_adapter_learns_from_rewards(self) -> None:
+        if not self.lora_rank:
+            raise ValueError(f"lora_rank: expected at least 1, got {self.lora_rank!r}; set lora_rank=1 or more")
         if self.loss.name == "cross_entropy":
             raise ValueError(
                 "loss: expected a policy loss, got 'cross_entropy', which only imitates; choose another, or run "

@@ -187,7 +187,7 @@ class CheckpointSettings:
     """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
 
     save_every_epochs: int = setting(
-        0, "also save a checkpoint every this many passes over the training tasks, 0 for none", at_least=0
+        0, "also save a checkpoint every this many passes over the training tasks or data, 0 for none", at_least=0
     )
     keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
     keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
@@ -210,11 +210,11 @@ class CheckpointSettings:
 class LearningConfig:
     """How a model learns, from rewards or from examples, and what is kept of it."""
 
-    lora_rank: int = setting(32, "rank of the LoRA adapter", at_least=1)
+    lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
     load_checkpoint_path: str | None = setting(
         None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
-    seed: int = setting(0, "seed of task order, task instances and initial adapter weights", at_least=0)
+    seed: int = setting(0, "seed of the order of tasks or data, task instances and initial adapter weights", at_least=0)
     learning_rate: float = setting(
         1e-5, "AdamW learning rate; 0 leaves the weights unchanged, useful as a control run", at_least=0.0
     )
