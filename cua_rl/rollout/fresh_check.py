@@ -44,7 +44,7 @@ class FreshCheck:
     async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
         """Validate in time; raises `CheckError` if the check fails or is too slow, and the device's `DeviceError`."""
         try:
-            async with time_limit("validation", self.limits.validate_s):
+            async with time_limit("validation", self.limits.validate_timeout_s):
                 validation = await validate(task, device, answer)
         except TimeoutError as error:
             raise CheckError(str(error)) from error
@@ -64,7 +64,7 @@ class FreshCheck:
             trusted_at = self._trusted_at.get(instance)
             if trusted_at is None or time.monotonic() - trusted_at > _TRUST_S:
                 async with self.devices.lease(task.device_request()) as device:
-                    async with time_limit("set-up", self.limits.prepare_s):
+                    async with time_limit("set-up", self.limits.setup_timeout_s):
                         await self.prepare(task, device)
                     try:
                         await self.validate(task, device, None)

@@ -121,7 +121,9 @@ class RolloutRunner:
     async def _act(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
         task, max_turns = plan.task, min(plan.task.max_turns, self.max_turns)
-        clock = RolloutClock(policy_s=self.time_limits.agent_s, turn_s=self.time_limits.turn_s)
+        clock = RolloutClock(
+            task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
+        )
         first_success_turn: int | None = None
 
         async def on_turn(done: AgentTurn) -> None:
@@ -149,7 +151,7 @@ class RolloutRunner:
                 max_turns=max_turns,
             )
         )
-        async with time_limit("set-up", self.time_limits.prepare_s):
+        async with time_limit("set-up", self.time_limits.setup_timeout_s):
             await self._check.prepare(task, device)
             instruction = await instruct(task, device)
         async with clock.limit():

@@ -218,12 +218,6 @@ class OpenDevices:
 async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
     """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
     devices = config.devices
-    limits = TimeLimits(
-        prepare_s=devices.setup_timeout_s,
-        turn_s=devices.turn_timeout_s,
-        agent_s=devices.task_timeout_s,
-        validate_s=devices.validate_timeout_s,
-    )
     lease_timeout_s = devices.lease_timeout_s
     if plan.backend_name == "gym":  # creations are queued, and each has its own limit
         lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
@@ -237,7 +231,7 @@ async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: 
             grounder = GboxCoordinateModel(make_gbox(config.gbox_api_key).client)
             stack.push_async_callback(grounder.close)
         pool = await stack.enter_async_context(open_pool(plan.backend, max_devices=max_devices, limits=pool_limits))
-        yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
+        yield OpenDevices(pool=pool, grounder=grounder, time_limits=devices)
 
 
 def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.environ) -> GymExecutions:

@@ -20,7 +20,7 @@ from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_parts import Request
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -88,11 +88,11 @@ class LocalEngine:
 
     renderer: Renderer
     server: ServerConfig
-    memory: MemoryPlan
+    memory: MemoryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationPlan:
+class PreparedEvaluation:
     """An evaluation configuration with all references resolved."""
 
     config: EvaluateConfig
@@ -117,7 +117,7 @@ class EvaluationPlan:
         }
 
 
-async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
+async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
@@ -163,7 +163,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
     config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
     max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
-    return EvaluationPlan(
+    return PreparedEvaluation(
         config=config,
         log_path=log_path,
         models=models,

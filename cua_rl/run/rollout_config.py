@@ -8,6 +8,7 @@ from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
 from cua_rl.judgement import MAX_REWARD
+from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import Given, check_numbers, setting
 from cua_rl.tasks.source_config import TaskSources, find_task_backend
@@ -88,7 +89,7 @@ class AgentSettings:
 
 
 @chz.chz
-class DeviceSettings:
+class DeviceSettings(TimeLimits):
     """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
 
     screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
@@ -113,19 +114,6 @@ class DeviceSettings:
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )
     lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
-    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=_TIME_LIMIT)
-    turn_timeout_s: float = setting(
-        300.0,
-        "limit for the device's time in one turn, and for a model server without a new token; exceeding it is a fault",
-        within=_TIME_LIMIT,
-    )
-    task_timeout_s: float = setting(
-        1800.0,
-        "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
-        "process, the time between requests; exceeding it ends the rollout as if out of turns",
-        within=_TIME_LIMIT,
-    )
-    validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=_TIME_LIMIT)
     gym_base_url: str | None = setting(
         None, "gym server for task sources that name none; None is http://localhost:5010"
     )

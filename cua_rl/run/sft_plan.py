@@ -15,7 +15,7 @@ from cua_rl.environments.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
-from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -67,7 +67,7 @@ class OpenedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SftPlan:
+class PreparedSft:
     """A supervised configuration with all references resolved, data included."""
 
     config: SftConfig
@@ -77,7 +77,7 @@ class SftPlan:
     data: OpenedData
     max_steps: int
     checkpoint_path: Path | None
-    memory: MemoryPlan
+    memory: MemoryBudget
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json, `dry_run` and resume checks."""
@@ -96,7 +96,7 @@ class SftPlan:
         }
 
 
-async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> SftPlan:
+async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> PreparedSft:
     """Resolve the configuration; raises `ConfigError` for the first problem.
 
     `devices` are where experts work; they stay open as long as the plan is used.
@@ -130,7 +130,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     config, memory = _resolve(config, machine, model_path, data.longest_tokens)
-    return SftPlan(
+    return PreparedSft(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),
@@ -144,7 +144,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
 
 def _resolve(
     config: SftConfig, machine: Machine, model_path: Path, longest_tokens: int
-) -> tuple[SftConfig, MemoryPlan]:
+) -> tuple[SftConfig, MemoryBudget]:
     """The configuration without open choices of the trainer; there is no model server."""
     trainer = with_values(
         config.trainer,
@@ -183,7 +183,7 @@ def log_path(config: SftConfig) -> Path:
     return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
-def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
+def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
     """Raises `ConfigError` if the run began with other data or settings that its batches depend on."""
     before = attempt.settings
     now = plain_config(plan.config) | plan.effective()

@@ -38,7 +38,7 @@ from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, log_path, plan_run, sampling_params
+from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run, sampling_params
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
     Curve,
@@ -94,7 +94,11 @@ async def run_training(config: CLIConfig) -> None:
 
 
 async def _run(
-    plan: RunPlan, folder: LogDirectory, started: float, attempt: EarlierAttempt | None, stored: Mapping[str, Any]
+    plan: PreparedTraining,
+    folder: LogDirectory,
+    started: float,
+    attempt: EarlierAttempt | None,
+    stored: Mapping[str, Any],
 ) -> None:
     """Start the components, train, and record how the run ended."""
     checkpoint = attempt.checkpoint if attempt else None
@@ -152,7 +156,7 @@ async def _run(
     await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
 
-async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> str:
+async def _open_database(stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory) -> str:
     """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
     url = plan.database_url
     if url is None:
@@ -171,7 +175,7 @@ class Engine:
 
 
 async def _start_engine(
-    stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
@@ -191,7 +195,7 @@ async def _start_engine(
 
 
 async def prove_adapters(
-    trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
+    trainer: TrainingClient, sampler: SamplingClient, plan: PreparedTraining, folder: Path
 ) -> dict[AdapterPart, tuple[float, float]]:
     """Verify that the server applies adapters as the trainer does, before the first step.
 
@@ -218,7 +222,7 @@ async def prove_adapters(
 
 
 def _loop_settings(
-    plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
+    plan: PreparedTraining, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
 ) -> LoopSettings:
     config = plan.config
     return LoopSettings(
@@ -233,7 +237,7 @@ def _loop_settings(
 
 
 def _parts(
-    plan: RunPlan,
+    plan: PreparedTraining,
     folder: LogDirectory,
     engine: Engine,
     rollouts: Rollouts,
@@ -266,12 +270,14 @@ def _parts(
     )
 
 
-def canary_prompt(plan: RunPlan) -> ModelInput:
+def canary_prompt(plan: PreparedTraining) -> ModelInput:
     """The prompt of the canary: with an image if the adapter affects the vision tower."""
     return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
 
 
-def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce: Callable[[], None]) -> ServedPolicy:
+def _served_policy(
+    plan: PreparedTraining, engine: Engine, folder: LogDirectory, announce: Callable[[], None]
+) -> ServedPolicy:
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
         announce()

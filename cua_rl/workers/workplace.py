@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 from zlib import crc32
 
-from cua_rl.command_line.parsing import GivenSettings, make_config
+from cua_rl.command_line.parsing import GivenValues, make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
@@ -171,7 +171,7 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
-    given = GivenSettings(CLIConfig)
+    given = GivenValues(CLIConfig)
     for name, text in setup.settings.items():
         given.set_text(name, text)
     run_config = make_config(CLIConfig, given.values)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
 from cua_rl.environments.gym.client import GymLimits
 from cua_rl.environments.gym.executions import GYM, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
@@ -94,7 +94,7 @@ async def open_bench(
             SamplingClient(server, namespace="run", max_attempts=1) as sampling,
         ):
             gateway = Gateway(sampling, renderer, PARAMS)
-            settings = MiniAgentSettings(
+            settings = MiniAgentServer(
                 base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=slack_s, max_run_time_s=20
             )
             async with gateway.serve(), GymExecutions(limits=limits) as executions:

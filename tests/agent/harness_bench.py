@@ -117,10 +117,10 @@ class Bench:
 async def run_out_of_time(bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1") -> Rollout:
     """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
     for agent_s in (1.0, 4.0, 16.0):
-        rollout = await run(TimeLimits(agent_s=agent_s))
+        rollout = await run(TimeLimits(task_timeout_s=agent_s))
         if "hangs" in bench.log(name):
             return rollout
-    return await run(TimeLimits(agent_s=64.0))
+    return await run(TimeLimits(task_timeout_s=64.0))
 
 
 @asynccontextmanager

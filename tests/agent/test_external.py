@@ -198,7 +198,7 @@ async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns
         assert (await desk.ask()).status_code == 403
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=15.0))
+    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
     assert [turn.agent.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
@@ -211,7 +211,7 @@ async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> 
     async def work(desk: Desk) -> Any:
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.1))
+    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=0.1))
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
 
@@ -222,7 +222,7 @@ async def test_a_model_server_that_hangs_is_a_fault_and_not_the_agents_time(benc
     async def work(desk: Desk) -> Any:
         await desk.ask()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(turn_s=0.2, agent_s=15.0))
+    rollout = await bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2, task_timeout_s=15.0))
     bench.fake.gate.set()
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.SAMPLING_ERROR, None)
@@ -353,7 +353,7 @@ async def test_an_action_that_outlasts_its_rollout_is_answered_that_the_rollout_
         await asyncio.Event().wait()
 
     bench.device = Stuck()
-    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_s=0.2)))
+    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2)))
     desk = Desk(await told)
     async with desk.http:
         acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))

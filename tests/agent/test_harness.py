@@ -127,7 +127,7 @@ class AsksUntilRefused:
 
 
 async def test_rule_2_a_program_that_hangs_once_the_policy_is_out_of_turns_is_no_fault(bench: Bench) -> None:
-    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(agent_s=2.0))
+    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(task_timeout_s=2.0))
 
     assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
 
@@ -399,7 +399,7 @@ async def test_a_server_that_hangs_is_left_when_its_time_is_up(bench: Bench) -> 
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
     async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
         began = time.monotonic()
-        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(agent_s=0.2))
+        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(task_timeout_s=0.2))
 
     assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
     assert time.monotonic() - began < 10

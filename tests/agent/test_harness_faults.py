@@ -103,7 +103,7 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
         reward=score_reward,
         recorder=FakeRecorder(),
         max_turns=2,
-        time_limits=TimeLimits(agent_s=10.0),
+        time_limits=TimeLimits(task_timeout_s=10.0),
     )
     plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
 

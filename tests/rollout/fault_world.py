@@ -57,7 +57,7 @@ BETA: Mapping[str, tuple[float, float]] = {"weak": (0.4, 1.8), "middling": (1.0,
 """How the success rates of a policy's tasks are distributed."""
 SHARE = 0.8
 """Of the failures, those in which the policy does what could pass for a fault."""
-LIMITS = TimeLimits(turn_s=120.0, agent_s=600.0, validate_s=60.0)
+LIMITS = TimeLimits(turn_timeout_s=120.0, task_timeout_s=600.0, validate_timeout_s=60.0)
 
 
 def true_success(policy: str) -> float:

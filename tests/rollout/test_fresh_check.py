@@ -112,7 +112,7 @@ async def test_a_check_that_never_ends_on_what_the_policy_left_is_not_done() -> 
             await asyncio.Event().wait()
         return await read_json(device, answer)
 
-    bench = Bench(FakeAgent(["endless"]), time_limits=TimeLimits(validate_s=0.05))
+    bench = Bench(FakeAgent(["endless"]), time_limits=TimeLimits(validate_timeout_s=0.05))
     rollout = await run(bench, task_with(validate))
 
     assert outcome(rollout) == (StopReason.FINISHED, 0.0)

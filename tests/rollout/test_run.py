@@ -175,7 +175,7 @@ class Pausing:
 
 
 async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
-    limits = TimeLimits(turn_s=0.1)
+    limits = TimeLimits(turn_timeout_s=0.1)
 
     slow = await Bench(Pausing(60.0), time_limits=limits).runner.run(plan())
     steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())

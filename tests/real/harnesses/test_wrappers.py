@@ -178,7 +178,7 @@ async def test_a_browser_or_driver_that_is_killed_is_a_fault_and_leaves_nothing(
     )
     bench.fake.default_answer = call("computer_use", action="left_click", coordinate=[9, 9])
     bench.fake.gate = asyncio.Event()
-    limits = TimeLimits(agent_s=60.0)
+    limits = TimeLimits(task_timeout_s=60.0)
     running = asyncio.create_task(
         bench.run_program(HarnessCommand(command), row=rows_of("browsergym")[0], time_limits=limits)
     )
