@@ -13,7 +13,7 @@ from cua_rl.settings import setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Loader = Literal["hf", "unsloth"]
-Kernels = Literal["torch", "liger"]
+Kernels = Literal["torch", "compiled"]
 Sharding = Literal["none", "full", "hybrid", "offload"]
 RateSchedule = Literal["constant", "linear", "cosine"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
@@ -36,7 +36,7 @@ class TrainerConfig:
     )
     loader: Loader = setting("hf", "what loads the model: hf (Transformers), or unsloth on a GPU (docs/models.md)")
     kernels: Kernels = setting(
-        "torch", "RMSNorm and SwiGLU of the language model: torch, or liger (liger-kernel) on a GPU (docs/models.md)"
+        "torch", "norms, rotations and SwiGLU of the language model: torch, or compiled (docs/models.md)"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"
