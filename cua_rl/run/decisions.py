@@ -1,16 +1,25 @@
 """What a run has decided, in about ten lines: what a dry run begins with."""
 
+import json
 import sys
 from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.settings import changed_settings
 from cua_rl.reporting.step_line import num_of
 
 if TYPE_CHECKING:  # a run imports nothing that only another recipe needs
     from cua_rl.run.evaluation_plan import PreparedEvaluation
     from cua_rl.run.sft_plan import PreparedSft
     from cua_rl.run.training_plan import PreparedTraining
+
+
+def print_resolved(config: object, more: Mapping[str, object]) -> None:
+    """Print a configuration without open choices as JSON, with `more`, and how it differs from the defaults."""
+    changed = plain_config(changed_settings(config))
+    print(json.dumps({**plain_config(config), **more, "changed_from_defaults": changed}, indent=2))
 
 
 def print_decisions(decisions: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """Runs an evaluation: makes the missing attempts, one model at a time, and writes the results."""
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -28,7 +27,7 @@ from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.decisions import evaluation_decisions, print_decisions
+from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_resolved
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -70,7 +69,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         if config.behavior_if_log_dir_exists == "resume" and (plan.log_path / "config.json").is_file():
             require_same_evaluation(load_settings(plan.log_path, "log_path"), plan.settings())
             print(f"resumes the evaluation in {plan.log_path}", file=sys.stderr)
-        print(json.dumps(plan.settings(), indent=2))
+        print_resolved(plan.config, plan.settings())
         return
     for model in plan.models:
         if isinstance(model, LocalModel):

@@ -31,7 +31,7 @@ from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run_folder.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
+from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.sampling.config import ServerConfig
@@ -316,7 +316,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         name=name,
         model_name=pinned_name(model_name, model_path),
         model_path=model_path,
-        adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
+        adapter=None if adapter is None else load_adapter_folder(find_saved(adapter, "sampler_weights"), model_path),
     )
 
 

@@ -212,7 +212,7 @@ class LearningConfig:
 
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
     load_checkpoint_path: str | None = setting(
-        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+        None, "folder weights/<step> of an earlier run, or run@step: start from its weights with a fresh optimizer"
     )
     seed: int = setting(0, "seed of the order of tasks or data, task instances and initial adapter weights", at_least=0)
     learning_rate: float = setting(

@@ -171,5 +171,5 @@ def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Record
 def test_a_run_that_was_exported_and_imported_rebuilds_what_was_trained(recorded: Recorded, kind: str) -> None:
     recorded.finish("cua_rl.recipes.export_trajectories", "run=runs/recorded", f"out={kind}", f"format={kind}")
     recorded.finish("cua_rl.recipes.import_trajectories", f"path={kind}", f"log_path=runs/from_{kind}")
-    said = recorded.finish("cua_rl.recipes.rebuild_datums", f"log_path=runs/from_{kind}")
+    said = recorded.finish("cua_rl.recipes.rebuild_datums", f"run=runs/from_{kind}")
     assert said.count(" equal\n") >= NUM_STEPS, said
