@@ -24,8 +24,8 @@ from cua_rl.environments.harness.device import HarnessWorlds
 from cua_rl.environments.phone.demo.expert import DemoExperts
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.run.preflight import Screen, require_adb
 from cua_rl.run.rollout_config import DeviceSettings, RolloutConfig, Tasks
 from cua_rl.tasks.expert import Experts

@@ -13,7 +13,7 @@ from cua_rl.agent.agent import RecordingAccess
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
-    AttemptPlan,
+    AttemptJob,
     attempt_record,
     missing_attempts,
     parse_attempts,
@@ -207,8 +207,8 @@ class Progress:
             print(f"{self.model}: {self.num_done} of {self.num_attempts}, {self.num_solved} solved", flush=True)
 
 
-def _attempt_plan(plan: PreparedEvaluation, model: Model) -> AttemptPlan:
-    return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
+def _attempt_plan(plan: PreparedEvaluation, model: Model) -> AttemptJob:
+    return AttemptJob(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
 
 
 @asynccontextmanager

@@ -5,10 +5,10 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
 from cua_rl.judgement import MAX_REWARD
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import Given, check_numbers, setting
 from cua_rl.tasks.source_config import TaskSources, find_task_backend

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.environments.pool import DevicePool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.host.guest_account import claim_guest_account
@@ -31,8 +32,7 @@ from cua_rl.host.users import GUEST_UIDS, can_change_user
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
@@ -106,7 +106,7 @@ class Bench:
             time_limits=time_limits or TimeLimits(),
         )
         source = RolloutSource(phase="step", step=1)
-        plan = RolloutPlan(
+        plan = RolloutJob(
             source=source,
             group_id="g",
             group_index=0,
