@@ -259,7 +259,7 @@ async def run(config: CLIConfig, *, minutes: float, given: Sequence[str]) -> Non
     with redirect_stdout(sys.stderr):
         used_gib = await train(config, minutes)
     steps, requests = await load_record(str(config.log_path))
-    flop = sampling_flop(load_model_sizes(plan.model_path), config.lora_rank, requests)
+    flop = sampling_flop(load_model_sizes(plan.config.server.model_path), config.lora_rank, requests)
     figures = measure(steps, requests, flop / 1e12, about["gpu"] and data_sheet_tflop_per_s(about["gpu"]))
     figures["peak_memory_gib"]["gpu"] = used_gib
     head = {"figure": "gpu_baseline", "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": about}

@@ -15,7 +15,7 @@ from cua_rl.recipes.train import main as train
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records, write_records
 
-SMALL = ["batch_size=2", "num_eval_conversations=2", "save_every=1", "eval_every=2"]
+SMALL = ["batch_size=2", "num_eval_conversations=2", "save_every=1", "eval_every=2", "num_threads=1"]
 
 
 def run(log_path: Path, *arguments: str) -> None:
