@@ -76,7 +76,7 @@ def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp
     )
     assert max(responses.values()) == 1
     moved = run.folder.rename(tmp_path / "moved")
-    assert run_recipe(RebuildConfig, cli_main, [f"log_path={moved}"]) == 0
+    assert run_recipe(RebuildConfig, cli_main, [f"run={moved}"]) == 0
 
 
 def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(
