@@ -45,4 +45,4 @@ def test_a_killed_run_with_a_curriculum_resumes_and_its_datums_are_rebuilt_from_
         assert record["rollout/retokenised_tokens"] == 0
     assert any(name.startswith("curriculum/success_rate/") for name in steps[-1])
     assert sum(record["replay/num_rollouts"] for record in steps[1:]) > 0
-    assert run_recipe(RebuildConfig, cli_main, [f"log_path={resumed.folder}"]) == 0
+    assert run_recipe(RebuildConfig, cli_main, [f"run={resumed.folder}"]) == 0

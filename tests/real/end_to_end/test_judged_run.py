@@ -59,4 +59,4 @@ async def test_a_step_is_trained_on_verdicts_and_each_is_in_the_database(
     assert step["policy/parity_mean_abs"] <= 0.005
     assert {asked.record["task"] for asked in endpoint.asked} == {"Open Mail.", "Open Clock.", "Open Settings."}
     assert KEY not in (run.folder / "config.json").read_text()
-    await cli_main(RebuildConfig(log_path=run.folder))
+    await cli_main(RebuildConfig(run=run.folder))
