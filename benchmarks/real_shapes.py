@@ -47,7 +47,7 @@ from cua_rl.sampling.vllm_command import vllm_command
 from cua_rl.settings import with_values
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 
-CONFIGS = Path(__file__).parents[1] / "tests" / "run" / "model_configs"
+CONFIGS = Path(__file__).parents[1] / "tests" / "machine" / "model_configs"
 SCREEN = Screen(kind="android", width_px=720, height_px=1280)
 MAX_PIXELS = 720 * 1280
 STEP_TOKENS = 1280  # one screenshot, and an answer of about 300 tokens

@@ -4,9 +4,9 @@
     .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... [--tokens 4096 16384]
     .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... --recomputed --sharding full --processes 2
 
-What it prints for the folders of tests/run/model_configs is tests/run/trainer_peaks.jsonl. With --sharding, a process
-is one of several that hold the layers together (full), or main memory holds them (offload). Peaks are then measured
-with 4, 8 and 12 layers, which lie on a line, and the whole model's follows from it.
+What it prints for the folders of tests/machine/model_configs is tests/machine/trainer_peaks.jsonl. With --sharding, a
+process is one of several that hold the layers together (full), or main memory holds them (offload). Peaks are then
+measured with 4, 8 and 12 layers, which lie on a line, and the whole model's follows from it.
 The trainer's own model code runs on fake tensors, which have shapes and no data, and a dispatch mode adds up the
 storages that are alive. One row of text and screenshots, forward, backward, and the optimizer's moments; one JSON line
 each. What differs on a GPU: its allocator rounds up and fragments, and libraries take work space.

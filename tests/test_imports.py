@@ -13,7 +13,7 @@ PROGRAM = "import sys, cua_rl.run.training; print(*(name for name in sys.argv[1:
 
 def test_a_training_run_imports_without_heavy_libraries() -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True
     ).stdout.split()
 
     assert loaded == []
@@ -22,7 +22,7 @@ def test_a_training_run_imports_without_heavy_libraries() -> None:
 @pytest.mark.parametrize("suffix", ["agent", "rl.sync_loop", "rollout.run", "sampling.client", "training.client"])
 def test_each_part_of_the_controller_imports_alone(suffix: str) -> None:
     """A module that works only after another one was imported would fail here."""
-    subprocess.run([sys.executable, "-c", f"import cua_rl.{suffix}"], check=True, timeout=120, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", f"import cua_rl.{suffix}"], check=True, cwd=Path.cwd())
 
 
 RUNS_WHAT_IT_READS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "copyreg"}

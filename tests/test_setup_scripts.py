@@ -128,7 +128,6 @@ def test_set_up_refuses_other_systems_in_a_sentence(path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
 
     assert (done.returncode, done.stdout) == (2, "")

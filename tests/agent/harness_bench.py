@@ -114,13 +114,15 @@ class Bench:
         return path.read_text() if path.exists() else ""
 
 
-async def run_out_of_time(bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1") -> Rollout:
+async def run_out_of_time(
+    bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1", first_s: float = 1.0
+) -> Rollout:
     """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
-    for agent_s in (1.0, 4.0, 16.0):
+    for agent_s in (first_s, 4 * first_s, 16 * first_s):
         rollout = await run(TimeLimits(agent_s=agent_s))
         if "hangs" in bench.log(name):
             return rollout
-    return await run(TimeLimits(agent_s=64.0))
+    return await run(TimeLimits(agent_s=64 * first_s))
 
 
 @asynccontextmanager

@@ -1,7 +1,4 @@
-import asyncio
 import json
-import sys
-from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -9,11 +6,14 @@ import pytest
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.train import main as train
 from cua_rl.run.devices import find_backend_name, make_gym_executions, name_gym, split_gyms
 from cua_rl.run.rollout_config import AgentSettings, DeviceSettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
-from tests.agent.gym_bench import open_gym
+from tests.agent.gym_bench import demo_tasks
+from tests.doubles.gym_server import GymDouble
+from tests.evaluation.fake_endpoint import serve_in_thread
 
 GYM: dict[str, object] = {"source_type": "gym"}
 HARNESS: dict[str, object] = {"source_type": "harness", "file_path": "rows.jsonl"}
@@ -103,22 +103,17 @@ def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_t
     "options", [["agent=mini_agent", "gbox_mini_agent_base_url={any_server}"], ["gbox_api_key=key"]]
 )
 @pytest.mark.parametrize("eval_tasks", [[], ["eval_tasks=None"]])
-async def test_the_documented_gym_command_finds_its_tasks(
-    options: list[str], eval_tasks: list[str], tmp_path: Path
+def test_the_documented_gym_command_finds_its_tasks(
+    options: list[str], eval_tasks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_gym() as (_, url):
+    with serve_in_thread(GymDouble(demo_tasks())) as address:
+        url = address.removesuffix("/v1")
         source = json.dumps({"source_type": "gym", "gym_base_url": url, "gym_id": "phones"})
         small = [f"model_name={TINY_QWEN3_VL}", "max_model_len=4096", "max_tokens=64", "max_turns=2"]
-        command = [sys.executable, "-m", "cua_rl.recipes.train", "dry_run=true", f"tasks={source}", *small]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *(option.format(any_server=url) for option in options),
-            *eval_tasks,
-            f"log_path={tmp_path / 'run'}",
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        output, errors = await process.communicate()
+        given = [option.format(any_server=url) for option in options]
+        log_path = f"log_path={tmp_path / 'run'}"
+        status = train(["dry_run=true", f"tasks={source}", *small, *given, *eval_tasks, log_path])
 
-    assert process.returncode == 0, errors.decode()
-    assert json.loads(output)["num_eval_tasks"] == (0 if eval_tasks else 64)
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert json.loads(said.out)["num_eval_tasks"] == (0 if eval_tasks else 64)

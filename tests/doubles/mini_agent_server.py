@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
+from tests.patience import patience
 
 TOOL = {
     "type": "function",
@@ -98,7 +99,7 @@ class MiniAgentDouble:
         return JSONResponse({"events": [event for event in run.events if event["ts"] >= since]})
 
     async def _work(self, run: Run) -> None:
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=patience(60), trust_env=False) as http:
             try:
                 await self._steps(run, http)
             except httpx.HTTPError as error:

@@ -15,7 +15,7 @@ from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
 from cua_rl.run.training_config import TrainerSettings
 
-MODELS = Path(__file__).parents[1] / "run" / "model_configs"
+MODELS = Path(__file__).parents[1] / "machine" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
 LONG = {"max_tokens": 1024, "max_steps_off_policy": 2}
 

@@ -252,6 +252,5 @@ def run_program(arguments: list[str], **variables: str) -> subprocess.CompletedP
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )

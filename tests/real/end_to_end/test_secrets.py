@@ -13,6 +13,7 @@ import pytest
 
 from cua_rl.database.postgres import EmbeddedPostgres
 from tests.live_processes import command_line
+from tests.patience import patience
 from tests.real.end_to_end.runs import Run, survivors
 
 pytestmark = pytest.mark.timeout(900)
@@ -58,7 +59,7 @@ async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, mon
     lines = [" ".join(command_line(process)) for process in (psutil.Process(run.process.pid), *run.owned())]
     shown = " ".join(line for line in lines if "agent.mjs" not in line)  # what an agent is told is its command's own
     address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
-    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=patience(60)) as client:
         paths = ("/api/runs", "/api/runs/1", "/api/runs/1/rollouts")
         api = "".join([(await client.get(path)).raise_for_status().text for path in paths])
     owned = run.owned()

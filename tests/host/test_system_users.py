@@ -32,6 +32,7 @@ from cua_rl.host.users import (
     remove_tree,
 )
 from cua_rl.masking import is_secret_name
+from tests.patience import IdleClock
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
 PASSED = (Path(cua_rl.__path__[0]) / "host/passed_variables.txt").read_text().splitlines()
@@ -225,8 +226,8 @@ def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tm
         # started by nobody who would end it: it lost its parent
         left = f"setpriv --reuid={uid} --regid={uid} --clear-groups setsid sh -c 'touch /tmp/left-{uid}; sleep 60' &"
         subprocess.run(["sh", "-c", left], check=True, cwd="/")
-        deadline = time.monotonic() + 30
-        while not Path(f"/tmp/left-{uid}").exists() and time.monotonic() < deadline:
+        clock = IdleClock()
+        while not Path(f"/tmp/left-{uid}").exists() and clock.look() < 30:
             time.sleep(0.02)
         claimer.kill()
     assert processes_of(uid)

@@ -18,7 +18,7 @@ from cua_rl.workers.remote import RemoteRunner
 from cua_rl.workers.worker_config import TOKEN_VARIABLE, WorkerSettings
 from tests.fakes import FakeRecorder
 from tests.jumping_time import run_jumping
-from tests.rollout.test_workers import SETUP, FakeAdapters, plan
+from tests.workers.test_workers import SETUP, FakeAdapters, plan
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from cua_rl.workers.worker_wire import (
 from scripts.red_team.messages import SETS_ATTRIBUTE
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task
+from tests.patience import patience
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
 SOURCE = RolloutSource(phase="step", step=1)
@@ -152,7 +153,7 @@ async def bench() -> AsyncGenerator[Bench]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(patience(10.0)):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -210,7 +211,7 @@ async def test_a_silent_worker_is_given_up_and_its_late_answer_refused(bench: Be
         running = asyncio.create_task(bench.runner.run(plan()))
         orders = await link.report(Report(running=(), adapters=()))
         rollout_id = orders.start[0].rollout_id
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(patience(5.0)):
             lost = await running
 
         with pytest.raises(WorkerRefused):
@@ -330,7 +331,7 @@ async def test_a_run_that_ends_lets_its_workers_go(bench: Bench) -> None:
         working = asyncio.create_task(work(link, FakePlace("a").place()))
         await until(lambda: bench.adapters.uses[FIRST])
         bench.runner.end()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(patience(5.0)):
             await working
 
 

@@ -16,6 +16,7 @@ from cua_rl.host.scratch import MARK, make_scratch_folder, remove_abandoned, scr
 from cua_rl.host.users import GUEST_UIDS, can_change_user, claim_user
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect
 from tests.live_processes import is_alive, wait_until_dead
+from tests.patience import patience
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
@@ -92,7 +93,7 @@ async def test_a_start_that_fails_or_is_cancelled_leaves_no_descriptor(tmp_path:
             await asyncio.sleep(0)
         starting.cancel()
         await asyncio.wait([starting])
-    async with asyncio.timeout(30):  # threads of the cancelled start close theirs in their own time
+    async with asyncio.timeout(patience(30)):  # threads of the cancelled start close theirs in their own time
         while set(os.listdir("/proc/self/fd")) != before:
             gc.collect()
             await asyncio.sleep(0.01)
@@ -287,7 +288,7 @@ def test_a_program_of_another_user_cannot_pass_for_a_guard_to_keep_a_folder(tmp_
             while b"process_guard.py" not in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"setpriv")[0]:
                 time.sleep(0.01)
             assert remove_abandoned(tmp_path) == [folder]
-            process.wait(timeout=30)
+            process.wait()
 
 
 def test_the_guard_starts_where_python_has_imported_nothing_yet() -> None:
@@ -295,7 +296,7 @@ def test_the_guard_starts_where_python_has_imported_nothing_yet() -> None:
     read_end, write_end = os.pipe()
     interpreter, *options = GUARD
     command = [interpreter, "-S", *options, str(read_end), "5", "sh", "-c", "exit 7"]
-    done = subprocess.run(command, pass_fds=(read_end,), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, pass_fds=(read_end,), capture_output=True, text=True, check=False)
     os.close(read_end)
     os.close(write_end)
 
@@ -360,7 +361,7 @@ def run_guard_on_macos(program: str, *, close_lifeline_after_output: bool) -> tu
         grandchild = int(guard.stdout.readline())
         if close_lifeline_after_output:
             os.close(write_end)
-        status = guard.wait(timeout=60)
+        status = guard.wait()
     if not close_lifeline_after_output:
         os.close(write_end)
     return grandchild, status

@@ -21,7 +21,7 @@ from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
-from tests.run.simulated_gpu import least_free_share_of_a_day
+from tests.machine.simulated_gpu import least_free_share_of_a_day
 
 MODELS = Path(__file__).parent / "model_configs"
 PEAKS, PRESET_PEAKS = (
