@@ -1,4 +1,4 @@
-"""Links between pages, to their headings and to files lead somewhere, and each page is linked from where it is sought."""
+"""Links between pages, to their headings and to files lead somewhere, and readers are led to every page."""
 
 import re
 from pathlib import Path
