@@ -93,7 +93,7 @@ def test_the_table_of_queries_is_what_checks_and_phones_say() -> None:
         where = [
             place for place, known in (("simulator", SIMULATOR_QUERIES), ("adb", ANDROID_QUERIES)) if name in known
         ]
-        often = sorted(seen.get(name, {}).items(), key=lambda entry: (-entry[1], entry[0]))
+        often = sorted(seen.get(name, Counter[str]()).items(), key=lambda entry: (-entry[1], entry[0]))
         examples = [shown(value, query.values) for value, _ in often[:3]] or ["-"]
         values = ", ".join(examples[:1] if examples[0].endswith("...") else examples)
         example = json.dumps(query.values.example)
