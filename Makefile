@@ -96,7 +96,7 @@ test-harnesses: setup ## make the environments of examples/harnesses, train a st
 	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
 	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 
-bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md
+bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/dev/performance.md
 	$(PYTHON) -m benchmarks.run $(ARGS)
 
 migration: setup ## draft a database migration after a change of the models: make migration MESSAGE="describe changes"

@@ -193,7 +193,7 @@ async def check_backward(exam: Examination) -> Finding:
     if metrics.get("trainer/memory_retries"):
         do = f"it ran out of memory first: lower trainer.micro_batch_tokens={plan.memory.micro_batch_tokens}"
     elif "GPU" in exam.there and utilisation < _LOW_UTILISATION:
-        do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/performance.md"
+        do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/dev/performance.md"
     return finding_of(got, do, figures)
 
 

@@ -23,9 +23,8 @@ def refusal(platform: str = sys.platform) -> str | None:
     """Why nothing can start on this system, in one sentence; None where it can."""
     if platform in (LINUX, MACOS):
         return None
-    return (
-        f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; docs/platforms.md says what works where"
-    )
+    where = "docs/dev/platforms.md says what works where"
+    return f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; {where}"
 
 
 def refuse_inspection(platform: str = sys.platform) -> None:

@@ -18,7 +18,7 @@ ENOUGH_KEPT = 0.8
 LARGEST_NUM_ROLLOUTS = 128
 """At a time, unless more are asked for."""
 _TEXT, _SAMPLED, _SHARED = 60, 150, 1200  # tokens: prompt beside a screenshot, answer, system prompt and tools
-_THINK_S, _THINK_SIGMA = 2.0, 1.0  # of a device between two turns, lognormal, as in docs/planning.md
+_THINK_S, _THINK_SIGMA = 2.0, 1.0  # of a device between two turns, lognormal, as in docs/gpus.md
 _ANSWER_S, _PREFILL_S = 4.0, 1e-4  # of a request, and of each token that is not cached
 _ROLLOUTS_PER_SLOT = 3
 

@@ -63,7 +63,7 @@ class AgentSettings:
         None, "agent=external: address of a server that receives each rollout and responds when it is done"
     )
     harness_command: str | None = setting(
-        None, "agent=harness: command that runs a whole rollout and reports its score (docs/harnesses.md)"
+        None, "agent=harness: command that runs a whole rollout and reports its score (docs/agents.md)"
     )
     harness_url: str | None = setting(
         None, "agent=harness: address of a server that receives each rollout and responds with its result"

@@ -20,7 +20,7 @@ FLUSH_LINGER_S = 0.1
 
 @chz.chz
 class WorkerSettings:
-    """Processes that run rollouts for the run: devices, agents, gateways (docs/rollout_workers.md)."""
+    """Processes that run rollouts for the run: devices, agents, gateways (docs/more_machines.md)."""
 
     launcher: Literal["processes", "ray"] = setting(
         "processes",

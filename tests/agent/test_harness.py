@@ -1,6 +1,6 @@
 """Programs that bring their own world and score, against a real gateway on a socket and a fake model server.
 
-One test per rule of docs/harnesses.md by which a run is judged, in their order.
+One test per rule of docs/agents.md by which a run is judged, in their order.
 """
 
 import asyncio

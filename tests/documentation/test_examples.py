@@ -35,7 +35,7 @@ from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
         ROOT / "training-monitor" / "README.md",
     ]

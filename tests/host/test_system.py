@@ -34,7 +34,8 @@ def test_linux_and_macos_are_served_and_others_refused_in_a_sentence() -> None:
     assert (refusal("linux"), refusal("darwin")) == (None, None)
     for other in ("win32", "cygwin", "freebsd14"):
         assert refusal(other) == (
-            f"expected Linux or macOS (on Windows inside WSL2), got {other!r}; docs/platforms.md says what works where"
+            f"expected Linux or macOS (on Windows inside WSL2), got {other!r}; "
+            "docs/dev/platforms.md says what works where"
         )
 
 

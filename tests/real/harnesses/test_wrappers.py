@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 EXAMPLES = ROOT / "examples" / "harnesses"
 NAMES = ("browsergym", "gymnasium", "inspect_ai", "openenv", "verifiers")
 """Those that need no other machine."""
-PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "sites.md")
+PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "web.md")
 """Each has one command that trains one step with the tiny model."""
 
 
