@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
@@ -17,13 +17,12 @@ from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
 from cua_rl.rl import async_loop, sync_loop
-from cua_rl.rl.served_policy import SavedPolicy, ServedPolicy
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
-from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import (
     AdapterRef,
@@ -135,9 +134,8 @@ async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[Ste
     parts = LoopParts(
         tasks=_Tasks(),
         runner=runner if schedule.max_lag else LimitedRunner(runner, limit),
-        # the loops name the real classes; these have the methods that they call
-        trainer=cast("TrainingClient", _Trainer(world)),
-        policy=cast("ServedPolicy", _Policy(world)),
+        trainer=_Trainer(world),
+        policy=_Policy(world),
         evaluator=None,
         recorder=_Recorder(world),
         log=world,
@@ -252,6 +250,9 @@ class _Trainer:
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         return [datum.sampling_logprobs for datum in datums]
+
+    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        return await self.forward(datums)
 
     async def forward_backward(
         self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None

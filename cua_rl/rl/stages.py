@@ -9,8 +9,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Protocol
 
@@ -21,12 +22,11 @@ from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
-from cua_rl.rl.served_policy import ServedPolicy
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings
+from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
-from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,20 @@ class TaskStream(Protocol):
     """
 
     def batch(self, number: int, num_tasks: int) -> list[Task]: ...
+
+
+class Policy(Protocol):
+    """The policy between trainer and sampler; `served_policy.ServedPolicy` says what the methods do."""
+
+    async def publish(self, step: int) -> AdapterRef: ...
+
+    async def save(self, step: int) -> SavedPolicy: ...
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef: ...
+
+    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]: ...
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]: ...
 
 
 class StepLog(Protocol):
@@ -115,8 +129,8 @@ class LoopParts:
 
     tasks: TaskStream
     runner: Runner
-    trainer: TrainingClient
-    policy: ServedPolicy
+    trainer: Trainer
+    policy: Policy
     evaluator: Evaluator | None
     recorder: Recorder
     log: StepLog

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from random import Random
+from typing import Protocol
 
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.metrics import merge_metrics
@@ -14,11 +15,35 @@ from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
-from cua_rl.training.client import TrainingClient
+from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
 
 Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""
+
+
+class Trainer(Protocol):
+    """What a step asks of the trainer; `training.client.TrainingClient` says what the methods do."""
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+    async def reference_logprobs(
+        self, datums: Sequence[Datum], *, temperature: float = 1.0
+    ) -> list[tuple[float, ...]]: ...
+
+    async def forward_backward(
+        self,
+        datums: Sequence[Datum],
+        loss: LossConfig,
+        *,
+        token_weights: Sequence[float] | None = None,
+        proximal_logprobs: Rows | None = None,
+        reference_logprobs: Rows | None = None,
+    ) -> ForwardBackwardOutput: ...
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
+
+    async def trainer_metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +78,7 @@ class TrainStepResult:
 
 
 async def train_step(
-    trainer: TrainingClient,
+    trainer: Trainer,
     batch: Batch,
     settings: TrainStepSettings,
     *,
@@ -121,7 +146,7 @@ async def train_step(
 
 
 async def _complete_advantages(
-    trainer: TrainingClient, datums: Sequence[Datum], settings: TrainStepSettings, teaching: float
+    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings, teaching: float
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
     """Complete the advantages with terms over the whole batch: its standard deviation, and the share `teaching` of the
     KL penalty. Also returns reference log-probabilities if the loss has a KL term, and metrics.
@@ -237,7 +262,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def _measure_move(
-    trainer: TrainingClient,
+    trainer: Trainer,
     datums: Sequence[Datum],
     before: Rows,
     settings: TrainStepSettings,

@@ -48,8 +48,7 @@ from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.types import SamplingParams
-from cua_rl.workers.ray_workers import require_ray
-from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
+from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
 
