@@ -18,7 +18,6 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.planning.fleet import Spread
 from cua_rl.planning.virtual_time import run_in_virtual_time
@@ -27,6 +26,7 @@ from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
+from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import AdapterRef, Datum, ModelTurn, Rollout
 from tests import builders

@@ -33,7 +33,6 @@ import uvicorn
 from benchmarks.async_against_sync import SlowPolicy
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LossConfig, ServerConfig
 from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
@@ -56,9 +55,11 @@ from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.run.rollouts import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.task_loader import TaskSet, load_tasks
+from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
 from cua_rl.workers.remote import RemoteRunner

@@ -19,15 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, text_canary
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import AdapterRef
 
 
@@ -49,7 +50,7 @@ async def main(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         server = _make_server(options, folder)
         await stack.enter_async_context(server)
-        config = TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=16, alpha=16))
+        config = TrainerConfig(model_path=TINY_QWEN3_VL, lora_rank=16, lora_alpha=16)
         trainer = await stack.enter_async_context(TrainingClient(config, folder / "trainer.log"))
         sampler = await stack.enter_async_context(SamplingClient(server))
         prompt = text_canary(make_renderer(TINY_QWEN3_VL))

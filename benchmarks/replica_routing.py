@@ -21,10 +21,10 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.sampling_throughput import cpu_seconds, make_request
-from cua_rl.config import ServerConfig
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.run_folder.model_folder import find_model
 from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.types import AdapterRef, ModelTurn, SamplingParams

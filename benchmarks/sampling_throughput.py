@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 from PIL import Image, ImageDraw
 
-from cua_rl.config import ServerConfig
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.types import AdapterRef, ModelTurn, SamplingParams

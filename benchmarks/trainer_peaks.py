@@ -31,9 +31,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from cua_rl.config import LoraConfig, Sharding, TrainerConfig
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training.batching import MicroBatch
+from cua_rl.training.config import Sharding, TrainerConfig
 from cua_rl.training.layers import PACKED_ATTENTION, StreamedLinear, stream_frozen_weights
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Place, shard_weights
@@ -201,7 +201,7 @@ def measure(
     config = TrainerConfig(
         model_path=folder,
         dtype="bfloat16",
-        lora=LoraConfig(rank=rank),
+        lora_rank=rank,
         gradient_checkpointing=recomputes,
         keeps_attention=keeps_attention,
     )

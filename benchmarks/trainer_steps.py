@@ -23,11 +23,11 @@ from benchmarks.given_rollouts import (
     group_advantages,
     make_rollouts,
 )
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.images import image_size
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import (
     AgentTurn,
@@ -141,7 +141,10 @@ def run(model: Path, adapter: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def make_trainer(model: Path, adapter: Path, settings: dict[str, Any]) -> Trainer:
     """A trainer that starts from the given adapter."""
     config = TrainerConfig(
-        model_path=model, lora=LoraConfig(rank=LORA_RANK, alpha=LORA_ALPHA), **settings.get("trainer", {})
+        model_path=model,
+        lora_rank=LORA_RANK,
+        lora_alpha=LORA_ALPHA,
+        **{"dtype": "float32", **settings.get("trainer", {})},
     )
     trainer = Trainer(config)
     trainer.model.load_weights(adapter)

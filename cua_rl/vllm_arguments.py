@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from cua_rl.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import vllm_options
 
 _RESERVED = {

@@ -226,7 +226,7 @@ async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, urls: tu
         API_KEY_VARIABLE: secrets.token_urlsafe(32),
     }
     here, there = ({"DATABASE_URL": url} | secret for url in urls)
-    served = ("cua_rl.recipes.serve_model", "max_lora_rank=16", "max_model_len=2048", "port=8000")
+    served = ("cua_rl.recipes.serve_model", "lora_rank=16", "max_model_len=2048", "port=8000")
     server = a.program("server", *served, f"host={a.address}", environment=secret)
     run = a.program("train", "cua_rl.recipes.train", *run_options(config, a, b), environment=here)
     node = ("cua_rl.recipes.trainer_node", f"listen={b.address}:29400", "num_processes=2")

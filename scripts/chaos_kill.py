@@ -35,7 +35,6 @@ import chz
 import psutil
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.config import ServerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import find_training
@@ -43,6 +42,7 @@ from cua_rl.database.session import open_sessions
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run_folder.log_directory import newest_checkpoint, prepare_log_directory
 from cua_rl.sampling.address import API_KEY_VARIABLE
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from cua_rl.actions import Action
 from cua_rl.agent.agent import Agent, AgentOutcome
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import Device, DeviceKind
 from cua_rl.errors import CuaError
@@ -21,6 +20,7 @@ from cua_rl.rl.stages import Policy
 from cua_rl.rl.train_step import Trainer
 from cua_rl.rollout.outcome import Judge
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason
 from tests.builders import judgement, model_turn, prompt, text

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from cua_rl.command_line.parsing import parse_command_line
+from cua_rl.machine.machine import find_machine
+from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import check_learning, plan_training_memory
+from cua_rl.run.training_plan import check_learning
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "tests" / "machine" / "model_configs"
@@ -113,9 +115,8 @@ def test_a_preset_fits_on_its_machine(preset: str, machine: str, settings: Seque
     path = ROOT / "configs" / f"{preset}.yaml"
     config = parse_command_line(CLIConfig, ["--config", str(path), "dry_run=true", f"machine={machine}", *settings])
     assert config.model_name is not None
-    assert config.server.max_model_len is not None
 
-    plan = plan_training_memory(config, MODELS / Path(config.model_name).name, config.server.max_model_len, {})
+    _, plan = resolve(config, find_machine(machine, {}, is_dry_run=True), MODELS / Path(config.model_name).name)
 
     check_learning(config)
     assert plan.gpus.is_shared == (machine == "1x79.6")

@@ -15,7 +15,6 @@ from functools import partial
 from statistics import median
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.doctor.checks import check_driver, check_gpus, check_machine, check_versions
 from cua_rl.doctor.examination import (
     EMBEDDED,
@@ -37,14 +36,16 @@ from cua_rl.machine.memory_parts import GIB
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.reporting.diagnosis import Diagnosis, Finding, first_line
 from cua_rl.rl.parity import measure_parity, require_parity
-from cua_rl.run.rollouts import open_gateway, start_together
-from cua_rl.run.training import make_planned_servers, prove_adapters, trainer_config
+from cua_rl.run.resolve import rounding_limit
+from cua_rl.run.rollouts import make_servers, open_gateway, start_together
+from cua_rl.run.training import prove_adapters
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import plan_run, sampling_params
 from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.settings import with_values
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, TrainerConfig
 
 _MISSING: Mapping[Need, str] = {
     "GPU": "no GPU",
@@ -89,7 +90,7 @@ async def attempt(
     if missing is not None:
         return Finding(verdict="not tried", got=missing)
     if "plan" in needs:  # a process loads the weights
-        limit_s += start_limit_s(exam.plan.model_path)
+        limit_s += start_limit_s(exam.plan.config.server.model_path)
     try:
         async with asyncio.timeout(limit_s if needs else None):  # downloads may take longer
             return await find(exam)
@@ -102,7 +103,7 @@ async def attempt(
 async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ) -> Finding:
     """The settings work on this machine, the model fits into its memory, and its weights can be had."""
     exam.plan = await plan_run(exam.config, environ)
-    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.model_path)
+    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.config.server.model_path)
     exam.there.add("plan")
     memory = exam.plan.memory
     sides = {"trainer": memory.trainer, "server": memory.server}
@@ -123,7 +124,7 @@ async def plan_embedded(exam: Examination) -> Finding:
 async def start_server(exam: Examination) -> Finding:
     """The model server loads the model and answers."""
     clock = time.monotonic()
-    servers = make_planned_servers(exam.plan, exam.folder / "logs")
+    servers = make_servers(exam.config.base_url, exam.plan.config.server, exam.folder / "logs")
     await start_together(exam.stack, *servers)
     exam.sampler = await exam.stack.enter_async_context(SamplingClient(*servers))
     params = sampling_params(exam.config, exam.config.temperature)
@@ -142,12 +143,12 @@ async def start_server(exam: Examination) -> Finding:
 
 async def start_trainer(exam: Examination) -> Finding:
     """The trainer loads the model, on its GPUs where it has some."""
-    config = trainer_config(exam.plan)
+    config = exam.plan.config.trainer
     exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, exam.folder / "logs" / "trainer.log"))
     exam.there.add("trainer")
     if config.address is not None:  # its nodes decide on processes and GPUs
         return finding_of(f"reached at {config.address}")
-    where = f"GPU {', '.join(config.gpus)}" if config.gpus else "CPU"
+    where = f"GPU {', '.join(config.gpu_names)}" if config.gpu_names else "CPU"
     return finding_of(f"processes: {config.num_processes}, on {where}")
 
 
@@ -161,7 +162,8 @@ async def check_canary(exam: Examination) -> Finding:
     ]
     change, difference = max(proofs.values(), key=lambda proof: proof[1])
     return finding_of(
-        f"{'; '.join(said)} (limit {exam.plan.rounding_limit:g})", figures={"change": change, "difference": difference}
+        f"{'; '.join(said)} (limit {rounding_limit(exam.plan.config):g})",
+        figures={"change": change, "difference": difference},
     )
 
 
@@ -170,7 +172,7 @@ async def check_backward(exam: Examination) -> Finding:
     plan = exam.plan
     exam.grad_norm = await take_short_step(exam)
     await exam.trainer.trainer_metrics()  # starts the count again
-    length = plan.max_model_len
+    length = plan.config.server.context_tokens
     datums = [long_datum(exam, seed, length) for seed in range(max(1, plan.memory.micro_batch_tokens // length))]
     await exam.trainer.forward_backward(datums, LossConfig())
     done = await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=exam.config.learning_rate))
@@ -262,11 +264,9 @@ async def compare_answers(exam: Examination) -> Finding:
         for index, turn in enumerate(turns)
     ]
     parity = measure_parity(datums, await exam.trainer.forward(datums, temperature=exam.config.temperature))
-    require_parity(parity, exam.plan.parity_limit, step=0)
-    got = (
-        f"{parity.mean_abs:.2g} nats on average ({parity.image_mean_abs:.2g} after screenshots, "
-        f"limit {exam.plan.parity_limit:g})"
-    )
+    limit = exam.plan.config.parity_limit
+    require_parity(parity, limit, step=0)
+    got = f"{parity.mean_abs:.2g} nats on average ({parity.image_mean_abs:.2g} after screenshots, limit {limit:g})"
     mismatches = sum(not turn.prompt_matches_renderer for turn in turns)
     if mismatches:
         do = "server and renderer disagree about prompts: report it with doctor.json"
@@ -288,9 +288,9 @@ async def check_sampling(exam: Examination) -> Finding:
     utilisation = exam.trained.get("trainer/matmul_frac")
     if utilisation:
         # the trainer has measured what one device can do
-        peak = exam.trained["trainer/tflop_per_s"] * 1e12 / utilisation / plan.gpus.num_trainer_processes
-        peak *= max(1, len(plan.gpus.server_gpus))
-        model = load_model_sizes(plan.model_path)
+        peak = exam.trained["trainer/tflop_per_s"] * 1e12 / utilisation / plan.memory.gpus.num_trainer_processes
+        peak *= max(1, len(plan.memory.gpus.server_gpus))
+        model = load_model_sizes(plan.config.server.model_path)
         figures["matmul_frac"] = share = 2 * model.active_parameters * (sampled + read) / seconds / peak
         got += f", about {100 * share:.1f} % of a large matrix product"
     return finding_of(got, figures=figures)
@@ -298,10 +298,10 @@ async def check_sampling(exam: Examination) -> Finding:
 
 async def check_two_processes(exam: Examination) -> Finding:
     """Two trainer processes give the gradient of one; the last check, because it ends server and trainer."""
-    config, gpus = trainer_config(exam.plan), exam.plan.memory.machine.gpus
+    config, gpus = exam.plan.config.trainer, exam.plan.memory.machine.gpus
     if config.address is not None:
         return Finding(verdict="not tried", got="a trainer on other hosts, whose nodes decide on its processes")
-    if config.num_processes > 1:
+    if (config.num_processes or 1) > 1:
         return finding_of(f"{config.num_processes} processes made the steps above")
     if len(gpus) == 1:
         return Finding(verdict="not tried", got="one GPU")
@@ -309,7 +309,7 @@ async def check_two_processes(exam: Examination) -> Finding:
         return Finding(verdict="not tried", got="no step of one process to compare with")
     exam.there -= {"server", "trainer"}
     await exam.stack.aclose()
-    pair: TrainerConfig = with_values(config, num_processes=2, gpus=gpus[:2], sharding="none")
+    pair: TrainerConfig = with_values(config, num_processes=2, gpu_names=gpus[:2], sharding="none")
     async with TrainingClient(pair, exam.folder / "logs" / "two_processes.log") as exam.trainer:
         norm = await take_short_step(exam)
     got = f"|gradient| {norm:.4g}, of one process {exam.grad_norm:.4g}"

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from PIL import Image, ImageDraw
 
 from cua_rl.agent.history import user_item
-from cua_rl.config import LossConfig
 from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.doctor.facts import gather_facts, read_clocks
 from cua_rl.machine.gpus import ask_nvidia_smi
 from cua_rl.reporting.diagnosis import Finding
 from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.preflight import Screen
+from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.training import canary_prompt
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan
@@ -30,6 +30,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.settings import with_values
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig
 from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput, ModelTurn
 
 EMBEDDED = CLIConfig()
@@ -84,14 +85,14 @@ def finding_of(got: str, do: str = "", figures: Mapping[str, object] = MappingPr
 
 async def take_short_step(exam: Examination) -> float:
     """The gradient's norm on two short sequences; weights stay as they are."""
-    length = min(_SHORT_TOKENS, exam.plan.max_model_len)
+    length = min(_SHORT_TOKENS, exam.plan.config.server.context_tokens)
     await exam.trainer.forward_backward([long_datum(exam, seed, length) for seed in (101, 102)], LossConfig())
     return (await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))).grad_norm
 
 
 async def take_unequal_steps(exam: Examination) -> dict[str, object]:
     """Steps whose rows differ in length, which fragments the allocator's memory; the GPUs' clocks meanwhile."""
-    length = exam.plan.max_model_len
+    length = exam.plan.config.server.context_tokens
     lengths = [max(length * eighths // 8, min(length, _SHORT_TOKENS)) for eighths in (3, 8, 5)]
     datums = [long_datum(exam, 200 + index, length) for index, length in enumerate(lengths)]
     async with asyncio.TaskGroup() as group:
@@ -162,7 +163,7 @@ async def publish(exam: Examination) -> None:
     exam.num_published += 1
     path = exam.folder / "adapters" / f"{exam.num_published:06d}"
     saved = await exam.trainer.save_weights_for_sampler(path)
-    canary = await make_canary(exam.trainer, canary_prompt(exam.plan), exam.plan.rounding_limit)
+    canary = await make_canary(exam.trainer, canary_prompt(exam.plan), rounding_limit(exam.plan.config))
     await exam.sampler.publish(AdapterRef(path=saved.path, policy_version=exam.num_published), canary)
 
 

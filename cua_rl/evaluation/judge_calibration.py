@@ -9,7 +9,7 @@ from typing import Any
 
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.statistics import ratio_interval
-from cua_rl.judge.judge import JudgeConfig
+from cua_rl.judge.config import JudgeConfig
 
 Rate = tuple[float | None, float, float]
 """Value (None without data) and the ends of its 95 % interval, which allows for mistakes repeated at a task."""

@@ -5,8 +5,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -14,7 +13,8 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.host.processes import is_loopback
-from cua_rl.judge.request import Case, Screenshots, build_messages
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.judge.request import Case, build_messages
 from cua_rl.judgement import Judgement, JudgeVote
 
 if TYPE_CHECKING:
@@ -27,60 +27,14 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n```", re.DOTALL)
 _KEYS = {"success", "reason", "score"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeConfig:
-    """The judge's model, its requests and its prices."""
-
-    base_url: str
-    """Including `/v1`, or whatever path the endpoint uses."""
-    model: str
-    prompt: str
-    num_votes: int = 1
-    screenshots: Screenshots = "final"
-    timeout_s: float = 60.0
-    """Limit for one vote, including retries after transport errors."""
-    max_retries: int = 3
-    """Retries of a vote after transport errors; received answers are never requested again."""
-    max_concurrent: int = 16
-    input_usd_per_mtok: float | None = None
-    output_usd_per_mtok: float | None = None
-    extra: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Fields set in every request, such as temperature."""
-
-    @property
-    def prompt_sha256(self) -> str:
-        return sha256(self.prompt.encode()).hexdigest()
-
-    def identity(self) -> dict[str, object]:
-        """Everything that a calibration depends on, with 16 hex digits that change with any of it."""
-        decisive: dict[str, object] = {
-            "model": self.model,
-            "prompt_sha256": self.prompt_sha256,
-            "num_votes": self.num_votes,
-            "screenshots": self.screenshots,
-            "extra": dict(self.extra),
-        }
-        digest = sha256(json.dumps(list(decisive.values()), sort_keys=True).encode()).hexdigest()
-        return decisive | {"fingerprint": digest[:16]}
-
-    @property
-    def fingerprint(self) -> str:
-        """The digits of `identity`."""
-        return str(self.identity()["fingerprint"])
-
-    def cost_usd(self, votes: Sequence[JudgeVote]) -> float | None:
-        """Cost of the votes; None if no prices are set."""
-        if self.input_usd_per_mtok is None or self.output_usd_per_mtok is None:
-            return None
-        num_in, num_out = sum(vote.num_prompt_tokens for vote in votes), sum(vote.num_answer_tokens for vote in votes)
-        return (num_in * self.input_usd_per_mtok + num_out * self.output_usd_per_mtok) / 1e6
-
-
 class Judge:
     """Requests votes from the endpoint; an async context manager. Only it and the request header hold the key."""
 
     def __init__(self, config: JudgeConfig, api_key: str | None) -> None:
+        assert config.base_url is not None, "there is no judge without an endpoint"
+        assert config.model is not None, "there is no judge without a model"
         self.config = config
+        self._base_url, self._model = config.base_url, config.model
         self._api_key = api_key
         self._client: AsyncOpenAI | None = None
         self._slots = asyncio.Semaphore(config.max_concurrent)
@@ -93,21 +47,21 @@ class Judge:
             JudgeError: the attempt has no screenshot.
         """
         config, clock = self.config, time.monotonic()
-        messages = build_messages(config.prompt, case, config.screenshots)
+        messages = build_messages(config.prompt_text, case, config.screenshots)
 
         async def vote() -> JudgeVote:
             async with self._slots:
                 clock = time.monotonic()
                 try:
-                    answer = await self._ask({"model": config.model, "messages": messages, **config.extra})
+                    answer = await self._ask({"model": self._model, "messages": messages, **config.extra})
                 except JudgeError as error:
                     return JudgeVote(success=None, error=self._hide_key(error), duration_s=time.monotonic() - clock)
                 return read_vote(answer, time.monotonic() - clock)
 
-        votes = await asyncio.gather(*(vote() for _ in range(config.num_votes)))
+        votes = await asyncio.gather(*(vote() for _ in range(config.votes)))
         return Judgement(
-            model=config.model,
-            prompt=config.prompt,
+            model=self._model,
+            prompt=config.prompt_text,
             prompt_sha256=config.prompt_sha256,
             screenshots=config.screenshots,
             votes=tuple(votes),
@@ -121,7 +75,7 @@ class Judge:
         from openai import APIStatusError
 
         assert self._client is not None, "the judge was not entered"
-        where = f"the judge {self.config.model!r} at {self.config.base_url}"
+        where = f"the judge {self._model!r} at {self._base_url}"
         try:
             with boundary(JudgeError, f"asking {where}"):
                 async with asyncio.timeout(self.config.timeout_s):
@@ -153,7 +107,7 @@ class Judge:
         """
         import httpx
 
-        url, headers = self.config.base_url, {"Authorization": f"Bearer {self._api_key or 'none'}"}
+        url, headers = self._base_url, {"Authorization": f"Bearer {self._api_key or 'none'}"}
         try:
             async with httpx.AsyncClient(timeout=timeout_s, trust_env=may_use_proxy(url), headers=headers) as client:
                 answer = await client.get(f"{url.rstrip('/')}/models")
@@ -172,7 +126,7 @@ class Judge:
 
     async def __aenter__(self) -> Self:
         self._client = external_client(
-            self.config.base_url,
+            self._base_url,
             self._api_key or "none",
             max_retries=self.config.max_retries,
             timeout_s=self.config.timeout_s,

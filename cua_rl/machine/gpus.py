@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cua_rl.errors import ConfigError, CuaError, boundary
+from cua_rl.sampling.config import GPU_MEMORY_UTILIZATION, ServerConfig
 from cua_rl.sampling.vllm_command import Platform
+from cua_rl.training.config import TrainerConfig
 
-ALONE_UTILIZATION = 0.85
 SHARED_UTILIZATION = 0.45
 """The trainer holds the model a second time, and its activations."""
 _WSL_FOLDER = "/usr/lib/wsl/lib"
@@ -46,8 +47,7 @@ class GpuPlan:
     @property
     def server_copies(self) -> tuple[tuple[str, ...], ...]:
         """The GPUs of each copy of the server's model; a single copy without GPUs."""
-        starts = range(0, len(self.server_gpus), self.tensor_parallel)
-        return tuple(self.server_gpus[start : start + self.tensor_parallel] for start in starts) or ((),)
+        return copies_of(self.server_gpus, self.tensor_parallel)
 
     def effective(self) -> dict[str, object]:
         """The plan as config.json and the dry run show it."""
@@ -59,20 +59,6 @@ class GpuPlan:
         }
         trainer = {"gpus": list(self.trainer_gpus), "num_processes": self.num_trainer_processes}
         return {"gpu_plan": {"server": server, "trainer": trainer}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuWishes:
-    """Configured GPUs, counted from 0 among the visible ones; None leaves the choice to `plan_gpus`."""
-
-    server_gpus: Sequence[int] | None = None
-    server_tensor_parallel: int | None = None
-    gpu_memory_utilization: float | None = None
-    trainer_gpus: Sequence[int] | None = None
-    trainer_num_processes: int | None = None
-    has_server: bool = True
-    """Whether the run starts a server of its own."""
-    has_trainer: bool = True
 
 
 def ask_nvidia_smi(fields: str = "index,uuid,memory.total", search_path: str | None = None) -> str:
@@ -149,14 +135,28 @@ def require_platform(gpus: GpuPlan, platform: Platform | None) -> None:
         )
 
 
-def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPlan:
-    """Split the GPUs called `names` between server and trainer; raises `ConfigError` for wishes that cannot be met.
+def copies_of(gpu_names: tuple[str, ...], tensor_parallel: int) -> tuple[tuple[str, ...], ...]:
+    """The GPUs of each copy of the server's model; a single copy without GPUs."""
+    starts = range(0, len(gpu_names), tensor_parallel)
+    return tuple(gpu_names[start : start + tensor_parallel] for start in starts) or ((),)
+
+
+def plan_gpus(
+    names: Sequence[str],
+    server: ServerConfig,
+    trainer: TrainerConfig,
+    num_heads: int,
+    *,
+    has_server: bool = True,
+    has_trainer: bool = True,
+) -> GpuPlan:
+    """Split the GPUs called `names` between server and trainer; raises `ConfigError` for settings that cannot be met.
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
     the trainer gets the others. If only one side is configured, the other side gets the remaining GPUs.
     Each GPU of the server holds a copy of the model, unless they are to hold it together.
     """
-    for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
+    for key, indices in (("server.gpus", server.gpus), ("trainer.gpus", trainer.gpus)):
         if indices is None:
             continue
         there = f"GPUs of 0 to {len(names) - 1}, each once" if names else "None, as no GPU is visible here"
@@ -165,59 +165,60 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
                 f"{key}: expected {there}, got {list(indices)!r}; count GPUs from 0 among those of "
                 "CUDA_VISIBLE_DEVICES, or leave it out"
             )
-    server, trainer = _split(len(names), wishes)
-    if set(server) & set(trainer) and set(server) != set(trainer):
+    serving, training = _split(len(names), server, trainer, has_server=has_server, has_trainer=has_trainer)
+    if set(serving) & set(training) and set(serving) != set(training):
         raise ConfigError(
-            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got {server!r} and "
-            f"{trainer!r}; let them overlap wholly or not at all"
+            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got "
+            f"{serving!r} and {training!r}; let them overlap wholly or not at all"
         )
-    num_processes = wishes.trainer_num_processes or max(1, len(trainer))
-    if trainer and num_processes > len(trainer):
+    num_processes = trainer.num_processes or max(1, len(training))
+    if training and num_processes > len(training):
         raise ConfigError(
-            f"trainer.num_processes: expected at most {len(trainer)}, one per GPU of the trainer, got {num_processes}; "
-            "lower it, or name more trainer.gpus"
+            f"trainer.num_processes: expected at most {len(training)}, one per GPU of the trainer, got "
+            f"{num_processes}; lower it, or name more trainer.gpus"
         )
-    trainer = trainer[:num_processes]
-    wanted = wishes.server_tensor_parallel
-    if wanted is not None and (len(server) % wanted or num_heads % wanted or wanted > max(1, len(server))):
+    training = training[:num_processes]
+    wanted = server.tensor_parallel
+    if wanted is not None and (len(serving) % wanted or num_heads % wanted or wanted > max(1, len(serving))):
         raise ConfigError(
-            f"server.tensor_parallel: expected a number that divides the server's {len(server)} GPUs and the model's "
+            f"server.tensor_parallel: expected a number that divides the server's {len(serving)} GPUs and the model's "
             f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
         )
-    default = SHARED_UTILIZATION if set(server) & set(trainer) else ALONE_UTILIZATION
+    default = SHARED_UTILIZATION if set(serving) & set(training) else GPU_MEMORY_UTILIZATION
     return GpuPlan(
-        server_gpus=tuple(names[index] for index in server),
-        trainer_gpus=tuple(names[index] for index in trainer),
+        server_gpus=tuple(names[index] for index in serving),
+        trainer_gpus=tuple(names[index] for index in training),
         num_trainer_processes=num_processes,
         tensor_parallel=wanted or 1,
-        gpu_memory_utilization=wishes.gpu_memory_utilization or default,
+        gpu_memory_utilization=server.gpu_memory_utilization or default,
     )
 
 
-def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
-    everything = list(range(num_gpus))
-    server, trainer = wishes.server_gpus, wishes.trainer_gpus
-    if not wishes.has_server:
-        if server is not None or wishes.server_tensor_parallel is not None:
+def _split(
+    num_gpus: int, server: ServerConfig, trainer: TrainerConfig, *, has_server: bool, has_trainer: bool
+) -> tuple[list[int], list[int]]:
+    everything, serving, training = list(range(num_gpus)), server.gpus, trainer.gpus
+    if not has_server:
+        if serving is not None or server.tensor_parallel is not None:
             raise ConfigError(
                 "server.gpus, server.tensor_parallel: expected None with base_url, whose server has been started "
-                f"already, got {server!r} and {wishes.server_tensor_parallel!r}; leave them out"
+                f"already, got {serving!r} and {server.tensor_parallel!r}; leave them out"
             )
-        if not wishes.has_trainer:
+        if not has_trainer:
             return [], []
-        return [], everything if trainer is None else list(trainer)
-    if not wishes.has_trainer:
-        return everything if server is None else list(server), []
-    if server is None and trainer is None:
+        return [], everything if training is None else list(training)
+    if not has_trainer:
+        return everything if serving is None else list(serving), []
+    if serving is None and training is None:
         # of several, the largest power of two that is at most half of them
-        server = everything[: 1 << ((num_gpus // 2).bit_length() - 1)] if num_gpus > 1 else everything
-    if server is None:
-        server = _others(everything, trainer or ())
-    if trainer is None:
-        trainer = _others(everything, server)
-    return list(server), list(trainer)
+        serving = tuple(everything[: 1 << ((num_gpus // 2).bit_length() - 1)] if num_gpus > 1 else everything)
+    if serving is None:
+        serving = _others(everything, training or ())
+    if training is None:
+        training = _others(everything, serving)
+    return list(serving), list(training)
 
 
-def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
+def _others(everything: Sequence[int], taken: tuple[int, ...]) -> tuple[int, ...]:
     """The GPUs that remain, or the same ones if none do."""
-    return [index for index in everything if index not in taken] or taken
+    return tuple(index for index in everything if index not in taken) or taken

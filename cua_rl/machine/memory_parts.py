@@ -6,17 +6,16 @@ Arithmetic on the model's dimensions, what the run asks of it, and where its pro
 import math
 from dataclasses import dataclass
 
-from cua_rl.config import Sharding
-from cua_rl.machine.gpus import GpuPlan, GpuWishes
+from cua_rl.machine.gpus import GpuPlan, plan_gpus
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, ModelSizes
 from cua_rl.machine.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate_prefix_cache
 from cua_rl.run_folder.checkpoints import max_lora_rank
+from cua_rl.sampling.config import DEFAULT_NUM_SEQS, ServerConfig
+from cua_rl.training.config import VISION_CACHE_GIB, Sharding, TrainerConfig
 
 GIB = 2**30
-LARGEST_BATCH = 128
 KEPT_ATTENTION = "kept attention"
-VISION_CACHE_GIB = 2.0  # features of about 40 screenshots, for a 4B model
 _CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 _NCCL = 1.0 * GIB  # its buffers in each of several processes, allocated before vLLM measures; an estimate
 SPARE = 0.04
@@ -31,56 +30,49 @@ _LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What the run asks of the model."""
+class Request:
+    """Everything a plan depends on; what is None in the settings is left to the plan."""
 
+    model: ModelSizes
+    machine: Machine
+    server: ServerConfig
+    trainer: TrainerConfig
+    has_server: bool = True
+    """Whether the run starts a server of its own."""
+    has_trainer: bool = True
     context_tokens: int
     """Most tokens of a prompt with its answer, and so of a training sequence."""
-    lora_rank: int
-    """0 if all weights are trained."""
     largest_image_tokens: int
     """What the server reserves work space for."""
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
     """Rollouts at a time; 0: as many as of whose prompts the server's prefix cache keeps enough."""
     shape: RolloutShape | None = None
     """Their prompts; None if nothing is known of them."""
-    num_adapters: int = 4
-    """Adapters loaded into the server at a time."""
-    is_float32: bool = False
-    """Whether the trainer computes in float32."""
-    serves_float32: bool = False
-    """Whether the server does, on a GPU."""
     is_context_fixed: bool = False
     """Whether the data sets the context, not a setting."""
-    trains_vision: bool = False
-    """Whether the adapter reaches merger or vision tower."""
     num_trained: int = 0
     """Rollouts that a step trains on."""
-    vision_cache_gib: float | None = None
-    """Main memory for the features of screenshots, of each trainer process; None leaves it to the plan."""
 
+    @property
+    def is_float32(self) -> bool:
+        """Whether the trainer computes in float32."""
+        return self.trainer.dtype == "float32" or (self.trainer.dtype == "auto" and not self.machine.gpus)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWishes:
-    """Settings given by hand; None leaves the choice to the plan."""
+    @property
+    def serves_float32(self) -> bool:
+        """Whether the server does, on a GPU."""
+        return self.server.dtype == "float32"
 
-    gradient_checkpointing: bool | None = None
-    micro_batch_tokens: int | None = None
-    sharding: Sharding | None = None
-    max_num_seqs: int | None = None
-    context_parallel: int = 1
-    """Trainer processes that share each row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Everything a plan depends on."""
-
-    model: ModelSizes
-    machine: Machine
-    demand: Demand
-    gpu_wishes: GpuWishes
-    wishes: MemoryWishes
+    def gpus(self) -> GpuPlan:
+        """Who uses which GPU; raises `ConfigError` for settings that cannot be met."""
+        return plan_gpus(
+            self.machine.gpus,
+            self.server,
+            self.trainer,
+            self.model.num_heads,
+            has_server=self.has_server,
+            has_trainer=self.has_trainer,
+        )
 
 
 def usable_bytes(gpu_gib: float) -> float:
@@ -110,10 +102,10 @@ class WayToTrain:
 
 def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str, float]:
     """Bytes of a trainer process on its GPU."""
-    if not request.gpu_wishes.has_trainer:
+    if not request.has_trainer:
         return {}
-    model, demand = request.model, request.demand
-    scale = 2 if demand.is_float32 else 1
+    model, rank = request.model, request.trainer.lora_rank
+    scale = 2 if request.is_float32 else 1
     in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
     match way.sharding:
         case "none":
@@ -123,18 +115,18 @@ def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str,
             held = split // gpus.num_trainer_processes + whole
         case "offload":
             held = whole = model.embedding_parameters + model.vision_parameters
-    shared_by = request.wishes.context_parallel
-    row = max(way.row, demand.context_tokens)  # a longer sequence gets a row of its own
-    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=way.recomputes)
+    shared_by = request.trainer.context_parallel
+    row = max(way.row, request.context_tokens)  # a longer sequence gets a row of its own
+    activations = scale * model.activation_bytes(row // shared_by, rank, recomputes=way.recomputes)
     attention = scale * model.attention_bytes(row // shared_by) if way.keeps_attention else 0
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
-    if demand.lora_rank:
+    if rank:
         held += in_use
     elif in_use:  # as they are computed with, their gradients, and these in float32 while they are summed
         activations += in_use * (2 * scale * BYTES_16 + BYTES_32)
     return {
-        "weights": weight_bytes(demand) * held,
+        "weights": weight_bytes(request) * held,
         **optimizer_part(request, gpus, held, whole),
         "activations": (1 + _FRAGMENTED) * activations,
         **({KEPT_ATTENTION: (1 + _FRAGMENTED) * attention} if attention else {}),
@@ -142,9 +134,9 @@ def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str,
     }
 
 
-def weight_bytes(demand: Demand) -> int:
+def weight_bytes(request: Request) -> int:
     """Bytes per weight of the trainer: trained weights are float32."""
-    return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
+    return BYTES_32 if request.is_float32 or not request.trainer.lora_rank else BYTES_16
 
 
 def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> dict[str, float]:
@@ -153,10 +145,10 @@ def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> di
     If all are trained, a process trains those that it has `held`, of which the `whole` ones are not sharded.
     """
     messages = 0 if gpus.num_trainer_processes == 1 else 1
-    rank = request.demand.lora_rank
+    rank = request.trainer.lora_rank
     if not rank:
         parts = {"gradients and optimizer": BYTES_32 * (3.0 * held + messages * whole)}
-        if not request.demand.is_float32:
+        if not request.is_float32:
             parts["weights for autocast"] = BYTES_16 * whole
         return parts
     # the adapter itself, too, and copies of it for autocast
@@ -166,7 +158,7 @@ def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> di
 def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) -> float:
     """Bytes that a server process keeps of one request on its GPU."""
     model = request.model
-    scale = 2 if request.demand.serves_float32 else 1
+    scale = 2 if request.serves_float32 else 1
     # the states of linear attention in use, and those from which the next turn goes on
     states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
@@ -184,19 +176,19 @@ def cached_prefix(request: Request, gpus: GpuPlan, *, kv_cache: float, shape: Ro
 
 def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
     """Bytes of a server process on its GPU, without its KV cache."""
-    model, demand = request.model, request.demand
-    scale = 2 if demand.serves_float32 else 1
+    model, server = request.model, request.server
+    scale = 2 if request.serves_float32 else 1
     is_fast = (request.machine.gpu_gib or 0.0) * GIB >= _FAST_GPU
     tokens = 8192 if is_fast else 2048
     language = tokens * (4 * model.intermediate * max(1, model.experts_per_token) + 16 * model.hidden)
     # the server tries out the largest image that the model takes: four patches per token
-    image = 4 * demand.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
-    logits = 3 * BYTES_32 * (request.wishes.max_num_seqs or LARGEST_BATCH) * model.vocabulary
-    features = model.feature_bytes(max(tokens, demand.largest_image_tokens))
-    slot_rank = max_lora_rank(demand.lora_rank)  # vLLM's slots are of a few sizes
+    image = 4 * request.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
+    logits = 3 * BYTES_32 * (server.max_num_seqs or DEFAULT_NUM_SEQS) * model.vocabulary
+    features = model.feature_bytes(max(tokens, request.largest_image_tokens))
+    slot_rank = max_lora_rank(request.trainer.lora_rank)  # vLLM's slots are of a few sizes
     return {
         "weights": scale * BYTES_16 * model.parameters / tensor_parallel,
-        "adapters": scale * demand.num_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
+        "adapters": scale * server.max_adapters * BYTES_16 * model.lora_parameters(slot_rank) / tensor_parallel,
         "work space": scale * (max(language, image) + features) + logits,
         "CUDA graphs": _GRAPHS,
         "CUDA": outside_bytes(tensor_parallel),
@@ -205,13 +197,13 @@ def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
 
 def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str, float]:
     """Main memory of all processes on a machine with GPUs."""
-    model, wishes = request.model, request.gpu_wishes
+    model = request.model
     parts: dict[str, float] = {}
-    if wishes.has_trainer:
+    if request.has_trainer:
         number = gpus.num_trainer_processes
         # processes share the pages of the checkpoint's files, but each makes a copy of frozen weights in another
         # precision than theirs; weights that stay in main memory are held once more
-        is_copied = request.demand.is_float32 and request.demand.lora_rank
+        is_copied = request.is_float32 and request.trainer.lora_rank
         parts["loading"] = (number * BYTES_32 if is_copied else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = _pinned_bytes(request)
@@ -220,7 +212,7 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
         parts["image cache"] = image_cache_bytes(request, gpus, beside=sum(parts.values()))
-    if wishes.has_trainer:
+    if request.has_trainer:
         parts["vision cache"] = vision_cache_bytes(request, gpus, beside=sum(parts.values()))
     return parts
 
@@ -230,19 +222,19 @@ def vision_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float = math.
     at least 2 GiB for each process, and beyond that a quarter of what is left `beside` everything else, as devices may
     be on this machine, too.
     """
-    demand, there = request.demand, request.machine.host_gib
-    if demand.vision_cache_gib is not None:
-        return gpus.num_trainer_processes * demand.vision_cache_gib * GIB
+    trainer, there = request.trainer, request.machine.host_gib
+    if trainer.vision_cache_gib is not None:
+        return gpus.num_trainer_processes * trainer.vision_cache_gib * GIB
     least = gpus.num_trainer_processes * VISION_CACHE_GIB * GIB
-    if there is None or demand.trains_vision or not demand.lora_rank:  # what a trained tower computes is not kept
+    if there is None or trainer.adapts_vision or not trainer.lora_rank:  # what a trained tower computes is not kept
         return least
-    step = demand.num_trained * request.model.feature_bytes(demand.context_tokens) * request.wishes.context_parallel
+    step = request.num_trained * request.model.feature_bytes(request.context_tokens) * request.trainer.context_parallel
     return max(least, min(step, least + (there * GIB - beside) / 4))
 
 
 def _pinned_bytes(request: Request) -> float:
     """Decoder weights in pinned memory, of which PyTorch takes a power of two for every matrix."""
-    model, one = request.model, weight_bytes(request.demand)
+    model, one = request.model, weight_bytes(request)
     widths = (*(model.query, model.key) * 2, *(model.intermediate,) * 3)
     exact = [one * model.hidden * width for width in widths]
     rounded = [1 << (size - 1).bit_length() for size in exact]
@@ -256,8 +248,8 @@ def image_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float) -> floa
     A server processes an image again with every turn if its cache is too small. The context bounds the image tokens of
     a prompt, whatever the size of its screenshots.
     """
-    demand, there = request.demand, request.machine.host_gib
-    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
+    there = request.machine.host_gib
+    prompt = request.context_tokens * request.model.pixel_bytes_per_token
     least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
     room = math.inf if there is None else (there * GIB - beside) / 2
-    return max(least, min(demand.num_rollouts * prompt, room))
+    return max(least, min(request.num_rollouts * prompt, room))

@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from cua_rl.config import Sharding
 from cua_rl.errors import ConfigError
-from cua_rl.machine.gpus import ALONE_UTILIZATION, GpuPlan, plan_gpus
+from cua_rl.machine.gpus import GpuPlan
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import (
     GIB,
     KEPT_ATTENTION,
-    LARGEST_BATCH,
     SPARE,
-    VISION_CACHE_GIB,
     Request,
     WayToTrain,
     cached_prefix,
@@ -38,10 +35,12 @@ from cua_rl.machine.memory_parts import (
 )
 from cua_rl.machine.model_sizes import BYTES_32
 from cua_rl.machine.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, most_rollouts
+from cua_rl.sampling.config import DEFAULT_NUM_SEQS, GPU_MEMORY_UTILIZATION, ServerConfig
+from cua_rl.settings import with_values
+from cua_rl.training.config import ROW_TOKENS, VISION_CACHE_GIB, Sharding, TrainerConfig
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_ROW = 16384
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
@@ -88,6 +87,32 @@ class MemoryPlan:
     def image_cache_gib(self) -> float:
         """Cache of each copy of the model server for processed screenshots."""
         return self.host.get("image cache", 0.0) / len(self.gpus.server_copies) / GIB
+
+    def fill_server(self, server: ServerConfig) -> ServerConfig:
+        """The server's settings with what the plan has chosen."""
+        return with_values(
+            server,
+            max_num_seqs=self.max_num_seqs,
+            image_cache_gib=self.image_cache_gib,
+            gpu_names=self.gpus.server_gpus,
+            tensor_parallel=self.gpus.tensor_parallel,
+            gpu_memory_utilization=self.gpus.gpu_memory_utilization,
+        )
+
+    def fill_trainer(self, trainer: TrainerConfig) -> TrainerConfig:
+        """The trainer's settings with what the plan has chosen."""
+        cache_gib = trainer.vision_cache_gib
+        return with_values(
+            trainer,
+            gradient_checkpointing=self.gradient_checkpointing,
+            micro_batch_tokens=self.micro_batch_tokens,
+            sharding=self.sharding,
+            keeps_attention=self.keeps_attention,
+            num_processes=self.gpus.num_trainer_processes,
+            gpu_names=self.gpus.trainer_gpus,
+            memory_fraction=self.trainer_fraction,
+            vision_cache_gib=self.vision_cache_gib if cache_gib is None else cache_gib,
+        )
 
     def table(self) -> str:
         """The plan for people."""
@@ -157,18 +182,17 @@ def plan_memory(request: Request) -> MemoryPlan:
 
 def _plan_rollouts(request: Request) -> MemoryPlan | None:
     """A plan with as many rollouts at a time as its KV cache holds, if their number was not set; warns of too many."""
-    demand = request.demand
-    wanted, shape = demand.num_rollouts, demand.shape
-    demand = replace(demand, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
-    plan = _find_plan(replace(request, demand=demand))
+    wanted, shape = request.num_rollouts, request.shape
+    request = replace(request, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
+    plan = _find_plan(request)
     if plan is None:
         return None
-    if request.gpu_wishes.has_trainer:
-        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    if request.has_trainer:
+        _require_sharding(request.trainer.sharding, plan.gpus.num_trainer_processes)
     _require_whole_heads(request.model.num_kv_heads, plan.gpus.tensor_parallel)
     kv_cache = plan.server.get("KV cache", 0.0)
     if shape is None or not kv_cache:
-        return replace(plan, num_rollouts=demand.num_rollouts)
+        return replace(plan, num_rollouts=request.num_rollouts)
     find = partial(cached_prefix, request, plan.gpus, kv_cache=kv_cache, shape=shape)
     most = most_rollouts(lambda number: find(num_rollouts=number))
     kept = find(num_rollouts=wanted or most)
@@ -178,7 +202,7 @@ def _plan_rollouts(request: Request) -> MemoryPlan | None:
             "turn, and the server reads the others again; with %d it keeps %.0f %%",
             *(wanted or most, 100 * kept, most, 100 * find(num_rollouts=most)),
         )
-    plan = _find_plan(replace(request, demand=replace(demand, num_rollouts=wanted or most)))
+    plan = _find_plan(replace(request, num_rollouts=wanted or most))
     return None if plan is None else replace(plan, num_rollouts=wanted or most, kept_prefix_frac=kept)
 
 
@@ -211,8 +235,7 @@ def _find_plan(request: Request) -> MemoryPlan | None:
     if request.machine.gpu_gib is None:
         return _plan_unmeasured(request)
     for tensor_parallel in _tensor_parallel_sizes(request):
-        wishes = replace(request.gpu_wishes, server_tensor_parallel=tensor_parallel)
-        gpus = plan_gpus(request.machine.gpus, wishes, request.model.num_heads)
+        gpus = replace(request, server=with_values(request.server, tensor_parallel=tensor_parallel)).gpus()
         for num_contexts in _NUM_CONTEXTS:
             plan = _fill_gpus(request, gpus, num_contexts)
             if plan is not None:
@@ -222,8 +245,7 @@ def _find_plan(request: Request) -> MemoryPlan | None:
 
 def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
     """Possible numbers of GPUs per copy of the server's model, the smallest first: more copies are faster."""
-    wanted = request.gpu_wishes.server_tensor_parallel
-    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
+    wanted, gpus = request.server.tensor_parallel, request.gpus()
     if wanted is not None or not gpus.server_gpus:
         yield wanted
         return
@@ -238,24 +260,24 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
     gpu = usable_bytes(request.machine.gpu_gib or 0.0)
     kept, outside = (1 - SPARE) * gpu, outside_bytes(gpus.tensor_parallel)
     fixed = server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
-    context = request.demand.context_tokens
+    context = request.context_tokens
     contexts = num_contexts * sequence_bytes(request, context, gpus.tensor_parallel)
     least = sum(fixed.values()) - outside + contexts if fixed else 0.0  # of vLLM's share
     for way in _ways_to_train(request, gpus):
         trainer = trainer_parts(request, way, gpus)
         trainer_total = sum(trainer.values())
-        utilization = request.gpu_wishes.gpu_memory_utilization
+        utilization = request.server.gpu_memory_utilization
         if utilization is None:
             left = kept - outside - (trainer_total if gpus.is_shared else 0.0)
-            utilization = max(0.0, min(ALONE_UTILIZATION, math.floor(100 * left / gpu) / 100))
+            utilization = max(0.0, min(GPU_MEMORY_UTILIZATION, math.floor(100 * left / gpu) / 100))
         room = kept - (utilization * gpu + outside if gpus.is_shared else 0.0)
         if trainer_total > room or least > utilization * gpu:
             continue
-        server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
+        server, max_num_seqs = dict(fixed), request.server.max_num_seqs or DEFAULT_NUM_SEQS
         if fixed:
             server["KV cache"] = utilization * gpu + outside - sum(fixed.values())
             halves = int(server["KV cache"] / sequence_bytes(request, context / 2, gpus.tensor_parallel))
-            max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
+            max_num_seqs = request.server.max_num_seqs or max(1, min(DEFAULT_NUM_SEQS, halves))
         return MemoryPlan(
             machine=request.machine,
             gpus=replace(gpus, gpu_memory_utilization=utilization),
@@ -272,18 +294,18 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
 
 def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
     """The fastest first. On a shared GPU, the KV cache gets what kept attention would take: it runs more rollouts."""
-    demand, wishes = request.demand, request.wishes
+    trainer, context = request.trainer, request.context_tokens
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
-    if wishes.sharding is not None:
-        shardings = [wishes.sharding]
-    elif demand.trains_vision:
+    if trainer.sharding is not None:
+        shardings = [trainer.sharding]
+    elif trainer.adapts_vision:
         shardings = ["none"]
-    elif request.model.num_experts or not demand.lora_rank:
+    elif request.model.num_experts or not trainer.lora_rank:
         shardings = [one for one in shardings if one != "offload"]  # which is for frozen linear layers, not for experts
-    rows = dict.fromkeys(max(row, demand.context_tokens) for row in (_LONGEST_ROW, demand.context_tokens))
-    if wishes.micro_batch_tokens:
-        rows = {wishes.micro_batch_tokens: None}
-    given = wishes.gradient_checkpointing
+    rows = dict.fromkeys(max(row, context) for row in (ROW_TOKENS, context))
+    if trainer.micro_batch_tokens:
+        rows = {trainer.micro_batch_tokens: None}
+    given = trainer.gradient_checkpointing
     for recomputes in (False, True) if given is None else (given,):
         for sharding in shardings:
             if sharding == "offload" and not recomputes:
@@ -295,26 +317,25 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
     """Without GPUs everything is main memory, and weights are float32 unless the trainer's dtype is set."""
-    model, demand, wishes = request.model, request.demand, request.wishes
-    gpus = plan_gpus((), request.gpu_wishes, model.num_heads)
-    row = wishes.micro_batch_tokens or max(_LONGEST_ROW, demand.context_tokens)
-    longest = max(row, demand.context_tokens)
-    scale = 2 if demand.is_float32 else 1
+    model, wanted, gpus = request.model, request.trainer, request.gpus()
+    row = wanted.micro_batch_tokens or max(ROW_TOKENS, request.context_tokens)
+    longest = max(row, request.context_tokens)
+    scale = 2 if request.is_float32 else 1
     trainer, server = dict[str, float](), dict[str, float]()
     number = gpus.num_trainer_processes
-    if request.gpu_wishes.has_server:
+    if request.has_server:
         server = {"weights": BYTES_32 * model.parameters, "KV cache": _KV_ON_CPU}
-    recomputes = wishes.gradient_checkpointing or False
-    if request.gpu_wishes.has_trainer:
+    recomputes = wanted.gradient_checkpointing or False
+    if request.has_trainer:
         trainer = {
-            "weights": weight_bytes(demand) * model.parameters,
+            "weights": weight_bytes(request) * model.parameters,
             **optimizer_part(request, gpus, model.parameters, model.parameters),
         }
-        if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
+        if wanted.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())
-            whole = model.activation_bytes(longest, demand.lora_rank, recomputes=False)
+            whole = model.activation_bytes(longest, wanted.lora_rank, recomputes=False)
             recomputes = number * scale * whole > left
-        trainer["activations"] = scale * model.activation_bytes(longest, demand.lora_rank, recomputes=recomputes)
+        trainer["activations"] = scale * model.activation_bytes(longest, wanted.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
     host = {"weights": weights, "others": others, "vision cache": vision_cache_bytes(request, gpus)}
@@ -325,8 +346,8 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         gpus=gpus,
         gradient_checkpointing=recomputes,
         micro_batch_tokens=row,
-        sharding=wishes.sharding or "none",
-        max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
+        sharding=wanted.sharding or "none",
+        max_num_seqs=request.server.max_num_seqs or DEFAULT_NUM_SEQS,
         trainer=trainer,
         server=server,
         host=host,
@@ -335,11 +356,10 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
 
 def _plan_unmeasured(request: Request) -> MemoryPlan:
     """GPUs whose memory the driver does not say: settings that save memory, and no check."""
-    wishes = request.wishes
-    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
-    recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
-    row = wishes.micro_batch_tokens or max(_LONGEST_ROW, request.demand.context_tokens)
-    sharding = wishes.sharding or "none"
+    wanted, gpus = request.trainer, request.gpus()
+    recomputes = True if wanted.gradient_checkpointing is None else wanted.gradient_checkpointing
+    row = wanted.micro_batch_tokens or max(ROW_TOKENS, request.context_tokens)
+    sharding = wanted.sharding or "none"
     way = WayToTrain(recomputes=recomputes, keeps_attention=False, sharding=sharding, row=row)
     return MemoryPlan(
         machine=request.machine,
@@ -347,7 +367,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
         gradient_checkpointing=recomputes,
         micro_batch_tokens=row,
         sharding=sharding,
-        max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
+        max_num_seqs=request.server.max_num_seqs or DEFAULT_NUM_SEQS,
         trainer=trainer_parts(request, way, gpus),
         server=server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
         host=host_parts(request, gpus, sharding),
@@ -356,22 +376,22 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
 
 def _refusal(request: Request) -> str:
     """What is too large, and what would make it fit."""
-    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
+    gpus = request.gpus()
     sizes = [sum(trainer_parts(request, way, gpus).values()) for way in _ways_to_train(request, gpus)]
     trainer = min(sizes, default=0.0)
     server = 0.0
     if gpus.server_gpus:
         largest = max(size or 1 for size in _tensor_parallel_sizes(request))
-        kv_cache = sequence_bytes(request, request.demand.context_tokens, largest)
+        kv_cache = sequence_bytes(request, request.context_tokens, largest)
         server = sum(server_parts(request, largest).values()) + kv_cache
     remedies = list(_remedies(request))
     there = f"{len(request.machine.gpus)} GPUs of {_shown(request.machine.gpu_gib)} GiB"
     needs = {"trainer": trainer if gpus.trainer_gpus else 0.0, "server": server}
     needed = " and ".join(f"a {name} of at least {_shown(size / GIB)} GiB" for name, size in needs.items() if size)
     together = ", on the same GPU" if gpus.is_shared else ""
-    share = f" (server up to {ALONE_UTILIZATION:.0%})" if server else ""
+    share = f" (server up to {GPU_MEMORY_UTILIZATION:.0%})" if server else ""
     return (
-        f"memory: expected {needed} per GPU{together}, to fit with a context of {request.demand.context_tokens} "
+        f"memory: expected {needed} per GPU{together}, to fit with a context of {request.context_tokens} "
         f"tokens, got {there}{share}; "
         + (f"it fits with {', or with '.join(remedies[:3])}" if remedies else "choose a smaller model")
     )
@@ -379,29 +399,29 @@ def _refusal(request: Request) -> str:
 
 def _remedies(request: Request) -> Iterator[str]:
     """Settings with which the plan fits, changed one at a time."""
-    wishes, gpu_wishes, demand, machine = request.wishes, request.gpu_wishes, request.demand, request.machine
+    server, trainer, machine = request.server, request.trainer, request.machine
     by_hand = {
-        "trainer.gradient_checkpointing": replace(request, wishes=replace(wishes, gradient_checkpointing=None)),
-        "trainer.micro_batch_tokens": replace(request, wishes=replace(wishes, micro_batch_tokens=None)),
-        "trainer.sharding": replace(request, wishes=replace(wishes, sharding=None)),
-        "server.max_num_seqs": replace(request, wishes=replace(wishes, max_num_seqs=None)),
-        "server.tensor_parallel": replace(request, gpu_wishes=replace(gpu_wishes, server_tensor_parallel=None)),
-        "server.gpu_memory_utilization": replace(request, gpu_wishes=replace(gpu_wishes, gpu_memory_utilization=None)),
-        "trainer.num_processes": replace(request, gpu_wishes=replace(gpu_wishes, trainer_num_processes=None)),
-        "server.gpus and trainer.gpus": replace(
-            request, gpu_wishes=replace(gpu_wishes, server_gpus=None, trainer_gpus=None)
-        ),
-        "trainer.dtype=bfloat16": replace(request, demand=replace(demand, is_float32=False)),
+        f"trainer.{name} left out": replace(request, trainer=with_values(trainer, **{name: None}))
+        for name in ("gradient_checkpointing", "micro_batch_tokens", "sharding", "num_processes")
     }
+    by_hand |= {
+        f"server.{name} left out": replace(request, server=with_values(server, **{name: None}))
+        for name in ("max_num_seqs", "tensor_parallel", "gpu_memory_utilization")
+    }
+    by_hand["server.gpus and trainer.gpus left out"] = replace(
+        request, server=with_values(server, gpus=None), trainer=with_values(trainer, gpus=None)
+    )
+    dtype = "bfloat16" if request.is_float32 else trainer.dtype
+    by_hand["trainer.dtype=bfloat16"] = replace(request, trainer=with_values(trainer, dtype=dtype))
     for name, other in by_hand.items():
         if other != request and _fits(other):
-            yield name if "=" in name else f"{name} left out"
-    shorter = range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024)
-    for tokens in () if demand.is_context_fixed else shorter:
-        if _fits(replace(request, demand=replace(demand, context_tokens=tokens))):
+            yield name
+    shorter = range((request.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024)
+    for tokens in () if request.is_context_fixed else shorter:
+        if _fits(replace(request, context_tokens=tokens)):
             yield f"server.max_model_len={tokens}"
             break
-    placed = gpu_wishes.server_gpus is not None or gpu_wishes.trainer_gpus is not None
+    placed = server.gpus is not None or trainer.gpus is not None
     for number in () if placed else (2, 4, 8, 16):
         more = replace(machine, gpus=tuple(map(str, range(number))))
         if number > len(machine.gpus) and _fits(replace(request, machine=more)):

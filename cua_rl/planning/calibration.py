@@ -13,9 +13,9 @@ from sqlalchemy import select
 
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.errors import ConfigError
-from cua_rl.machine.memory_parts import LARGEST_BATCH
 from cua_rl.monitor.databases import Database
 from cua_rl.planning.fleet import DeviceTime, Placement, Speed, Spread
+from cua_rl.sampling.config import DEFAULT_NUM_SEQS
 
 _LARGEST_SIGMA = 2.0  # with a larger one, single outliers would dominate the mean
 
@@ -137,7 +137,7 @@ def _placement(config: Mapping[str, Any]) -> Placement:
         num_trainers=trainer["num_processes"],
         # without GPUs, both are on the processor of this machine
         is_shared=is_own and (not server["gpus"] or bool(set(server["gpus"]) & set(trainer["gpus"]))),
-        max_requests=config["memory_plan"]["settings"].get("server.max_num_seqs", LARGEST_BATCH),
+        max_requests=config["memory_plan"]["settings"].get("server.max_num_seqs", DEFAULT_NUM_SEQS),
     )
 
 

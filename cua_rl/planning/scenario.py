@@ -1,6 +1,5 @@
 """Builds the simulated scenario from settings and recorded runs."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from cua_rl.errors import ConfigError
+from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_plan import MemoryPlan
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.calibration import RecordedRun, calibrate
@@ -24,9 +24,9 @@ from cua_rl.planning.gpu_speed import (
 )
 from cua_rl.planning.plan_config import PlanConfig
 from cua_rl.renderers.images import largest_image_tokens
+from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import plan_training_memory
-from cua_rl.run_folder.model_folder import find_max_model_len, find_model
+from cua_rl.run_folder.model_folder import find_model
 from cua_rl.settings import with_values
 
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400
@@ -216,11 +216,8 @@ def _find_machine(config: PlanConfig) -> tuple[GpuKind | None, MemoryPlan | None
     if config.gpus is None:
         return None, None
     number, kind = _parse_gpus(config.gpus)
-    path = _model_path(config)
-    max_model_len = find_max_model_len(path, config.server.max_model_len, max_tokens=config.max_tokens)
-    # as a dry run for another machine
-    described = with_values(config, machine=f"{number}x{kind.memory_gib}", dry_run=True)
-    return kind, plan_training_memory(described, path, max_model_len, os.environ)
+    machine = find_machine(f"{number}x{kind.memory_gib}", {}, is_dry_run=True)
+    return kind, resolve(config, machine, _model_path(config))[1]
 
 
 def _placement(plan: MemoryPlan) -> Placement:

@@ -10,19 +10,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
 from cua_rl.rl import async_loop, sync_loop
+from cua_rl.rl.config import LoopConfig, SamplingSettings
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import (
     AdapterRef,
@@ -113,21 +113,18 @@ async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[Ste
     world, schedule = _World(scenario, num_steps), scenario.schedule
     limit = RolloutLimit(largest=scenario.fleet.num_devices)
     settings = LoopSettings(
-        first_step=1,
-        max_steps=num_steps + (schedule.max_lag + 1 if goes_on else 0),
-        groups_per_batch=schedule.groups_per_batch,
-        group_size=schedule.group_size,
-        params=SamplingParams(max_tokens=1, temperature=1.0),
-        train=TrainStepSettings(
+        config=LoopConfig(
+            max_steps=num_steps + (schedule.max_lag + 1 if goes_on else 0),
+            groups_per_batch=schedule.groups_per_batch,
+            group_size=schedule.group_size,
             loss=LossConfig(name="ppo"),
-            optim=OptimConfig(),
-            num_substeps=1,
-            parity_limit=1.0,
-            kl_penalty_coef=0.0,
-            compute_post_kl=False,
+            trainer=TrainerConfig(parity_limit=1.0),
+            sampling=SamplingSettings(min_group_size=1),
+            eval_every=0,
+            save_every=0,
+            num_groups_to_log=0,
         ),
-        eval_every=0,
-        save_every=0,
+        params=SamplingParams(max_tokens=1, temperature=1.0),
         image_token_id=_IMAGE_TOKEN,
     )
     runner = _Runner(world)

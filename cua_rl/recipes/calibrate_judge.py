@@ -25,13 +25,13 @@ from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import Confusion, Judged, calibration_json, confusion, confusion_by
-from cua_rl.judge.judge import Judge, JudgeConfig
+from cua_rl.judge.config import JudgeConfig, check_judge_settings
+from cua_rl.judge.judge import Judge
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement
 from cua_rl.monitor.databases import Database
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
-from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.settings import check_numbers, setting
 
@@ -51,7 +51,7 @@ class CalibrateConfig:
         None, "folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
     )
     out: str | None = setting(None, "file for the record, instead of that folder")
-    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
+    judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
 
     @chz.validate
     def _calibration_makes_sense(self) -> None:
@@ -185,7 +185,7 @@ def _write(path: Path, record: Mapping[str, object]) -> None:
 
 
 def _print(config: JudgeConfig, judged: Sequence[Judged], judgements: Sequence[Judgement]) -> None:
-    table = Table(title=f"{config.model}, {config.num_votes} votes, {config.screenshots} screenshots")
+    table = Table(title=f"{config.model}, {config.votes} votes, {config.screenshots} screenshots")
     for heading in (
         "",
         "rollouts",

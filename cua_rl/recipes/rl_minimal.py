@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
@@ -29,11 +28,13 @@ from cua_rl.rl.datums import build_datums
 from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.types import Datum, RolloutGroup, SamplingParams
 
 NUM_STEPS = 24
@@ -102,8 +103,9 @@ async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, Samp
     """Start the trainer and the model server, which stop at the end of the block."""
     config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
     server = VllmServer(config, folder / "vllm.log")
-    lora = LoraConfig(rank=16, alpha=32)
-    trainer = TrainingClient(TrainerConfig(model_path=TINY_QWEN3_VL, lora=lora), folder / "trainer.log")
+    trainer = TrainingClient(
+        TrainerConfig(model_path=TINY_QWEN3_VL, lora_rank=16, dtype="float32"), folder / "trainer.log"
+    )
     async with AsyncExitStack() as stack:
         await asyncio.gather(stack.enter_async_context(server), stack.enter_async_context(trainer))
         sampler = await stack.enter_async_context(SamplingClient(server))

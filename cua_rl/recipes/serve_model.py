@@ -6,50 +6,45 @@ is started again if it dies. Its key is `VLLM_API_KEY`, which the runs that use 
 
 import asyncio
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import chz
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.config import ServerConfig
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.host.processes import free_port
 from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.machine.gpus import plan_gpus, visible_gpus
+from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.run.preflight import require_vllm_args
+from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.model_folder import fetch_weights, find_max_model_len, find_model, start_limit_s
 from cua_rl.sampling.address import API_KEY_VARIABLE
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
-from cua_rl.settings import check_numbers, setting
+from cua_rl.settings import Given, check_numbers, setting, with_presets, with_values
+from cua_rl.training.config import TrainerConfig
 
 _SHORTEST_KEY = 16
 
 
+def serve_presets(given: Given) -> Given:
+    """A server for other hosts has a port."""
+    return {"server.port": 8000}
+
+
+@with_presets(serve_presets, explain_field, accept_value)
 @chz.chz
 class ServeModelConfig:
     """Serve a model to runs on other hosts."""
 
     model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
     host: str = setting("127.0.0.1", "address of this host to listen on; choose that of the network of the runs")
-    port: int = setting(8000, "port to listen on", within=(0, 65535))
-    max_lora_rank: int = setting(32, "at least the lora_rank of the runs; vLLM has 8, 16, 32, 64, 128, 256, 320, 512")
-    max_model_len: int | None = setting(None, "context length, tokens, at least that of the runs; None is the default")
-    max_images: int = setting(32, "maximum images per prompt", at_least=1)
-    max_pixels: int | None = setting(
-        None, "maximum pixels of a screenshot as the model sees it, server.max_pixels of the runs; None is the model's"
-    )
-    max_num_seqs: int = setting(128, "maximum batch size, requests", at_least=1)
-    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
-    gpus: tuple[str, ...] = setting((), "GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
-    tensor_parallel: int = setting(1, "GPUs that hold the model together", at_least=1)
-    gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM", within=(0.0, 1.0))
-    vllm_args: str = setting("", "more options of vLLM's server, as on a command line")
-    start_timeout_s: float | None = setting(
-        None, "limit for the start; None is 600 s and a second per 50 MB of weights", within=(1.0, 86400.0)
-    )
+    lora_rank: int = setting(32, "largest lora_rank of the runs", at_least=1)
+    server: ServerConfig = chz.field(default_factory=ServerConfig)
     log_path: str = setting("vllm.log", "file for the server's output")
 
     @chz.validate
@@ -59,33 +54,35 @@ class ServeModelConfig:
 
 async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.environ) -> None:
     require_key(environ.get(API_KEY_VARIABLE))
+    wanted = config.server
+    assert wanted.port is not None, "a preset sees to that"
     log_path = await asyncio.to_thread(Path(config.log_path).absolute)
     with boundary(
-        ConfigError, f"host, port: expected a free port, got {config.port} of {config.host!r}; choose another"
+        ConfigError, f"host, port: expected a free port, got {wanted.port} of {config.host!r}; choose another"
     ):
-        free_port(config.port, config.host)
-    await require_vllm_args(config.vllm_args, "vllm_args")
+        free_port(wanted.port, config.host)
+    await require_vllm_args(wanted.vllm_args, "server.vllm_args")
     with boundary(ConfigError, f"log_path: expected a file to write, got {str(log_path)!r}; choose another"):
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True)
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)
     await asyncio.to_thread(fetch_weights, config.model_name, model_path)
-    served = ServerConfig(
+    gpus = plan_gpus(
+        [gpu.name for gpu in visible_gpus(environ)],
+        wanted,
+        TrainerConfig(),
+        load_model_sizes(model_path).num_heads,
+        has_trainer=False,
+    )
+    served = with_values(
+        wanted,
         model_path=model_path,
-        max_lora_rank=config.max_lora_rank,
-        max_model_len=find_max_model_len(model_path, config.max_model_len, max_tokens=1),
-        max_num_seqs=config.max_num_seqs,
-        max_images=config.max_images,
-        max_pixels=config.max_pixels,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        gpus=config.gpus,
-        tensor_parallel=config.tensor_parallel,
-        dtype=config.dtype,
-        vllm_args=tuple(shlex.split(config.vllm_args)),
+        max_lora_rank=max_lora_rank(config.lora_rank),
+        max_model_len=find_max_model_len(model_path, wanted.max_model_len, max_tokens=1),
+        gpu_names=gpus.server_gpus,
         host=config.host,
-        port=config.port,
         adapter_folder=await asyncio.to_thread(make_scratch_folder, "adapters"),
-        start_timeout_s=config.start_timeout_s or start_limit_s(model_path),
+        start_timeout_s=wanted.start_timeout_s or start_limit_s(model_path),
     )
     async with VllmServer(served, log_path) as server:
         print(f"model server: {server.base_url}, which asks for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)

@@ -92,12 +92,12 @@ async def train(
     """Train from `first_step` to `max_steps` with rollouts at most `max_lag` steps old."""
     adapter = await parts.policy.publish(settings.first_step - 1)
     buffer = GroupBuffer(
-        groups_per_batch=settings.groups_per_batch,
+        groups_per_batch=settings.config.groups_per_batch,
         max_lag=max_lag,
-        max_steps=settings.max_steps,
+        max_steps=settings.config.max_steps,
         next_step=settings.first_step,
         announced_step=settings.first_step - 1,
-        max_drops_per_batch=(settings.max_refill_factor - 1) * settings.groups_per_batch,
+        max_drops_per_batch=(settings.config.max_refill_factor - 1) * settings.config.groups_per_batch,
     )
     run = _AsyncRun(settings, parts, limit, buffer, adapter)
     run.restore(start or AsyncStart())
@@ -162,8 +162,8 @@ class _AsyncRun:
             SourceStarted(
                 source=RolloutSource(phase="step", step=step),
                 tasks=(),
-                num_groups=self._settings.groups_per_batch,
-                group_size=self._settings.group_size,
+                num_groups=self._settings.config.groups_per_batch,
+                group_size=self._settings.config.group_size,
                 policy_version=self._adapter.policy_version,
             )
         )
@@ -174,17 +174,17 @@ class _AsyncRun:
         source = RolloutSource(phase="step", step=place.last_step)
         plan = GroupPlan(
             source=source,
-            group_size=settings.group_size,
+            group_size=settings.config.group_size,
             params=settings.params,
-            min_group_size=settings.min_group_size,
+            min_group_size=settings.config.sampling.min_group_size,
         )
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
         # the task instance of an ordinal is the same as in a synchronous run, which trains batch by batch
-        number, index = divmod(place.ordinal, settings.groups_per_batch)
+        number, index = divmod(place.ordinal, settings.config.groups_per_batch)
         if number not in self._task_batches:
             while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
                 self._task_batches.pop(min(self._task_batches))
-            self._task_batches[number] = self._parts.tasks.batch(number, settings.groups_per_batch)
+            self._task_batches[number] = self._parts.tasks.batch(number, settings.config.groups_per_batch)
         group = await run_group(runner, self._task_batches[number][index], place.ordinal, plan)
         group = self._parts.memory.replay.join(group)
         scored = await score_and_record(settings, self._parts, source, group, first_index=place.ordinal - index)
@@ -195,7 +195,7 @@ class _AsyncRun:
 
     async def train_steps(self) -> None:
         """Train batch after batch, save the new weights, hand them to the publisher."""
-        for step in range(self._settings.first_step, self._settings.max_steps + 1):
+        for step in range(self._settings.first_step, self._settings.config.max_steps + 1):
             clock = Clock()
             old_version, saved = self._trainer_version, None
             with clock.time("step"):
@@ -212,9 +212,9 @@ class _AsyncRun:
                         result = await train_step(
                             self._parts.trainer,
                             batch,
-                            self._settings.train,
+                            self._settings.config,
                             step=step,
-                            max_steps=self._settings.max_steps,
+                            max_steps=self._settings.config.max_steps,
                             policy_version=old_version,
                         )
                     with clock.time("save"):
@@ -268,7 +268,7 @@ class _AsyncRun:
         await self._parts.recorder.record(
             BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))
         )
-        train = self._settings.train
+        train = self._settings.config
         trained = groups if train.has_kl_term else taken
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
@@ -277,7 +277,7 @@ class _AsyncRun:
         others = [*groups, *self._buffer.waiting]
         probes = [] if self._fresh_datums(compared) else self._fresh_datums(others)[:NUM_PROBES]
         if probes:
-            rows = await self._parts.trainer.forward(probes, temperature=train.loss.temperature)
+            rows = await self._parts.trainer.forward(probes, temperature=train.temperature)
             gate = ParityGate(limit=train.parity_limit, step=step, policy_version=self._trainer_version)
             return merge_metrics(metrics, gate.check(probes, rows))
         return metrics
@@ -300,7 +300,7 @@ class _AsyncRun:
         """Serve saved weights, announce them, and hand them to the evaluator where an evaluation is due."""
         for wanted in first_evaluations(self._settings, self._adapter):
             await self._want_evaluation(wanted)
-        for _ in range(self._settings.first_step, self._settings.max_steps + 1):
+        for _ in range(self._settings.first_step, self._settings.config.max_steps + 1):
             saved = await self._saved.get()
             if saved.policy is not None:
                 clock = Clock()

@@ -20,11 +20,12 @@ from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import ScoredGroup, score_group
+from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
+from cua_rl.rl.train_step import Trainer, TrainStepResult
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams, StopReason
@@ -95,30 +96,17 @@ class WantedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """Settings of a loop."""
+    """The configuration of a loop, and where this attempt begins."""
 
-    first_step: int
-    """The first step to train: 1, or the step after the checkpoint that the run resumes from."""
-    max_steps: int
-    groups_per_batch: int
-    group_size: int
+    config: LoopConfig
     params: SamplingParams
-    train: TrainStepSettings
-    eval_every: int
-    save_every: int
     image_token_id: int
-    save_every_epochs: int = 0
+    first_step: int = 1
+    """The first step to train: 1, or the step after the checkpoint that the run resumes from."""
     num_tasks: int = 0
     """Training tasks, one pass over which is an epoch; 0 if they are not counted."""
     begins_curve: bool = False
     """Whether a resumed run has other tasks or evaluations than before, so that it needs a baseline of its own."""
-    has_baseline: bool = True
-    """Whether the policy before the first step of a curve is evaluated."""
-    num_groups_to_log: int = 0
-    min_group_size: int = 1
-    """A group with fewer members left by faults is not trained on."""
-    max_refill_factor: int = 1
-    """Constant groups are replaced until this many times `groups_per_batch` groups have run; 1 disables it."""
     owed_evaluations: tuple[WantedEvaluation, ...] = ()
     """Evaluations that an earlier attempt had due when it died."""
 
@@ -149,9 +137,9 @@ async def score_and_record(
     first_index: int = 0,
 ) -> ScoredGroup:
     """Score and record a group; the step's first `num_groups_to_log`, from `first_index` on, are also shown."""
-    scored = score_group(group, settings.train.advantages)
+    scored = score_group(group, settings.config.advantages)
     place = group.index - first_index
-    if place < settings.num_groups_to_log:
+    if place < settings.config.num_groups_to_log:
         parts.log.log_group(place, group.rewards)
         rewards = [round(reward, 3) for reward in group.rewards]
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, rewards)
@@ -163,7 +151,7 @@ async def score_and_record(
 
 async def build_step_batch(settings: LoopSettings, groups: Sequence[ScoredGroup]) -> Batch:
     """Build the datums of a step, in a thread: they hold every token and image of its rollouts."""
-    keeps_constant = settings.train.has_kl_term
+    keeps_constant = settings.config.has_kl_term
     batch = await asyncio.to_thread(build_batch, groups, settings.image_token_id, keeps_constant=keeps_constant)
     _warn_of_split_rollouts(groups, batch)
     _warn_of_outliers([scored.group for scored in groups])
@@ -242,7 +230,7 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
         speed["time/trained_tokens_per_s"] = trained.batch.metrics["rollout/datum_tokens"] / train_s
     metrics = merge_metrics(
         sampled,
-        curriculum_metrics(groups, settings.groups_per_batch),
+        curriculum_metrics(groups, settings.config.groups_per_batch),
         replay_metrics(groups, trained.old_version),
         trained.batch.metrics,
         trained.result.metrics,
@@ -252,7 +240,7 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
         clock.metrics(),
         speed,
         {"progress/policy_version": float(trained.new_version)},
-        epoch_metrics(trained.step, settings.groups_per_batch, settings.num_tasks),
+        epoch_metrics(trained.step, settings.config.groups_per_batch, settings.num_tasks),
     )
     datums, logprobs = trained.batch.datums, trained.result.training_logprobs
     await parts.recorder.record(
@@ -273,9 +261,13 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
 
 def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:
     """Whether a checkpoint is saved after `num_steps` steps; after the last step always."""
-    if num_steps == settings.max_steps or (settings.save_every and num_steps % settings.save_every == 0):
+    if num_steps == settings.config.max_steps or (
+        settings.config.save_every and num_steps % settings.config.save_every == 0
+    ):
         return True
-    return ends_epochs(num_steps, settings.groups_per_batch, settings.num_tasks, settings.save_every_epochs)
+    return ends_epochs(
+        num_steps, settings.config.groups_per_batch, settings.num_tasks, settings.config.checkpoints.save_every_epochs
+    )
 
 
 def epoch_metrics(step: int, batch_size: int, num_examples: int | None) -> dict[str, float]:
@@ -300,12 +292,14 @@ async def save_checkpoint(parts: LoopParts, num_steps: int) -> None:
 
 def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
     """Whether the policy is evaluated after `num_steps` steps; after the last step always."""
-    return num_steps == settings.max_steps or bool(settings.eval_every and num_steps % settings.eval_every == 0)
+    return num_steps == settings.config.max_steps or bool(
+        settings.config.eval_every and num_steps % settings.config.eval_every == 0
+    )
 
 
 def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
     """The evaluations before the first step: the baseline of a curve, or those that a killed attempt did not finish."""
-    if settings.has_baseline and (settings.first_step == 1 or settings.begins_curve):
+    if not settings.config.evaluation.skip_baseline and (settings.first_step == 1 or settings.begins_curve):
         return [WantedEvaluation(phase="baseline", step=settings.first_step - 1, adapter=adapter)]
     return list(settings.owed_evaluations)
 

@@ -21,7 +21,7 @@ async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
     for wanted in stages.first_evaluations(settings, adapter):
         await stages.evaluate(parts, wanted)
 
-    for step in range(settings.first_step, settings.max_steps + 1):
+    for step in range(settings.first_step, settings.config.max_steps + 1):
         clock, old_version, result = stages.Clock(), adapter.policy_version, TrainStepResult()
         with clock.time("step"):
             # sample: groups of rollouts of one task each; score: every rollout against the others of its group
@@ -36,7 +36,7 @@ async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
                 # train: forward_backward, parity gate, optim_step
                 with clock.time("train"):
                     result = await train_step(
-                        parts.trainer, batch, settings.train, step=step, max_steps=settings.max_steps
+                        parts.trainer, batch, settings.config, step=step, max_steps=settings.config.max_steps
                     )
 
                 # publish: the next rollouts are sampled from the new policy
@@ -64,25 +64,25 @@ async def sample_groups(
     settings: stages.LoopSettings, parts: stages.LoopParts, step: int, adapter: AdapterRef
 ) -> list[ScoredGroup]:
     """Run and score the groups of a step; tasks beyond `groups_per_batch` replace groups that teach nothing."""
-    tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
+    tasks = parts.tasks.batch(step - 1, settings.config.groups_per_batch * settings.config.max_refill_factor)
     source = RolloutSource(phase="step", step=step)
     await parts.recorder.record(
         SourceStarted(
             source=source,
-            tasks=tuple(tasks[: settings.groups_per_batch]),
-            group_size=settings.group_size,
+            tasks=tuple(tasks[: settings.config.groups_per_batch]),
+            group_size=settings.config.group_size,
             policy_version=adapter.policy_version,
         )
     )
     plan = GroupPlan(
         source=source,
-        group_size=settings.group_size,
+        group_size=settings.config.group_size,
         params=settings.params.seeded(step - 1),
-        min_group_size=settings.min_group_size,
+        min_group_size=settings.config.sampling.min_group_size,
     )
 
     async def run(task: Task, index: int) -> RolloutGroup:
         return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
 
     end = partial(stages.score_and_record, settings, parts, source)
-    return await collect_groups(tasks, run, end, num_groups=settings.groups_per_batch)
+    return await collect_groups(tasks, run, end, num_groups=settings.config.groups_per_batch)

@@ -8,13 +8,14 @@ from operator import mul
 from random import Random
 from typing import Protocol
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.metrics import merge_metrics
-from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_divergence
+from cua_rl.rl.advantages import divide_by_batch_std, penalise_divergence
+from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.settings import with_values
-from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
+from cua_rl.supervised.learning_rate import learning_rate_at
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
 
@@ -47,29 +48,6 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainStepSettings:
-    """Training configuration of a step."""
-
-    loss: LossConfig
-    optim: OptimConfig
-    num_substeps: int
-    parity_limit: float
-    kl_penalty_coef: float
-    compute_post_kl: bool
-    schedule: RateSchedule = "constant"
-    warmup_steps: int = 0
-    advantages: AdvantageKind = "mean"
-    """Groups are scored when they end; the training step completes "batch_std"."""
-    seed: int = 0
-    """Seed of the assignment of rollouts to sub-steps."""
-
-    @property
-    def has_kl_term(self) -> bool:
-        """True if groups whose advantages are all 0 still have a gradient, towards the reference model."""
-        return bool(self.kl_penalty_coef or self.loss.kl_loss_coef)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepResult:
     """The trainer's log-probabilities before the update, per datum and token, and metrics."""
 
@@ -80,7 +58,7 @@ class TrainStepResult:
 async def train_step(
     trainer: Trainer,
     batch: Batch,
-    settings: TrainStepSettings,
+    config: LoopConfig,
     *,
     step: int,
     max_steps: int,
@@ -92,30 +70,30 @@ async def train_step(
     later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
     and turns of other versions than `policy_version` (None: all turns are of the current one).
     """
-    loss, teaching = settings.loss, 1.0
-    if loss.normalisation == "token_mean" and settings.has_kl_term:
+    loss, teaching = with_values(config.loss, temperature=config.temperature), 1.0
+    if loss.normalisation == "token_mean" and config.has_kl_term:
         # the divergence is a mean over all tokens, the policy loss over those that would be trained on without it
         teaching = teaching_share(batch.datums)
         loss = with_values(loss, kl_loss_coef=loss.kl_loss_coef * teaching)
-    datums, reference, metrics = await _complete_advantages(trainer, batch.datums, settings, teaching)
+    datums, reference, metrics = await _complete_advantages(trainer, batch.datums, config, teaching)
     gate = ParityGate(
-        limit=settings.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
+        limit=config.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
     )
-    parts = deal_datums(datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
+    parts = deal_datums(datums, config.num_substeps, f"{config.seed}/{step - 1}")
     before: Rows | None = None
     # with one part, the policy before the step is the one that its gradient is computed with
-    if (loss.has_behaviour_weight or settings.compute_post_kl) and len(parts) > 1:
+    if (loss.has_behaviour_weight or config.compute_post_kl) and len(parts) > 1:
         before = await trainer.forward(datums, temperature=loss.temperature)
         metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, datums, before))
     proximal = before if loss.has_behaviour_weight else None
     learning_rate = learning_rate_at(
         step,
-        highest=settings.optim.learning_rate,
-        schedule=settings.schedule,
-        warmup_steps=settings.warmup_steps,
+        highest=config.learning_rate,
+        schedule=config.learning_rate_schedule,
+        warmup_steps=config.warmup_steps,
         max_steps=max_steps,
     )
-    optim = with_values(settings.optim, learning_rate=learning_rate)
+    optim = with_values(config.adam, learning_rate=learning_rate)
     rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
     rows: dict[int, tuple[float, ...]] = {}
     part_metrics: list[dict[str, float]] = []
@@ -139,29 +117,29 @@ async def train_step(
         metrics,
         combine_metrics(part_metrics),
         {"optim/learning_rate": optim.learning_rate, "optim/num_substeps": float(len(parts))},
-        await _measure_move(trainer, datums, before, settings, batch.replayed_ids),
+        await _measure_move(trainer, datums, before, config, batch.replayed_ids),
         await trainer.trainer_metrics(),
     )
     return TrainStepResult(training_logprobs=tuple(before), metrics=metrics)
 
 
 async def _complete_advantages(
-    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings, teaching: float
+    trainer: Trainer, datums: Sequence[Datum], config: LoopConfig, teaching: float
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
     """Complete the advantages with terms over the whole batch: its standard deviation, and the share `teaching` of the
     KL penalty. Also returns reference log-probabilities if the loss has a KL term, and metrics.
     """
     completed, metrics = list(datums), dict[str, float]()
-    if settings.advantages == "batch_std":
+    if config.advantages == "batch_std":
         completed, metrics["loss/advantage_std"] = divide_by_batch_std(completed)
-    if not settings.has_kl_term:
+    if not config.has_kl_term:
         return completed, None, metrics
-    reference = await trainer.reference_logprobs(completed, temperature=settings.loss.temperature)
-    if settings.kl_penalty_coef:
+    reference = await trainer.reference_logprobs(completed, temperature=config.temperature)
+    if config.kl_penalty_coef:
         completed, metrics["policy/kl_base"] = await asyncio.to_thread(
-            penalise_divergence, completed, reference, settings.kl_penalty_coef * teaching
+            penalise_divergence, completed, reference, config.kl_penalty_coef * teaching
         )
-    return completed, reference if settings.loss.kl_loss_coef else None, metrics
+    return completed, reference if config.loss.kl_loss_coef else None, metrics
 
 
 def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list[int]]:
@@ -265,15 +243,15 @@ async def _measure_move(
     trainer: Trainer,
     datums: Sequence[Datum],
     before: Rows,
-    settings: TrainStepSettings,
+    config: LoopConfig,
     replayed_ids: Collection[str],
 ) -> dict[str, float]:
     """How far replayed rollouts are from the policy, and, with `compute_post_kl`, how far the step moved it."""
     replayed, rows = choose_datums(datums, before, lambda datum: datum.rollout_id in replayed_ids)
     metrics = ratio_metrics(replayed, rows)
     fresh, rows = choose_datums(datums, before, lambda datum: datum.rollout_id not in replayed_ids)
-    if settings.compute_post_kl and fresh:
-        after = await trainer.forward(fresh, temperature=settings.loss.temperature)
+    if config.compute_post_kl and fresh:
+        after = await trainer.forward(fresh, temperature=config.temperature)
         gaps = _gaps(fresh, rows, after)
         metrics["policy/kl_post"] = sum(gaps) / len(gaps)  # an estimate of KL(before || after)
     return metrics

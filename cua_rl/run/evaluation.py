@@ -92,7 +92,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
             open_run_log(stack, folder)
             judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
             if plan.judge is not None:
-                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt, encoding="utf-8")
+                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
             devices = await stack.enter_async_context(
                 open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
             )
@@ -157,19 +157,7 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
         models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
         if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
             continue
-        engine = plan.engines[model_path]
-        servers = make_servers(
-            plan.config,
-            model_path,
-            engine.memory.gpus,
-            folder.path / "logs",
-            max_lora_rank=engine.max_lora_rank,
-            max_model_len=engine.max_model_len,
-            max_images=plan.max_images,
-            max_num_seqs=engine.memory.max_num_seqs,
-            image_cache_gib=engine.memory.image_cache_gib,
-            adapts_vision=engine.adapts_vision,
-        )
+        servers = make_servers(plan.config.base_url, plan.engines[model_path].server, folder.path / "logs")
         async with AsyncExitStack() as stack:
             async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
                 await start_together(stack, *servers)

@@ -5,7 +5,7 @@ from typing import cast
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, Tasks, device_presets
+from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, device_presets
 from cua_rl.settings import Given, setting, with_presets
 
 Models = list[dict[str, object]]
@@ -14,11 +14,15 @@ TINY_MODEL: dict[str, object] = {"temperature": 0.5, "max_tokens": 48, "server.m
 """Settings for the tiny model, used if no other model is given."""
 
 
+MEASUREMENT: dict[str, object] = {"tasks": {"source_type": "demo_eval"}, "max_concurrent_rollouts": 64}
+"""Settings of every evaluation."""
+
+
 def evaluate_presets(given: Given) -> Given:
     """The tiny model's settings, unless the configuration or one of its entries names another model."""
     models = cast("Models", given.get("models") or [])
     names_model = given.get("model_name") is not None or any({"model_name", "base_url"} & set(item) for item in models)
-    return {**({} if names_model else TINY_MODEL), **device_presets(given)}
+    return {**MEASUREMENT, **({} if names_model else TINY_MODEL), **device_presets(given)}
 
 
 @with_presets(evaluate_presets, explain_field, accept_value)
@@ -34,7 +38,6 @@ class EvaluateConfig(RolloutConfig):
     )
 
     # Tasks
-    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_eval"})
     num_tasks: int = setting(64, "number of task instances, the same for every model", at_least=1)
     num_attempts: int = setting(1, "attempts of each model at each task instance, for pass@k", at_least=1)
     seed: int = setting(
@@ -43,7 +46,11 @@ class EvaluateConfig(RolloutConfig):
 
     # Attempts
     temperature: float = setting(0.0, "sampling temperature, 0 for greedy", at_least=0.0)
-    max_concurrent_rollouts: int = setting(64, "maximum concurrent attempts; 8 with GBox and gyms", at_least=1)
+
+    @chz.validate
+    def _attempts_can_be_made(self) -> None:
+        if self.max_concurrent_rollouts < 1:
+            raise ValueError(f"max_concurrent_rollouts: expected at least 1, got {self.max_concurrent_rollouts!r}")
 
 
 EVALUATE_SECTIONS = {
@@ -55,6 +62,7 @@ EVALUATE_SECTIONS = {
 """What `--help` shows; `--help all` shows every setting."""
 
 EVALUATE_PRESETS = {
+    "In every evaluation": MEASUREMENT,
     "With the tiny model only, the recipe presets": TINY_MODEL,
     "With GBox boxes or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},

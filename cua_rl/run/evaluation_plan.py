@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +16,10 @@ from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
-from cua_rl.judge.judge import JudgeConfig
-from cua_rl.machine.gpus import GpuWishes, require_platform
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
-from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import largest_image_tokens
@@ -34,9 +34,12 @@ from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run_folder.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import installed_platform
+from cua_rl.settings import with_values
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -81,13 +84,10 @@ Model = LocalModel | RemoteModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
-    """Renderer, context length and memory of a model folder."""
+    """Renderer, server and memory of a model folder."""
 
     renderer: Renderer
-    max_model_len: int
-    max_lora_rank: int
-    adapts_vision: bool
-    """Whether an adapter reaches vision tower or merger."""
+    server: ServerConfig
     memory: MemoryPlan
 
 
@@ -102,8 +102,6 @@ class EvaluationPlan:
     """Engine of each model folder."""
     device_plan: DevicePlan
     tasks: tuple[Task, ...]
-    max_images: int
-    """Maximum images of one prompt."""
     reward: RewardFunction
     judge: JudgeConfig | None
     history: History
@@ -160,19 +158,21 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     judge = plan_judge(config.judge, config.reward, held_out, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
-        require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
+        require_precision(judge, None)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
-    contexts = [(engine.renderer, engine.max_model_len) for engine in engines.values()]
+    contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
     config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
     max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
         models=models,
-        engines=engines,
+        engines={
+            path: replace(engine, server=with_values(engine.server, max_images=max_images))
+            for path, engine in engines.items()
+        },
         device_plan=device_plan,
         tasks=tasks,
-        max_images=max_images,
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
         history=configured_history(config),
@@ -224,36 +224,28 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
     local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
     adapters = [one.adapter for one in local if one.adapter]
     rank = max_lora_rank(max((adapter.rank for adapter in adapters), default=8))
+    server = with_values(
+        config.server,
+        model_path=model_path,
+        max_model_len=max_model_len,
+        max_lora_rank=rank,
+        adapts_vision=any(adapter.reaches_vision for adapter in adapters),
+    )
     request = Request(
         model=load_model_sizes(model_path),
         machine=find_machine(config.machine, os.environ, is_dry_run=config.dry_run),
-        demand=Demand(
-            context_tokens=max_model_len,
-            lora_rank=rank,
-            num_rollouts=config.max_concurrent_rollouts,
-            largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
-            serves_float32=config.server.dtype == "float32",
-            vision_cache_gib=0.0,
-        ),
-        gpu_wishes=GpuWishes(
-            server_gpus=config.server.gpus,
-            server_tensor_parallel=config.server.tensor_parallel,
-            gpu_memory_utilization=config.server.gpu_memory_utilization,
-            has_server=config.base_url is None,
-            has_trainer=False,
-        ),
-        wishes=MemoryWishes(max_num_seqs=config.server.max_num_seqs),
+        server=server,
+        trainer=TrainerConfig(lora_rank=rank, vision_cache_gib=0.0),
+        has_server=config.base_url is None,
+        has_trainer=False,
+        context_tokens=max_model_len,
+        num_rollouts=config.max_concurrent_rollouts,
+        largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
     )
     plan = plan_memory(request)
     if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
-    return LocalEngine(
-        renderer=renderer,
-        max_model_len=max_model_len,
-        max_lora_rank=rank,
-        adapts_vision=any(adapter.reaches_vision for adapter in adapters),
-        memory=plan,
-    )
+    return LocalEngine(renderer=renderer, server=plan.fill_server(server), memory=plan)
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

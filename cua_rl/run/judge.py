@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.evaluation.judge_calibration import load_calibration
-from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
-from cua_rl.run.rollout_config import JudgeSettings
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.judge.judge import DEFAULT_PROMPT, Judge
 from cua_rl.run_folder.log_directory import run_folder
+from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ CALIBRATIONS = "judge_calibrations"
 """Folder of calibration records inside `log_dir`, one file per judge: <fingerprint>.json."""
 
 
-def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
+def make_judge_config(settings: JudgeConfig) -> JudgeConfig | None:
     """The configured judge, None without one; raises `ConfigError` for settings that cannot work."""
     if settings.base_url is None or settings.model is None:
         return None
@@ -36,23 +37,11 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
             "judge.base_url: expected an address without a name or password, which would be stored with the run, got "
             "one with them; put the key into JUDGE_API_KEY"
         )
-    return JudgeConfig(
-        base_url=settings.base_url,
-        model=settings.model,
-        prompt=_read_prompt(settings.prompt),
-        num_votes=settings.votes,
-        screenshots=settings.screenshots,
-        timeout_s=settings.timeout_s,
-        max_retries=settings.max_retries,
-        max_concurrent=settings.max_concurrent,
-        input_usd_per_mtok=settings.input_price,
-        output_usd_per_mtok=settings.output_price,
-        extra=settings.extra,
-    )
+    return with_values(settings, prompt_text=_read_prompt(settings.prompt))
 
 
 def plan_judge(
-    settings: JudgeSettings, reward: str, *task_sets: TaskSet, is_told_to_agents: bool = False
+    settings: JudgeConfig, reward: str, *task_sets: TaskSet, is_told_to_agents: bool = False
 ) -> JudgeConfig | None:
     """The judge that tasks need, or that the user wants to compare with validators; None if neither.
 
@@ -86,25 +75,22 @@ async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = o
             await judge.check()
 
 
-def require_precision(
-    config: JudgeConfig, *, least: float | None, record: str | None, log_dir: str | None, is_forced: bool
-) -> None:
+def require_precision(config: JudgeConfig, log_dir: str | None) -> None:
     """Refuse a judge whose precision may be insufficient, because the policy would learn its false positives.
 
-    The lower end of the 95 % interval must reach `least`, for its precision on the recorded rollouts and for the
-    precision with as many failures as successes: among rollouts that nearly all succeed, a judge that always says yes
-    has a precision near 1. Without `least`, an uncalibrated judge only causes a warning. Raises `ConfigError` if the
-    precision is too low or unknown, and `is_forced` is false.
+    The lower end of the 95 % interval must reach `min_precision`, for its precision on the recorded rollouts and for
+    the precision with as many failures as successes: among rollouts that nearly all succeed, a judge that always says
+    yes has a precision near 1. Without a minimum, an uncalibrated judge only causes a warning. Raises `ConfigError` if
+    the precision is too low or unknown, and `force` is not set.
     """
-    path = calibration_path(config, log_dir) if record is None else Path(record).expanduser()
-    problem = _problem(config, path, least, is_named=record is not None)
+    problem = _problem(config, log_dir)
     if problem is None:
         return
     advice = (
         "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge "
         "settings (docs/judge.md), or set judge.force=true to train on it all the same"
     )
-    if least is None or is_forced:
+    if config.min_precision is None or config.force:
         logger.warning("%s; %s", problem, advice)
         return
     raise ConfigError(f"judge.min_precision: {problem}; {advice}")
@@ -115,8 +101,10 @@ def calibration_path(config: JudgeConfig, log_dir: str | None) -> Path:
     return run_folder(None, log_dir, CALIBRATIONS) / f"{config.fingerprint}.json"
 
 
-def _problem(config: JudgeConfig, path: Path, least: float | None, *, is_named: bool) -> str | None:
-    if not path.exists() and not is_named:
+def _problem(config: JudgeConfig, log_dir: str | None) -> str | None:
+    least, record = config.min_precision, config.calibration
+    path = calibration_path(config, log_dir) if record is None else Path(record).expanduser()
+    if not path.exists() and record is None:
         wanted = "" if least is None else f" of a precision of at least {least:g}"
         return f"expected a calibration{wanted} of judge {config.model!r} with this prompt, got none at {path}"
     calibration = load_calibration(path)

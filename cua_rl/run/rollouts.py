@@ -19,13 +19,12 @@ from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.agent.ui_tars import UiTars
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.judge.judge import Judge
-from cua_rl.machine.gpus import GpuPlan
+from cua_rl.machine.gpus import copies_of
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
@@ -35,6 +34,7 @@ from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
@@ -154,48 +154,21 @@ def make_runner(
     )
 
 
-def make_servers(
-    config: RolloutConfig,
-    model_path: Path,
-    gpus: GpuPlan,
-    log_folder: Path,
-    *,
-    max_lora_rank: int,
-    max_model_len: int,
-    max_images: int,
-    max_num_seqs: int,
-    image_cache_gib: float,
-    adapts_vision: bool,
-) -> Sequence[ModelServer]:
+def make_servers(base_url: str | None, server: ServerConfig, log_folder: Path) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
     Each copy is a vLLM server of its own, so that all turns of a rollout reach the copy that has its earlier turns
     cached; vLLM's data parallelism would distribute requests one by one.
     """
-    if config.base_url is not None:
-        return tuple(map(ExternalServer, server_addresses(config.base_url)))
-    settings = ServerConfig(
-        model_path=model_path,
-        max_lora_rank=max_lora_rank,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_images=max_images,
-        max_pixels=config.server.max_pixels,
-        image_cache_gib=image_cache_gib,
-        adapts_vision=adapts_vision,
-        gpu_memory_utilization=gpus.gpu_memory_utilization,
-        tensor_parallel=gpus.tensor_parallel,
-        dtype=config.server.dtype,
-        vllm_args=tuple(shlex.split(config.server.vllm_args)),
-        start_timeout_s=config.server.start_timeout_s or start_limit_s(model_path),
-    )
-    port = config.server.port
+    if base_url is not None:
+        return tuple(map(ExternalServer, server_addresses(base_url)))
+    server = with_values(server, start_timeout_s=server.start_timeout_s or start_limit_s(server.model_path))
     return [
         VllmServer(
-            with_values(settings, gpus=own_gpus, port=port + index if port else port),
+            with_values(server, gpu_names=gpu_names, port=server.port + index if server.port else server.port),
             log_folder / ("vllm.log" if index == 0 else f"vllm-{index + 1}.log"),
         )
-        for index, own_gpus in enumerate(gpus.server_copies)
+        for index, gpu_names in enumerate(copies_of(server.gpu_names, server.tensor_parallel or 1))
     ]
 
 

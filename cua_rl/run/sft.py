@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
@@ -24,8 +23,10 @@ from cua_rl.run.sft_plan import SftPlan, log_path, plan_sft, require_same_run
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
+from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig
 from cua_rl.types import Datum
 
 
@@ -33,7 +34,7 @@ async def run_sft(config: SftConfig) -> None:
     """Check configuration and data, then train; returns when the run is complete and all its processes have ended."""
     path, behavior = log_path(config), config.behavior_if_log_dir_exists
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
-    attempt = find_earlier_attempt(path, behavior, config.resume_step, "sft")
+    attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "sft")
     config = attempt.complete(config) if attempt else config
     backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with backend as devices:
@@ -49,7 +50,7 @@ async def run_sft(config: SftConfig) -> None:
         if config.dry_run:
             print(json.dumps(settings, indent=2))
             return
-        await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+        await asyncio.to_thread(fetch_weights, config.model_name, plan.config.trainer.model_path)
         with prepare_log_directory(plan.log_path, behavior) as folder:
             if folder.decision is Decision.SKIP:
                 print(f"skipped: {folder.path} holds an earlier run")
@@ -88,28 +89,7 @@ async def _start_trainer(
     stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    config = plan.config
-    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
-    client = TrainingClient(
-        TrainerConfig(
-            model_path=plan.model_path,
-            lora=lora if config.lora_rank else None,
-            dtype=config.trainer_dtype,
-            micro_batch_tokens=plan.memory.micro_batch_tokens,
-            gradient_checkpointing=plan.memory.gradient_checkpointing,
-            keeps_attention=plan.memory.keeps_attention,
-            num_processes=plan.memory.gpus.num_trainer_processes,
-            gpus=plan.memory.gpus.trainer_gpus,
-            sharding=plan.memory.sharding,
-            memory_fraction=plan.memory.trainer_fraction,
-            max_restarts=config.trainer_max_restarts,
-            max_pixels=config.max_pixels,
-            address=config.trainer_address,
-            seed=config.seed,
-        ),
-        folder.path / "logs" / "trainer.log",
-        num_threads=config.num_threads,
-    )
+    client = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
@@ -140,7 +120,7 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
     adapted = {
         "model_name": config.model_name,
         "lora_rank": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
+        "lora_alpha": config.trainer.lora_alpha,
         "load_checkpoint_path": last.state_path,
     }
     model = adapted if config.lora_rank else {"model_name": last.sampler_path}
@@ -187,7 +167,11 @@ class SftLoop:
                 if is_last or (config.eval_every and step % config.eval_every == 0):
                     await self._evaluate(step, held_out)
                 is_due = config.save_every and step % config.save_every == 0
-                if is_last or is_due or ends_epochs(step, config.batch_size, num_examples, config.save_every_epochs):
+                if (
+                    is_last
+                    or is_due
+                    or ends_epochs(step, config.batch_size, num_examples, config.checkpoints.save_every_epochs)
+                ):
                     await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:
@@ -204,9 +188,7 @@ class SftLoop:
             warmup_steps=config.warmup_steps,
             max_steps=self.plan.max_steps,
         )
-        optim = OptimConfig(
-            learning_rate=learning_rate, weight_decay=config.weight_decay, grad_clip_norm=config.grad_clip_norm
-        )
+        optim = with_values(config.adam, learning_rate=learning_rate)
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)
@@ -245,3 +227,5 @@ class SftLoop:
         await self.trainer.save_state(state_path)
         checkpoint = Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
         await asyncio.to_thread(self.folder.record_checkpoint, checkpoint)
+        kept = self.plan.config.checkpoints
+        await asyncio.to_thread(self.folder.prune_checkpoints, kept.keep_checkpoints, kept.keep_every)

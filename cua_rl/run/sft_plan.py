@@ -3,21 +3,19 @@
 import asyncio
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
 
-from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.database.session import database_url
 from cua_rl.environments.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.machine.gpus import GpuWishes
-from cua_rl.machine.machine import find_machine
-from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.machine import Machine, find_machine
+from cua_rl.machine.memory_parts import Request
+from cua_rl.machine.memory_plan import MemoryPlan
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -25,7 +23,9 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
+from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
+from cua_rl.run.training_plan import check_trainer
 from cua_rl.run_folder.checkpoints import find_checkpoint
 from cua_rl.run_folder.earlier_attempt import EarlierAttempt
 from cua_rl.run_folder.log_directory import run_folder
@@ -37,17 +37,17 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
-from cua_rl.training.link import require_reachable
 from cua_rl.types import Datum, ImageChunk, Rollout
 
 EXPERT_STEPS = 100
 _FIXED = (
-    *("data_sha256", "model_path", "max_pixels", "lora_rank", "lora_alpha", "seed", "batch_size"),
+    *("data_sha256", "model_path", "max_pixels", "lora_rank", "trainer.lora_alpha", "seed", "batch_size"),
     "num_eval_conversations",
 )
 """Settings that must not change on resume, or the loss curve would be meaningless."""
@@ -73,7 +73,6 @@ class SftPlan:
     config: SftConfig
     run_name: str
     log_path: Path
-    model_path: Path
     renderer: Renderer
     data: OpenedData
     max_steps: int
@@ -86,7 +85,7 @@ class SftPlan:
             "run_name": self.run_name,
             "log_path": str(self.log_path),
             "model_name": self.config.model_name,
-            "model_path": str(self.model_path),
+            "model_path": str(self.config.trainer.model_path),
             "renderer": self.renderer.name,
             "data_description": self.data.description,
             "data_sha256": self.data.sha256,
@@ -108,9 +107,10 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
-    require_trainable(model_path, config.lora_rank)
+    require_trainable(model_path, config.lora_rank, config.trainer.lora_modules)
+    check_trainer(config.trainer, environ, is_here=config.machine is None)
     checkpoint_path = find_checkpoint(
-        config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
+        config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
     )
     longest = max_positions(model_path)
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -128,58 +128,44 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         raise ConfigError(
             f"warmup_steps: expected fewer than the {max_steps} steps of the run, got {config.warmup_steps}; lower it"
         )
+    machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
+    config, memory = _resolve(config, machine, model_path, data.longest_tokens)
     return SftPlan(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),
-        model_path=model_path,
         renderer=renderer,
         data=data,
         max_steps=max_steps,
         checkpoint_path=checkpoint_path,
-        memory=_plan_memory(config, model_path, data.longest_tokens, environ),
+        memory=memory,
     )
 
 
-def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, environ: Mapping[str, str]) -> MemoryPlan:
-    """The trainer's memory; there is no model server."""
-    if config.trainer_address is not None:
-        require_reachable(config.trainer_address, environ)
-        if config.num_processes is not None:
-            raise ConfigError(
-                "num_processes: expected None with trainer_address, whose nodes say how many processes they run, got "
-                f"{config.num_processes}; leave it out"
-            )
-    elif config.sharding == "hybrid":
-        raise ConfigError(
-            "sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of trainer_address; set "
-            "sharding=full"
-        )
-    recomputes = config.gradient_checkpointing
-    if recomputes is None and config.trainer_address is not None:
-        recomputes = True  # the memory of other hosts is unknown here
-    request = Request(
-        model=load_model_sizes(model_path),
-        machine=find_machine(config.machine, environ, is_dry_run=config.dry_run),
-        demand=Demand(
+def _resolve(
+    config: SftConfig, machine: Machine, model_path: Path, longest_tokens: int
+) -> tuple[SftConfig, MemoryPlan]:
+    """The configuration without open choices of the trainer; there is no model server."""
+    trainer = with_values(
+        config.trainer,
+        model_path=model_path,
+        lora_rank=config.lora_rank,
+        seed=config.seed,
+        max_pixels=config.max_pixels,
+    )
+    memory = plan_trainer(
+        Request(
+            model=load_model_sizes(model_path),
+            machine=machine,
+            server=ServerConfig(),
+            trainer=trainer,
+            has_server=False,
             context_tokens=longest_tokens,
-            lora_rank=config.lora_rank,
             largest_image_tokens=0,
-            is_float32=config.trainer_dtype == "float32",
             is_context_fixed=True,
-        ),
-        gpu_wishes=GpuWishes(
-            trainer_num_processes=config.num_processes, has_server=False, has_trainer=config.trainer_address is None
-        ),
-        wishes=MemoryWishes(
-            gradient_checkpointing=recomputes, micro_batch_tokens=config.micro_batch_tokens, sharding=config.sharding
-        ),
+        )
     )
-    try:
-        return plan_memory(request)
-    except ConfigError as error:  # the settings of a supervised run have no groups
-        message = str(error).replace("trainer.dtype", "trainer_dtype")
-        raise ConfigError(re.sub(r"\b(trainer|server)\.", "", message)) from None
+    return with_values(config, trainer=memory.fill_trainer(trainer)), memory
 
 
 def run_name(config: SftConfig) -> str:
@@ -202,10 +188,11 @@ def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
     before = attempt.settings
     now = plain_config(plan.config) | plan.effective()
     for name in _FIXED:
-        if before.get(name) != now[name]:
+        (_, was), (_, wanted) = find_stored(before, name), find_stored(now, name)
+        if was != wanted:
             raise ConfigError(
-                f"{name}: expected {before.get(name)!r} as when the run in {str(attempt.path)!r} began, got "
-                f"{now[name]!r}; go on with the same, or choose another log_path"
+                f"{name}: expected {was!r} as when the run in {str(attempt.path)!r} began, got "
+                f"{wanted!r}; go on with the same, or choose another log_path"
             )
 
 

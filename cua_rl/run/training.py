@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
@@ -31,11 +30,11 @@ from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, training_decisions
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
+from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
@@ -52,8 +51,6 @@ from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, 
 from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.sampling.server import ModelServer
-from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart
@@ -84,7 +81,7 @@ async def run_training(config: CLIConfig) -> None:
     if config.dry_run:
         print(json.dumps(settings, indent=2))
         return
-    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.config.server.model_path)
     with prepare_log_directory(plan.log_path, behavior) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
@@ -178,65 +175,19 @@ async def _start_engine(
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    servers = make_planned_servers(plan, folder.path / "logs")
-    trainer = TrainingClient(trainer_config(plan), folder.path / "logs" / "trainer.log")
-    if plan.gpus.is_shared:
+    servers = make_servers(plan.config.base_url, plan.config.server, folder.path / "logs")
+    trainer = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
+    if plan.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)
     else:
         await start_together(stack, *servers, trainer)
-    await load_weights(trainer, plan, folder, checkpoint, needs_reference=train_step_settings(plan).has_kl_term)
+    await load_weights(trainer, plan, folder, checkpoint, needs_reference=plan.config.has_kl_term)
     stall_timeout_s = plan.config.devices.turn_timeout_s
     sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))
     await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
     await compare_speed(plan.config, sampler, plan.renderer)
     return Engine(trainer=trainer, sampler=sampler)
-
-
-def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServer]:
-    """The model servers of the plan, not yet started."""
-    return make_servers(
-        plan.config,
-        plan.model_path,
-        plan.gpus,
-        log_folder,
-        max_lora_rank=plan.max_lora_rank,
-        max_model_len=plan.max_model_len,
-        max_images=plan.max_images,
-        max_num_seqs=plan.memory.max_num_seqs,
-        image_cache_gib=plan.memory.image_cache_gib,
-        adapts_vision=plan.config.trainer.adapts_vision,
-    )
-
-
-def trainer_config(plan: RunPlan) -> TrainerConfig:
-    config = plan.config
-    vision_cache_gib = config.trainer.vision_cache_gib
-    return TrainerConfig(
-        model_path=plan.model_path,
-        lora=LoraConfig(
-            rank=config.lora_rank,
-            alpha=config.trainer.lora_alpha,
-            seed=config.seed,
-            modules=tuple(config.trainer.lora_modules),
-        ),
-        loader=config.trainer.loader,
-        kernels=config.trainer.kernels,
-        dtype=config.trainer.dtype,
-        micro_batch_tokens=plan.memory.micro_batch_tokens,
-        gradient_checkpointing=plan.memory.gradient_checkpointing,
-        keeps_attention=plan.memory.keeps_attention,
-        num_processes=plan.gpus.num_trainer_processes,
-        gpus=plan.gpus.trainer_gpus,
-        sharding=plan.memory.sharding,
-        memory_fraction=plan.memory.trainer_fraction,
-        context_parallel=config.trainer.context_parallel,
-        max_pixels=config.server.max_pixels,
-        vision_cache_gib=plan.memory.vision_cache_gib if vision_cache_gib is None else vision_cache_gib,
-        seed=config.seed,
-        max_restarts=config.trainer.max_restarts,
-        address=config.trainer.address,
-    )
 
 
 async def prove_adapters(
@@ -254,7 +205,9 @@ async def prove_adapters(
     proofs: dict[AdapterPart, tuple[float, float]] = {}
     for part in parts:
         try:
-            adapter, canary = await make_probe(trainer, image_canary(plan.renderer), plan.rounding_limit, folder, part)
+            adapter, canary = await make_probe(
+                trainer, image_canary(plan.renderer), rounding_limit(plan.config), folder, part
+            )
             proofs[part] = await sampler.probe(adapter, canary)
         except AdapterError as error:
             needs = "; vLLM needs --enable-tower-connector-lora for it" if part == "vision" else ""
@@ -269,40 +222,13 @@ def _loop_settings(
 ) -> LoopSettings:
     config = plan.config
     return LoopSettings(
-        first_step=first_step,
-        begins_curve=first_step == curve.after_step + 1,
-        max_steps=config.max_steps,
-        groups_per_batch=config.groups_per_batch,
-        group_size=config.group_size,
+        config=config,
         params=sampling_params(config, config.temperature),
-        train=train_step_settings(plan),
-        eval_every=config.eval_every,
-        save_every=config.save_every,
-        save_every_epochs=config.checkpoints.save_every_epochs,
-        num_tasks=len(plan.train_tasks.templates),
         image_token_id=plan.renderer.image_token_id,
-        num_groups_to_log=config.num_groups_to_log,
-        has_baseline=not config.evaluation.skip_baseline,
-        min_group_size=config.sampling.min_group_size,
-        max_refill_factor=config.curriculum.max_refill_factor if config.curriculum.refill_groups else 1,
+        first_step=first_step,
+        num_tasks=len(plan.train_tasks.templates),
+        begins_curve=first_step == curve.after_step + 1,
         owed_evaluations=owed_evaluations,
-    )
-
-
-def train_step_settings(plan: RunPlan) -> TrainStepSettings:
-    """How each batch of the run is trained on."""
-    config = plan.config
-    return TrainStepSettings(
-        loss=with_values(config.loss, temperature=config.temperature),
-        optim=with_values(config.adam, learning_rate=config.learning_rate),
-        num_substeps=config.num_substeps,
-        parity_limit=plan.parity_limit,
-        kl_penalty_coef=config.kl_penalty_coef,
-        compute_post_kl=config.compute_post_kl,
-        schedule=config.learning_rate_schedule,
-        warmup_steps=config.warmup_steps,
-        advantages=config.advantages,
-        seed=config.seed,
     )
 
 
@@ -356,7 +282,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, canary_prompt(plan), plan.rounding_limit),
+        make_canary=partial(make_canary, engine.trainer, canary_prompt(plan), rounding_limit(plan.config)),
         load_and_prove=publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,

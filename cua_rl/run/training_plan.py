@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cua_rl.agent.history import History
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.families import find_family
 from cua_rl.host.processes import free_port, is_loopback
-from cua_rl.judge.judge import JudgeConfig
-from cua_rl.machine.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.machine.gpus import require_platform, visible_gpus
 from cua_rl.machine.machine import find_machine
-from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
-from cua_rl.machine.model_sizes import load_model_sizes
+from cua_rl.machine.memory_plan import MemoryPlan
 from cua_rl.monitor.sender import MonitorAddress
-from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
@@ -26,11 +21,12 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.devices import BackendName, DevicePlan, find_backend_name, plan_devices, require_own_model, split_gyms
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor, rollout_shape
+from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.resolve import resolve
 from cua_rl.run.rollout_config import GatewaySettings
-from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run_folder.checkpoints import find_checkpoint, max_lora_rank
+from cua_rl.run_folder.checkpoints import find_checkpoint
 from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.run_folder.model_folder import (
     find_max_model_len,
@@ -44,6 +40,7 @@ from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
@@ -52,18 +49,14 @@ from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, r
 
 logger = logging.getLogger(__name__)
 
-FLOAT32_ROUNDING = 0.02
-"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A training configuration with all references resolved."""
+    """A training configuration without open choices, and the objects that it names."""
 
     config: CLIConfig
     run_name: str
     log_path: Path
-    model_path: Path
     renderer: Renderer
     device_plan: DevicePlan
     train_tasks: TaskSet
@@ -71,41 +64,12 @@ class RunPlan:
     reward: RewardFunction
     judge: JudgeConfig | None
     """None if no task needs one, and none is asked for beside validators."""
-    history: History
-    max_model_len: int
-    max_images: int
-    """Maximum images of one prompt."""
-    max_lora_rank: int
     memory: MemoryPlan
     checkpoint_path: Path | None
     database_url: str | None
     """None for the embedded database."""
     monitor: MonitorAddress | None
     """Remote monitor to which the run is sent."""
-
-    @property
-    def gpus(self) -> GpuPlan:
-        return self.memory.gpus
-
-    @property
-    def rounding_limit(self) -> float:
-        """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
-        trainer, server = self.config.trainer.dtype, self.config.server.dtype
-        # whether the hosts at an address have GPUs is not known here
-        trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
-        trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
-        family = find_family(self.model_path)
-        assert family is not None, "the plan has refused other models"
-        if server == "auto" and not self.gpus.server_gpus:
-            server = family.cpu_dtype
-        serves_exactly = server == "float32" and not self.config.base_url  # an external server does not say
-        return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
-
-    @property
-    def parity_limit(self) -> float:
-        """The largest such difference at which the run continues."""
-        configured = self.config.trainer.parity_limit
-        return self.rounding_limit if configured is None else configured
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json and `dry_run`."""
@@ -114,14 +78,14 @@ class RunPlan:
             "log_path": str(self.log_path),
             "model_name": self.config.model_name,
             "max_concurrent_rollouts": self.config.max_concurrent_rollouts,
-            "model_path": str(self.model_path),
+            "model_path": str(self.config.server.model_path),
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "tasks_sha256": tasks_sha256(self.train_tasks, self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
-            "max_model_len": self.max_model_len,
-            "max_images": self.max_images,
-            "parity_limit": self.parity_limit,
+            "max_model_len": self.config.server.max_model_len,
+            "max_images": self.config.server.max_images,
+            "parity_limit": self.config.trainer.parity_limit,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.memory.effective(),
@@ -153,42 +117,34 @@ async def plan_run(
     judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
     await check_judge(judge)
     if judge is not None and train_tasks.is_judged:
-        require_precision(
-            judge,
-            least=config.judge.min_precision,
-            record=config.judge.calibration,
-            log_dir=config.log_dir,
-            is_forced=config.judge.force,
-        )
+        require_precision(judge, config.log_dir)
     _require_free_ports(config)
     num_turns = min(
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
-    _check_trainer(config, environ)
+    check_trainer(config.trainer, environ, is_here=config.machine is None)
     config = choose_history(config, device_plan.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, device_plan.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
         await require_monitor(monitor)
-    memory = plan_training_memory(config, model_path, max_model_len, environ)
-    config = with_values(config, max_concurrent_rollouts=memory.num_rollouts)
+    config = with_values(config, server=with_values(config.server, max_images=max_images))
+    machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
+    config, memory = resolve(config, machine, model_path)
+    if config.base_url is None and config.machine is None:  # otherwise the run is on another machine
+        require_platform(memory.gpus, installed_platform())
     return RunPlan(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),
-        model_path=model_path,
         renderer=renderer,
         device_plan=device_plan,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
-        history=configured_history(config),
-        max_model_len=max_model_len,
-        max_images=max_images,
-        max_lora_rank=max_lora_rank(config.lora_rank),
         memory=memory,
         checkpoint_path=reference
         or find_checkpoint(
@@ -231,78 +187,22 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def plan_training_memory(
-    config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]
-) -> MemoryPlan:
-    """Placement and memory of model server and trainer; raises `ConfigError` for what cannot fit."""
-    gpu_wishes = GpuWishes(
-        server_gpus=config.server.gpus,
-        server_tensor_parallel=config.server.tensor_parallel,
-        gpu_memory_utilization=config.server.gpu_memory_utilization,
-        trainer_gpus=config.trainer.gpus,
-        trainer_num_processes=config.trainer.num_processes,
-        has_server=config.base_url is None,
-        has_trainer=config.trainer.address is None,
-    )
-    recomputes = config.trainer.gradient_checkpointing
-    if recomputes is None and config.trainer.address is not None:
-        recomputes = True  # the memory of other hosts is not known here
-    wishes = MemoryWishes(
-        gradient_checkpointing=recomputes,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        # Unsloth loads the whole model onto each GPU
-        sharding="none" if config.trainer.loader == "unsloth" else config.trainer.sharding,
-        max_num_seqs=config.server.max_num_seqs,
-        context_parallel=config.trainer.context_parallel,
-    )
-    machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
-    dtype, image_tokens = config.trainer.dtype, largest_image_tokens(model_path, config.server.max_pixels)
-    demand = Demand(
-        context_tokens=max_model_len,
-        lora_rank=config.lora_rank,
-        num_rollouts=config.max_concurrent_rollouts,
-        shape=rollout_shape(config, max_model_len, image_tokens),
-        largest_image_tokens=image_tokens,
-        is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
-        serves_float32=config.server.dtype == "float32",
-        trains_vision=config.trainer.adapts_vision,
-        num_trained=config.groups_per_batch * config.group_size,
-        vision_cache_gib=config.trainer.vision_cache_gib,
-    )
-    model = load_model_sizes(model_path)
-    plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
-        require_platform(plan.gpus, installed_platform())
-    if config.trainer.address is not None:
-        return plan
-    num_processes = plan.gpus.num_trainer_processes
-    if num_processes % config.trainer.context_parallel:
-        raise ConfigError(
-            f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
-            f"{config.trainer.context_parallel}; change it, or trainer.num_processes"
-        )
-    if config.trainer.sharding == "hybrid":
-        raise ConfigError(
-            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
-            "trainer.address; set trainer.sharding=full"
-        )
-    return plan
+def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here: bool = True) -> None:
+    """Raise `ConfigError` if libraries are missing, or a trainer on other hosts could not be reached, or not safely.
 
-
-def _check_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if libraries are missing, or a trainer on other hosts could not be reached, or not safely."""
-    settings = config.trainer
-    if settings.loader == "unsloth" and settings.sharding not in (None, "none"):
+    `is_here`: the run is on this machine, not planned for another.
+    """
+    if trainer.loader == "unsloth" and trainer.sharding not in (None, "none"):
         raise ConfigError(
             "trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto each GPU, "
-            f"got {settings.sharding!r}; leave one of them out"
+            f"got {trainer.sharding!r}; leave one of them out"
         )
-    if config.trainer.address is None:
-        if config.machine is None:  # otherwise another machine is planned for
-            require_libraries(settings.loader, settings.kernels, has_gpu=bool(visible_gpus(environ)))
+    if trainer.address is None:
+        if is_here:
+            require_libraries(trainer.loader, trainer.kernels, has_gpu=bool(visible_gpus(environ)))
         return
-    require_reachable(config.trainer.address, environ)
-    for name, value in (("gpus", config.trainer.gpus), ("num_processes", config.trainer.num_processes)):
+    require_reachable(trainer.address, environ)
+    for name, value in (("gpus", trainer.gpus), ("num_processes", trainer.num_processes)):
         if value is not None:
             raise ConfigError(
                 f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "

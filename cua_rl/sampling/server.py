@@ -15,7 +15,6 @@ from typing import Self, cast
 
 import httpx
 
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.host.scratch import make_scratch_folder
@@ -23,6 +22,7 @@ from cua_rl.host.users import computing_prefix
 from cua_rl.masking import make_key
 from cua_rl.sampling.adapter_upload import UPLOAD_PATH
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
+from cua_rl.sampling.config import START_TIMEOUT_S, ServerConfig
 from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 
@@ -140,12 +140,13 @@ class VllmServer:
         command = [*await asyncio.to_thread(computing_prefix), *command]
         self._process = OwnedProcess(command, name="vllm", log_path=self._log_path, environment=environment)
         await self._process.start()
+        limit_s = self._config.start_timeout_s or START_TIMEOUT_S
         try:
-            async with asyncio.timeout(self._config.start_timeout_s):
+            async with asyncio.timeout(limit_s):
                 self._model = await self._first_answer(self._process)
         except TimeoutError as error:
             raise SamplingError(
-                f"expected the model server to answer within {self._config.start_timeout_s:.0f} s, it did not; "
+                f"expected the model server to answer within {limit_s:.0f} s, it did not; "
                 f"raise start_timeout_s or read {self._log_path}, which ends:\n{self._process.log_tail()}"
             ) from error
         logger.info("model server ready url=%s start_s=%.1f", self.base_url, time.monotonic() - clock)

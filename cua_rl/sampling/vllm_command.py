@@ -6,6 +6,7 @@ configured, requires a key for every path (`vllm_access.py`), fetches no images,
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -13,12 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.families import find_family
 from cua_rl.host.users import computing_environment
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
+from cua_rl.sampling.config import (
+    DEFAULT_IMAGES,
+    DEFAULT_NUM_SEQS,
+    GPU_MEMORY_UTILIZATION,
+    ServerConfig,
+)
 
 _FOR_DOWNLOADS = ("HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
@@ -48,9 +54,9 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         "max-lora-rank": config.max_lora_rank,
         "max-loras": config.max_adapters,
         "max-cpu-loras": config.max_adapters,
-        "max-model-len": config.max_model_len,
-        "max-num-seqs": config.max_num_seqs,
-        "limit-mm-per-prompt": json.dumps({"image": config.max_images, "video": 0}),
+        "max-model-len": config.context_tokens,
+        "max-num-seqs": config.max_num_seqs or DEFAULT_NUM_SEQS,
+        "limit-mm-per-prompt": json.dumps({"image": config.max_images or DEFAULT_IMAGES, "video": 0}),
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "uvicorn-log-level": "warning",
@@ -88,14 +94,14 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         flags.append("--enforce-eager")
     else:
         settings |= {
-            "gpu-memory-utilization": config.gpu_memory_utilization,
-            "tensor-parallel-size": config.tensor_parallel,
+            "gpu-memory-utilization": config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION,
+            "tensor-parallel-size": config.tensor_parallel or 1,
         }
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # the model comes first: `vllm serve` takes it as its argument
     model = [str(config.model_path)] if platform == "cuda" else ["--model", str(config.model_path)]
     image_cache = ["--mm-processor-cache-gb", f"{config.image_cache_gib:.2f}"]  # planned, unless it is among vllm_args
-    return [*model, *image_cache, *config.vllm_args, *options, *flags]
+    return [*model, *image_cache, *shlex.split(config.vllm_args), *options, *flags]
 
 
 def vllm_environment(
@@ -117,8 +123,8 @@ def vllm_environment(
         environment |= {name: environ[name] for name in _FOR_DOWNLOADS if name in environ}
     if config.adapter_folder is not None:
         environment[UPLOAD_FOLDER_VARIABLE] = str(config.adapter_folder)
-    if config.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
+    if config.gpu_names:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
     if require_vllm() == "cpu":
         # A single process computes, because an engine and a worker process would busy-wait for each other. vLLM allows
         # this only with its multiprocessing disabled (the engine still is a process of its own).

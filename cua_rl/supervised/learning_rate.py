@@ -1,9 +1,8 @@
 """Learning-rate schedules: pure functions of the step, so that a resumed run continues as if never stopped."""
 
 from math import cos, pi
-from typing import Literal
 
-RateSchedule = Literal["constant", "linear", "cosine"]
+from cua_rl.training.config import RateSchedule
 
 
 def learning_rate_at(step: int, *, highest: float, schedule: RateSchedule, warmup_steps: int, max_steps: int) -> float:

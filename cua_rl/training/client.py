@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.link import ControllerLink, parse_address, require_token
@@ -38,10 +38,10 @@ class TrainingClient:
         TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
-    def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
+    def __init__(self, config: TrainerConfig, log_path: Path) -> None:
         self._config = config
         if config.address is None:
-            self._endpoint = LocalTrainer(config, log_path, num_threads)
+            self._endpoint = LocalTrainer(config, log_path)
         else:
             address = parse_address(config.address, "trainer.address")
             self._endpoint = RemoteTrainer(address, require_token(os.environ))

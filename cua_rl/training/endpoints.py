@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainerDeathError
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import computing_environment, computing_prefix
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.link import Address, ControllerLink
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ class LocalTrainer:
 
     reads_our_files = True
 
-    def __init__(self, config: TrainerConfig, log_path: Path, num_threads: int | None) -> None:
-        self._num_processes = config.num_processes
+    def __init__(self, config: TrainerConfig, log_path: Path) -> None:
+        self._num_processes = config.num_processes or 1
         self._log_path = log_path
-        self._environment = rank_environment(config.num_processes, num_threads)
-        if config.gpus:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
+        self._environment = rank_environment(self._num_processes, config.num_threads)
+        if config.gpu_names:
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
         self._folder: Path | None = None
         self._process: OwnedProcess | None = None
 

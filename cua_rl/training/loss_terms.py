@@ -7,7 +7,7 @@ Shapes and names as in `losses.py`.
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig
+from cua_rl.training.config import LossConfig
 
 KL_WEIGHT_CAP = 5.0
 """Maximum weight of a token in the KL term, so that stale tokens do not outweigh all others."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig
+from cua_rl.training.config import LossConfig
 from cua_rl.training.loss_terms import behaviour_weight, kl_to_reference, turn_means
 
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cua_rl.config import LossConfig
 from cua_rl.host import system
 from cua_rl.host.gpu_peaks import data_sheet_tflop_per_s
 from cua_rl.metrics import merge_metrics
 from cua_rl.training.batching import Grid
+from cua_rl.training.config import LossConfig
 from cua_rl.training.losses import TokenLoss
 
 

@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForImageTextToText
 
-from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.families import FAMILIES, Family
 from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.checkpoint import gather_whole, shard_like
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
@@ -55,13 +55,13 @@ class PolicyModel:
         self._config = config
         self._context = context
         self.is_sharded = config.sharding in ("full", "hybrid") and place.size > 1
-        self.device = find_device(config.gpus)
+        self.device = find_device(config.gpu_names)
         family = _find_family(config.model_path)
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = self._load_base()
         is_streamed = config.sharding == "offload"
         if not self.is_sharded and not is_streamed:
-            base.to(device=self.device, dtype=torch.float32 if config.lora is None else None)
+            base.to(device=self.device, dtype=None if config.lora_rank else torch.float32)
         use_linear_patch_embedding(base.model.visual)
         separate_sequences(base.model.language_model)
         if config.kernels == "compiled":
@@ -76,9 +76,9 @@ class PolicyModel:
                 "leave it out"
             )
         self.base: Any = base
-        self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
-        self.trains_base = config.lora is None
-        self.trains_vision = config.lora is None or set(config.lora.modules) != {"language"}
+        self._peft = _attach_lora(base, family, config) if config.lora_rank else None
+        self.trains_base = self._peft is None
+        self.trains_vision = self.trains_base or config.adapts_vision
         if self.trains_vision and (is_streamed or (self.is_sharded and not self.trains_base)):
             raise ConfigError(
                 "sharding: expected 'none' where adapters on the vision tower are trained, and 'none' or 'full' where "
@@ -151,7 +151,7 @@ class PolicyModel:
     def base_weights(self) -> Generator[None]:
         """Inside the block the adapter is disabled, which makes this the base model."""
         if self._peft is None:
-            raise TrainingError("expected a LoRA adapter to switch off, got full training: set trainer.lora")
+            raise TrainingError("expected a LoRA adapter to switch off, got full training: set lora_rank")
         with self._peft.disable_adapter():
             yield
 
@@ -183,7 +183,7 @@ class PolicyModel:
     def probe_weights(self, probe: wire.Probe) -> Generator[None]:
         """Inside the block the adapter is the probe: the same on every rank, as strong in every layer of its part."""
         if self._peft is None:
-            raise TrainingError("expected a LoRA adapter for the probe, got full training: set trainer.lora")
+            raise TrainingError("expected a LoRA adapter for the probe, got full training: set lora_rank")
         with self._restored(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             for name, layer in self.base.named_modules():
@@ -276,13 +276,13 @@ class PolicyModel:
 
     def _load_base(self) -> Any:
         """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
-        config, trains_base = self._config, self._config.lora is None
+        config, trains_base = self._config, not self._config.lora_rank
         dtype: Any = torch.float32 if trains_base else self.dtype
         if trains_base and (self.is_sharded or self.device.type == "cuda"):
             dtype = "auto"  # converted one by one as they leave main memory, of which all processes share the pages
         attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
         if config.loader == "unsloth":
-            if config.sharding != "none":
+            if config.sharding not in (None, "none"):
                 raise ConfigError(
                     f"trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto "
                     f"each GPU, got {config.sharding!r}; set trainer.loader=hf"
@@ -359,14 +359,14 @@ def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         target.copy_(source)
 
 
-def _attach_lora(base: Any, family: Family, lora: LoraConfig) -> PeftModel:
-    targets = "|".join(family.lora_targets[module] for module in lora.modules)
+def _attach_lora(base: Any, family: Family, config: TrainerConfig) -> PeftModel:
+    targets = "|".join(family.lora_targets[module] for module in config.lora_modules)
     peft_config = PeftLoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, bias="none"
+        r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=targets, bias="none"
     )
     peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
     with torch.random.fork_rng():
-        torch.manual_seed(lora.seed)
+        torch.manual_seed(config.seed)
         adapted = get_peft_model(base, peft_config)
     assert isinstance(adapted, PeftModel)
     return adapted

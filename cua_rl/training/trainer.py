@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import checkpoint, wire
@@ -27,6 +26,7 @@ from cua_rl.training.batching import (
     make_micro_batches,
     token_weights,
 )
+from cua_rl.training.config import ROW_TOKENS, VISION_CACHE_GIB, TrainerConfig
 from cua_rl.training.device_memory import limit_memory, release_memory, shortage
 from cua_rl.training.folders import write_folder
 from cua_rl.training.head import TokenScores
@@ -78,7 +78,9 @@ class Trainer:
         self._context = self._ranks.share_rows(config.context_parallel)
         self.model = PolicyModel(config, self._ranks.place, self._context)
         self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
-        self._cache = FeatureCache(int(config.vision_cache_gib * 2**30))
+        self._cache = FeatureCache(
+            int(2**30 * (VISION_CACHE_GIB if config.vision_cache_gib is None else config.vision_cache_gib))
+        )
         self.account = Account(
             shape=measure_shape(self.model.base),
             device=self.model.device,
@@ -87,7 +89,7 @@ class Trainer:
             held_bytes=held_bytes(self.model.base),
         )
         self._optimizer = self._make_optimizer()
-        self._row_tokens = config.micro_batch_tokens
+        self._row_tokens = config.micro_batch_tokens or ROW_TOKENS
         self._num_trained_tokens = 0
         self._is_weighted = False
         self.policy_version = 0

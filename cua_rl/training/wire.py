@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.types import Datum
 
 

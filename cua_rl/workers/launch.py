@@ -28,7 +28,7 @@ from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.judge import open_judge
-from cua_rl.run.rollouts import make_runner, open_gateway
+from cua_rl.run.rollouts import configured_history, make_runner, open_gateway
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, sampling_params
 from cua_rl.sampling.client import SamplingClient
@@ -101,7 +101,7 @@ async def _local_rollouts(
         plan.config,
         devices,
         gateway,
-        history=plan.history,
+        history=configured_history(plan.config),
         reward=plan.reward,
         judge=judge,
         log_folder=plan.log_path / "logs" / "agents",

@@ -91,7 +91,7 @@ def programs(host: SecondHost) -> Sequence[Program]:
     return (
         Program(
             name="model",
-            words=(f"{recipes}.serve_model", f"host={here}", "port=8000", "max_lora_rank=16", "max_model_len=2048"),
+            words=(f"{recipes}.serve_model", f"host={here}", "port=8000", "lora_rank=16", "max_model_len=2048"),
             secret="VLLM_API_KEY",
             says=f"model server: http://{here}:8000, which asks for VLLM_API_KEY; nothing is encrypted",
         ),

@@ -16,13 +16,13 @@ from random import Random
 import chz
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.config import TrainerConfig
 from cua_rl.environments.phone.demo.templates import EMBEDDED_EVAL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
@@ -60,9 +60,11 @@ async def main(config: TinyModelConfig) -> None:
             arguments = (start, config.seed, config.grounding_steps)
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=Path(scratch))
         renderer = make_renderer(start)
-        trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
+        trainer_config = TrainerConfig(
+            model_path=start, lora_rank=0, dtype="float32", seed=config.seed, num_threads=config.num_threads
+        )
         log_path = Path(scratch) / "trainer.log"
-        async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
+        async with TrainingClient(trainer_config, log_path) as client:
             random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
             held_out = await _held_out_datums(config, renderer)
             await imitate(

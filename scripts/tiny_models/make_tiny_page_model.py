@@ -18,7 +18,6 @@ from random import Random
 import chz
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -27,6 +26,7 @@ from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.page_lessons import draw_page_lesson, draw_page_text_lesson
@@ -90,9 +90,11 @@ async def main(config: TinyPageModelConfig) -> None:
         if config.grounding_steps:
             arguments = (start, config.seed, config.grounding_steps, screens_path)
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)
-        trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
+        trainer_config = TrainerConfig(
+            model_path=start, lora_rank=0, dtype="float32", seed=config.seed, num_threads=config.num_threads
+        )
         log_path = scratch / "trainer.log"
-        async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
+        async with TrainingClient(trainer_config, log_path) as client:
             renderer = make_renderer(start)
             seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]  # the last screens are never trained on
             await imitate(

@@ -12,12 +12,14 @@ import pytest
 from cua_rl.command_line.parsing import load_config, make_config, parse_command_line
 from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.command_line.settings import SettingNames, explain_field, format_help, list_settings
-from cua_rl.config import LossConfig
 from cua_rl.errors import ConfigError
+from cua_rl.judge.config import JudgeConfig
 from cua_rl.run.evaluation_config import EVALUATE_SECTIONS, EvaluateConfig
-from cua_rl.run.rollout_config import AgentSettings, ServerSettings
+from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run.sft_config import SFT_SECTIONS, SftConfig
-from cua_rl.run.training_config import TRAIN_SECTIONS, CLIConfig, MonitorSettings, TrainingJudgeSettings
+from cua_rl.run.training_config import TRAIN_SECTIONS, CLIConfig, MonitorSettings
+from cua_rl.sampling.config import ServerConfig
+from cua_rl.training.config import LossConfig
 
 # names that were documented before settings had groups, and where they are now
 EARLIER_NAMES = {
@@ -142,7 +144,7 @@ def test_presets_reach_into_groups_and_give_way_to_what_is_said() -> None:
     assert CLIConfig(loss=LossConfig(clip_low=0.5)).loss.normalisation == "token_mean"
     assert CLIConfig(loss=LossConfig(normalisation="constant")).loss.normalisation == "constant"
     assert parse("normalisation=constant") == CLIConfig(loss=LossConfig(normalisation="constant"))
-    assert CLIConfig(server=ServerSettings(max_model_len=None)).server.max_model_len is None
+    assert CLIConfig(server=ServerConfig(max_model_len=None)).server.max_model_len is None
     assert CLIConfig(model_name="m").loss == LossConfig()
     changed = chz.replace(CLIConfig(), seed=7)
     assert (changed.seed, changed.loss) == (7, CLIConfig().loss)
@@ -173,7 +175,7 @@ def test_names_and_values_in_groups_are_explained(argument: str, words: str) -> 
         ({"learning_rate": math.nan}, "learning_rate: expected float, got nan"),
         ({"trace": "no"}, "trace: expected bool, got 'no'"),
         ({"preset": "h100"}, "preset: expected"),
-        ({"trainer": {"gpu": [0]}}, "TrainerSettings, got {'gpu': [0]}; did you mean 'gpus'?"),
+        ({"trainer": {"gpu": [0]}}, "TrainerConfig, got {'gpu': [0]}; did you mean 'gpus'?"),
         ({"loss": LossConfig(clip_low="low")}, "loss.clip_low: expected float, got 'low'"),
     ],
 )
@@ -186,7 +188,7 @@ def test_a_value_of_another_type_is_refused_in_python_too(given: dict[str, Any],
     ("given", "words"),
     [
         ({"clip_low": 0.5}, "write CLIConfig(loss=LossConfig(clip_low=...))"),
-        ({"judge_model": "m"}, "write CLIConfig(judge=TrainingJudgeSettings(model=...))"),
+        ({"judge_model": "m"}, "write CLIConfig(judge=JudgeConfig(model=...))"),
         ({"grup_size": 4}, "did you mean 'group_size'?"),
     ],
 )
@@ -216,7 +218,7 @@ def test_help_shows_at_most_35_settings_one_group_or_everything(capsys: pytest.C
 
 
 def test_a_stored_configuration_is_read_in_its_earlier_form_too() -> None:
-    config = CLIConfig(loss=LossConfig(kl_loss_coef=0.1), judge=TrainingJudgeSettings(base_url="http://j", model="m"))
+    config = CLIConfig(loss=LossConfig(kl_loss_coef=0.1), judge=JudgeConfig(base_url="http://j", model="m"))
     now = json.loads(json.dumps(plain_config(config)))
     before = {"kl_loss_coef": 0.1, "judge_model": "m", "min_group_size": 3}
 

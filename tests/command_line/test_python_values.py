@@ -30,7 +30,7 @@ def test_json_tuples_and_names_of_groups_are_accepted_in_python() -> None:
         (CLIConfig, {"tasks": 5}, "tasks: expected a JSON dictionary .*, got 5"),
         (CLIConfig, {"tasks": [3]}, "each item a JSON dictionary, got .3."),
         (CLIConfig, {"loss": {"nam": "ppo"}}, "did you mean 'name'"),
-        (CLIConfig, {"trainer": "fast"}, r"write trainer=TrainerSettings\(...\)"),
+        (CLIConfig, {"trainer": "fast"}, r"write trainer=TrainerConfig\(...\)"),
         (EvaluateConfig, {"models": "a,b"}, "models: expected a JSON list"),
     ],
 )

@@ -294,7 +294,9 @@ async def test_a_process_that_does_not_answer_is_asked_once(exam: Examination) -
 async def test_a_process_that_loads_large_weights_from_a_slow_disk_is_not_given_up(
     exam: Examination, tmp_path: Path
 ) -> None:
-    exam.plan = replace(exam.plan, model_path=tmp_path)
+    config = exam.plan.config
+    config = with_values(config, server=with_values(config.server, model_path=tmp_path))
+    exam.plan = replace(exam.plan, config=config)
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(64 * 10**9)  # takes no room on the disk
 

@@ -26,7 +26,6 @@ import yaml
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.settings import SettingNames
 from cua_rl.command_line.values import UnfitValueError, parse_value
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import (
@@ -47,6 +46,7 @@ from cua_rl.recipes import (
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import Platform, vllm_options
 from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
@@ -94,6 +94,7 @@ WITHOUT_OPTIONS = {
     "cua_rl.recipes.rl_minimal": 0,
     "scripts.settings_page": 0,
     "scripts.metrics_page": 0,
+    "scripts.code_shape": 0,
     "scripts.red_team.hosts": 0,
     "tests.evaluation.test_coverage": 1,
 }

@@ -9,7 +9,8 @@ import pytest
 from cua_rl.actions import Click, TypeText
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig, read_vote
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, read_vote
 from cua_rl.judge.request import Case
 from cua_rl.types import AgentTurn, StopReason, Turn
 from tests.builders import model_turn, prompt, text
@@ -41,7 +42,7 @@ CASE = Case(
 @asynccontextmanager
 async def judging(endpoint: JudgeEndpoint, **changes: Any) -> AsyncGenerator[Judge]:
     async with serve_judge(endpoint) as url:
-        given = {"base_url": url, "model": MODEL, "prompt": DEFAULT_PROMPT.read_text()}
+        given = {"base_url": url, "model": MODEL, "prompt_text": DEFAULT_PROMPT.read_text()}
         async with Judge(JudgeConfig(**given | changes), changes.pop("key", KEY)) as judge:
             yield judge
 
@@ -49,8 +50,8 @@ async def judging(endpoint: JudgeEndpoint, **changes: Any) -> AsyncGenerator[Jud
 async def test_an_agreeing_judge_gives_its_verdict_with_reason_tokens_and_cost() -> None:
     endpoint = JudgeEndpoint(lambda asked: verdict(True, "Settings is open", score=0.75))
 
-    prices = {"input_usd_per_mtok": 2.0, "output_usd_per_mtok": 10.0}
-    async with judging(endpoint, num_votes=3, **prices) as judge:
+    prices = {"input_price": 2.0, "output_price": 10.0}
+    async with judging(endpoint, votes=3, **prices) as judge:
         judgement = await judge.judge(CASE, decides=True)
 
     assert (judgement.success, judgement.agreement, judgement.score) == (True, 1.0, 0.75)
@@ -106,7 +107,7 @@ async def test_a_verdict_needs_more_than_half_of_all_votes(
     texts = ["no JSON" if answer is None else verdict(answer) for answer in answers]
     endpoint = JudgeEndpoint(lambda asked: texts[asked.number])
 
-    async with judging(endpoint, num_votes=len(answers)) as judge:
+    async with judging(endpoint, votes=len(answers)) as judge:
         judgement = await judge.judge(CASE, decides=True)
 
     assert (judgement.success, judgement.agreement) == (success, agreement)
@@ -169,7 +170,7 @@ async def test_a_slow_judge_gives_no_verdict_within_its_time() -> None:
 
 
 async def test_a_dead_judge_gives_no_verdict_and_is_found_before_a_run() -> None:
-    config = JudgeConfig(base_url="http://127.0.0.1:9/v1", model=MODEL, prompt="p", max_retries=0)
+    config = JudgeConfig(base_url="http://127.0.0.1:9/v1", model=MODEL, prompt_text="p", max_retries=0)
     async with Judge(config, KEY) as judge:
         judgement = await judge.judge(CASE, decides=True)
         with pytest.raises(ConfigError, match=r"judge\.base_url: expected an endpoint that can be reached"):
@@ -188,10 +189,10 @@ async def test_a_request_that_is_refused_stops_the_run_with_the_reason() -> None
 
 async def test_a_wrong_key_is_found_before_a_run_and_never_shown() -> None:
     async with serve_judge(JudgeEndpoint(lambda asked: verdict(True))) as url:
-        async with Judge(JudgeConfig(base_url=url, model=MODEL, prompt="p"), "a-wrong-key") as judge:
+        async with Judge(JudgeConfig(base_url=url, model=MODEL, prompt_text="p"), "a-wrong-key") as judge:
             with pytest.raises(ConfigError, match="JUDGE_API_KEY") as refused:
                 await judge.check()
-        async with Judge(JudgeConfig(base_url=url, model=MODEL, prompt="p"), KEY) as judge:
+        async with Judge(JudgeConfig(base_url=url, model=MODEL, prompt_text="p"), KEY) as judge:
             await judge.check()
 
     assert "a-wrong-key" not in str(refused.value)
@@ -253,9 +254,9 @@ async def test_there_must_be_something_to_judge_from() -> None:
 
 
 def test_the_fingerprint_changes_with_everything_that_a_calibration_depends_on() -> None:
-    base: dict[str, Any] = {"base_url": "http://a/v1", "model": "m", "prompt": "p"}
-    same = {"base_url": "http://b/v1", "timeout_s": 1.0, "input_usd_per_mtok": 1.0}
-    others = [{"model": "n"}, {"prompt": "q"}, {"num_votes": 3}, {"screenshots": "all"}, {"extra": {"top_p": 1}}]
+    base: dict[str, Any] = {"base_url": "http://a/v1", "model": "m", "prompt_text": "p"}
+    same = {"base_url": "http://b/v1", "timeout_s": 1.0, "input_price": 1.0}
+    others = [{"model": "n"}, {"prompt_text": "q"}, {"votes": 3}, {"screenshots": "all"}, {"extra": {"top_p": 1}}]
     fingerprints = {JudgeConfig(**base | other).fingerprint for other in [{}, *others]}
 
     assert len(fingerprints) == 6

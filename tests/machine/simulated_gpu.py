@@ -79,12 +79,12 @@ def least_free_share_of_a_day(request: Request, plan: MemoryPlan, *, num_steps: 
 
 def _day(request: Request, plan: MemoryPlan, trainer: Allocator, draw: random.Random, num_steps: int) -> Iterator[str]:
     """Every change of the trainer's memory, as the layers of its model make them."""
-    model, rank = request.model, request.demand.lora_rank
+    model, rank = request.model, request.trainer.lora_rank
     passing = 0 if plan.sharding == "none" else 2 * model.layer_parameters  # bfloat16: a layer that comes and goes
     trainer.allocate(plan.trainer["weights"] - 2 * passing)
     trainer.allocate(plan.trainer["adapter and optimizer"])
     yield "start"
-    row = max(plan.micro_batch_tokens, request.demand.context_tokens)
+    row = max(plan.micro_batch_tokens, request.context_tokens)
     for _ in range(num_steps):
         num_tokens = draw.randint(row // 8, row)
         attention = model.attention_bytes(num_tokens) if plan.keeps_attention else 0

@@ -3,23 +3,27 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.machine.gpus import (
     GpuPlan,
-    GpuWishes,
     ask_nvidia_smi,
     plan_gpus,
     require_platform,
     visible_gpus,
 )
 from cua_rl.run_folder.model_folder import start_limit_s
+from cua_rl.sampling.config import ServerConfig
+from cua_rl.training.config import TrainerConfig
+
+SERVER, TRAINER = ServerConfig(), TrainerConfig()
 
 
-def plan(num_gpus: int, wishes: GpuWishes | None = None) -> GpuPlan:
-    return plan_gpus([f"gpu{index}" for index in range(num_gpus)], wishes or GpuWishes(), num_heads=32)
+def plan(num_gpus: int, server: ServerConfig = SERVER, trainer: TrainerConfig = TRAINER, **has: bool) -> GpuPlan:
+    return plan_gpus([f"gpu{index}" for index in range(num_gpus)], server, trainer, num_heads=32, **has)
 
 
 def split(found: GpuPlan) -> tuple[str, str]:
@@ -28,13 +32,13 @@ def split(found: GpuPlan) -> tuple[str, str]:
 
 def test_without_a_gpu_processes_are_counted_only() -> None:
     assert (plan(0).num_trainer_processes, plan(0).server_gpus, plan(0).is_shared) == (1, (), False)
-    assert plan(0, GpuWishes(trainer_num_processes=2)).num_trainer_processes == 2
+    assert plan(0, trainer=TrainerConfig(num_processes=2)).num_trainer_processes == 2
 
 
 def test_one_gpu_is_shared_and_has_room_for_both() -> None:
     assert (split(plan(1)), plan(1).is_shared) == (("0", "0"), True)
     assert plan(1).gpu_memory_utilization < 0.5 < plan(2).gpu_memory_utilization
-    assert plan(1, GpuWishes(gpu_memory_utilization=0.3)).gpu_memory_utilization == 0.3
+    assert plan(1, server=ServerConfig(gpu_memory_utilization=0.3)).gpu_memory_utilization == 0.3
 
 
 def test_the_server_gets_the_largest_power_of_two_up_to_half() -> None:
@@ -45,36 +49,44 @@ def test_the_server_gets_the_largest_power_of_two_up_to_half() -> None:
 
 
 def test_who_is_named_gpus_leaves_the_others_to_the_other_side() -> None:
-    assert split(plan(4, GpuWishes(server_gpus=[3]))) == ("3", "012")
-    assert split(plan(4, GpuWishes(trainer_gpus=[0]))) == ("123", "0")
-    assert split(plan(2, GpuWishes(server_gpus=[0, 1]))) == ("01", "01")
-    assert split(plan(4, GpuWishes(has_server=False))) == ("", "0123")
-    assert split(plan(4, GpuWishes(has_trainer=False))) == ("0123", "")
-    assert split(plan(4, GpuWishes(trainer_num_processes=1))) == ("01", "2")
+    assert split(plan(4, server=ServerConfig(gpus=(3,)))) == ("3", "012")
+    assert split(plan(4, trainer=TrainerConfig(gpus=(0,)))) == ("123", "0")
+    assert split(plan(2, server=ServerConfig(gpus=(0, 1)))) == ("01", "01")
+    assert split(plan(4, has_server=False)) == ("", "0123")
+    assert split(plan(4, has_trainer=False)) == ("0123", "")
+    assert split(plan(4, trainer=TrainerConfig(num_processes=1))) == ("01", "2")
 
 
 def test_every_gpu_of_the_server_holds_a_copy_of_the_model_unless_they_hold_it_together() -> None:
     assert plan(8).server_copies == (("gpu0",), ("gpu1",), ("gpu2",), ("gpu3",))
-    assert plan(8, GpuWishes(server_tensor_parallel=2)).server_copies == (("gpu0", "gpu1"), ("gpu2", "gpu3"))
-    assert plan(8, GpuWishes(server_tensor_parallel=4)).server_copies == (("gpu0", "gpu1", "gpu2", "gpu3"),)
+    assert plan(8, server=ServerConfig(tensor_parallel=2)).server_copies == (("gpu0", "gpu1"), ("gpu2", "gpu3"))
+    assert plan(8, server=ServerConfig(tensor_parallel=4)).server_copies == (("gpu0", "gpu1", "gpu2", "gpu3"),)
     assert plan(0).server_copies == ((),)  # on the CPU
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "wishes", "message"),
+    ("num_gpus", "settings", "message"),
     [
-        (2, GpuWishes(server_gpus=[2]), r"server\.gpus: expected GPUs of 0 to 1, each once, got \[2\]"),
-        (2, GpuWishes(trainer_gpus=[1, 1]), r"trainer\.gpus: expected GPUs of 0 to 1, each once, got \[1, 1\]"),
-        (0, GpuWishes(server_gpus=[0]), r"server\.gpus: expected None, as no GPU is visible here"),
-        (4, GpuWishes(server_gpus=[0, 1], trainer_gpus=[1, 2]), "let them overlap wholly or not at all"),
-        (4, GpuWishes(trainer_num_processes=3), r"trainer\.num_processes: expected at most 2"),
-        (4, GpuWishes(server_tensor_parallel=4), r"server\.tensor_parallel: expected a number that divides"),
-        (2, GpuWishes(server_gpus=[0], has_server=False), "expected None with base_url"),
+        (2, {"server": ServerConfig(gpus=(2,))}, r"server\.gpus: expected GPUs of 0 to 1, each once, got \[2\]"),
+        (
+            2,
+            {"trainer": TrainerConfig(gpus=(1, 1))},
+            r"trainer\.gpus: expected GPUs of 0 to 1, each once, got",
+        ),
+        (0, {"server": ServerConfig(gpus=(0,))}, r"server\.gpus: expected None, as no GPU is visible here"),
+        (
+            4,
+            {"server": ServerConfig(gpus=(0, 1)), "trainer": TrainerConfig(gpus=(1, 2))},
+            "let them overlap wholly or not at all",
+        ),
+        (4, {"trainer": TrainerConfig(num_processes=3)}, r"trainer\.num_processes: expected at most 2"),
+        (4, {"server": ServerConfig(tensor_parallel=4)}, r"server\.tensor_parallel: expected a number that divides"),
+        (2, {"server": ServerConfig(gpus=(0,)), "has_server": False}, "expected None with base_url"),
     ],
 )
-def test_what_cannot_be_is_refused(num_gpus: int, wishes: GpuWishes, message: str) -> None:
+def test_what_cannot_be_is_refused(num_gpus: int, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan(num_gpus, wishes)
+        plan(num_gpus, **settings)
 
 
 TWO_GPUS = "0, GPU-8932-a, 81559\n1, GPU-4711-b, [N/A]\n"

@@ -11,9 +11,8 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.families import FAMILIES
-from cua_rl.machine.gpus import GpuWishes
 from cua_rl.machine.machine import Machine, find_machine
-from cua_rl.machine.memory_parts import GIB, Demand, MemoryWishes, Request, outside_bytes, usable_bytes
+from cua_rl.machine.memory_parts import GIB, Request, outside_bytes, usable_bytes
 from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
 from cua_rl.machine.prefix_cache import RolloutShape, simulate_prefix_cache
@@ -21,6 +20,9 @@ from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.config import ServerConfig
+from cua_rl.settings import with_values
+from cua_rl.training.config import TrainerConfig
 from tests.machine.simulated_gpu import least_free_share_of_a_day
 
 MODELS = Path(__file__).parent / "model_configs"
@@ -38,22 +40,23 @@ def request(
     context: int = 16384,
     rank: int = 32,
     image_tokens: int = 16384,
-    gpus: GpuWishes | None = None,
-    wishes: MemoryWishes | None = None,
+    server: ServerConfig | None = None,
+    trainer: TrainerConfig | None = None,
 ) -> Request:
     return Request(
         model=load_model_sizes(MODELS / f"Qwen3-VL-{size}-Instruct"),
         machine=find_machine(machine, {}, is_dry_run=True),
-        demand=Demand(context_tokens=context, lora_rank=rank, largest_image_tokens=image_tokens),
-        gpu_wishes=gpus or GpuWishes(),
-        wishes=wishes or MemoryWishes(),
+        server=server or ServerConfig(),
+        trainer=with_values(trainer or TrainerConfig(), lora_rank=rank),
+        context_tokens=context,
+        largest_image_tokens=image_tokens,
     )
 
 
 @pytest.mark.parametrize(("is_float32", "copies"), [(False, 1), (True, 4 * 2)])
 def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_float32: bool, copies: int) -> None:
-    wanted = request("4B", "8x80", gpus=GpuWishes(trainer_gpus=(4, 5, 6, 7)))
-    wanted = replace(wanted, demand=replace(wanted.demand, is_float32=is_float32))
+    dtype = "float32" if is_float32 else "bfloat16"
+    wanted = request("4B", "8x80", trainer=TrainerConfig(gpus=(4, 5, 6, 7), dtype=dtype))
 
     plan = plan_memory(wanted)
 
@@ -62,8 +65,8 @@ def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_floa
 
 def test_processes_that_share_each_row_hold_a_longer_context() -> None:
     def plan(num_sharing: int) -> MemoryPlan:
-        wishes = MemoryWishes(context_parallel=num_sharing, sharding="full", gradient_checkpointing=True)
-        return plan_memory(request("8B", "8x80", context=262_144, wishes=wishes))
+        trainer = TrainerConfig(context_parallel=num_sharing, sharding="full", gradient_checkpointing=True)
+        return plan_memory(request("8B", "8x80", context=262_144, trainer=trainer))
 
     with pytest.raises(ConfigError, match="memory: expected a trainer of"):
         plan(1)
@@ -139,8 +142,8 @@ def test_the_feature_cache_holds_a_steps_screenshots_if_main_memory_has_room() -
             replace(base.machine, host_gib=host_gib) if machine else Machine(gpus=(), gpu_gib=None, host_gib=host_gib)
         )
         asked = replace(base, machine=there)
-        changed = replace(asked, demand=replace(asked.demand, **{"num_trained": 32, "num_rollouts": 1, **changes}))
-        return plan_memory(changed).vision_cache_gib
+        trainer = with_values(asked.trainer, **changes)
+        return plan_memory(replace(asked, trainer=trainer, num_trained=32, num_rollouts=1)).vision_cache_gib
 
     # four levels of 2560 numbers in bfloat16 for each of 32 * 16,384 tokens: 20,480 bytes, 10 GiB together
     assert vision_cache("2x80", 512.0) == 10.0
@@ -148,7 +151,7 @@ def test_the_feature_cache_holds_a_steps_screenshots_if_main_memory_has_room() -
     # weights 8.3 while they load, trainer 2, server 4 and images 1 leave 14.7 of 32 beside the 2: a quarter is 3.7
     assert vision_cache("2x80", 32.0) == pytest.approx(5.7, abs=0.05)
     assert vision_cache("2x80", None) == vision_cache("2x80", 8.5) == vision_cache(None, 512.0) == 2.0
-    assert vision_cache("2x80", 512.0, trains_vision=True) == 2.0
+    assert vision_cache("2x80", 512.0, lora_modules=("vision",)) == 2.0
     assert vision_cache("2x80", 512.0, vision_cache_gib=0.5) == 0.5
 
 
@@ -190,8 +193,8 @@ def plan_kv_bytes(size: str) -> int:
 def test_the_image_cache_holds_the_screenshots_of_all_rollouts() -> None:
     def image_cache_gib(machine: str, host_gib: float | None = None) -> float:
         wanted = request("4B", machine, context=32768)
-        demand, there = replace(wanted.demand, num_rollouts=64), replace(wanted.machine, host_gib=host_gib)
-        return plan_memory(replace(wanted, demand=demand, machine=there)).image_cache_gib
+        there = replace(wanted.machine, host_gib=host_gib)
+        return plan_memory(replace(wanted, num_rollouts=64, machine=there)).image_cache_gib
 
     # 64 prompts of 32,768 tokens; a token is 2 x 2 patches of 16 x 16 pixels, 3 channels and 2 frames: 6,144 bytes
     assert image_cache_gib("1x80") == pytest.approx(12.0)
@@ -202,8 +205,7 @@ def test_the_image_cache_holds_the_screenshots_of_all_rollouts() -> None:
 
 
 def supervised(size: str, machine: str, rank: int) -> Request:
-    wanted = request(size, machine, rank=rank, gpus=GpuWishes(has_server=False))
-    return replace(wanted, demand=replace(wanted.demand, context_tokens=8192))
+    return replace(request(size, machine, rank=rank, context=8192), has_server=False)
 
 
 def test_supervised_runs_are_planned_without_a_server() -> None:
@@ -243,17 +245,17 @@ def test_training_all_weights_of_4b_on_eight_gpus_shares_out_weights_gradients_a
 
 
 def test_settings_by_hand_are_kept() -> None:
-    wishes = MemoryWishes(gradient_checkpointing=True, micro_batch_tokens=20000, sharding="full", max_num_seqs=7)
-    gpus = GpuWishes(gpu_memory_utilization=0.6, server_tensor_parallel=2)
+    trainer = TrainerConfig(gradient_checkpointing=True, micro_batch_tokens=20000, sharding="full")
+    server = ServerConfig(gpu_memory_utilization=0.6, tensor_parallel=2, max_num_seqs=7)
 
-    plan = plan_memory(request("2B", "4x80", wishes=wishes, gpus=gpus))
+    plan = plan_memory(request("2B", "4x80", server=server, trainer=trainer))
 
     assert (plan.gradient_checkpointing, plan.micro_batch_tokens, plan.sharding) == (True, 20000, "full")
     assert (plan.max_num_seqs, plan.gpus.gpu_memory_utilization, plan.gpus.tensor_parallel) == (7, 0.6, 2)
 
 
 def test_shorter_rows_by_hand_are_kept_beside_sequences_that_are_longer() -> None:
-    plan = plan_memory(request("4B", "1x80", wishes=MemoryWishes(micro_batch_tokens=1024)))
+    plan = plan_memory(request("4B", "1x80", trainer=TrainerConfig(micro_batch_tokens=1024)))
 
     assert plan.micro_batch_tokens == 1024
     # the longest sequence gets a row of its own, of 16,384 tokens
@@ -262,7 +264,7 @@ def test_shorter_rows_by_hand_are_kept_beside_sequences_that_are_longer() -> Non
 
 def test_a_server_in_float32_takes_twice_the_memory() -> None:
     wanted = request("2B", "2x80")
-    exact = replace(wanted, demand=replace(wanted.demand, serves_float32=True))
+    exact = replace(wanted, server=ServerConfig(dtype="float32"))
 
     half, whole = plan_memory(wanted), plan_memory(exact)
 
@@ -278,7 +280,7 @@ def test_adapter_slots_have_the_ranks_that_vllm_knows() -> None:
 
 def test_training_all_weights_under_autocast_takes_a_copy_of_them() -> None:
     half = supervised("2B", "1x80", 0)
-    exact = replace(half, demand=replace(half.demand, is_float32=True))
+    exact = replace(half, trainer=with_values(half.trainer, dtype="float32"))
 
     assert plan_memory(half).trainer["weights for autocast"] == 2 * half.model.parameters
     assert "weights for autocast" not in plan_memory(exact).trainer
@@ -286,7 +288,7 @@ def test_training_all_weights_under_autocast_takes_a_copy_of_them() -> None:
 
 def test_data_is_not_asked_to_be_shorter() -> None:
     refused = supervised("8B", "1x10.8", 32)
-    of_data = replace(refused, demand=replace(refused.demand, is_context_fixed=True))
+    of_data = replace(refused, is_context_fixed=True)
 
     with pytest.raises(ConfigError, match=r"server\.max_model_len="):
         plan_memory(refused)
@@ -296,8 +298,8 @@ def test_data_is_not_asked_to_be_shorter() -> None:
 
 
 def test_keys_and_values_are_split_by_whole_heads() -> None:
-    seven = GpuWishes(server_gpus=tuple(range(7)), trainer_gpus=(7,), server_tensor_parallel=7)
-    wanted = request("8B", "8x80", gpus=seven)
+    seven = ServerConfig(gpus=tuple(range(7)), tensor_parallel=7)
+    wanted = request("8B", "8x80", server=seven, trainer=TrainerConfig(gpus=(7,)))
     wanted = replace(wanted, model=replace(wanted.model, num_heads=28, num_kv_heads=4))
 
     with pytest.raises(
@@ -325,7 +327,7 @@ def test_linear_attention_keeps_two_states_of_every_sequence() -> None:
 
 
 def test_shards_of_linear_attention_add_up_to_the_model() -> None:
-    wanted = request("8B", "4x48", wishes=MemoryWishes(sharding="full"))
+    wanted = request("8B", "4x48", trainer=TrainerConfig(sharding="full"))
     model = replace(wanted.model, linear=LINEAR)
 
     plan = plan_memory(replace(wanted, model=model))
@@ -335,18 +337,18 @@ def test_shards_of_linear_attention_add_up_to_the_model() -> None:
     assert plan.trainer["weights"] == 2 * (beside + (model.parameters - model.embedding_parameters) // 2)
 
 
-BY_HAND = MemoryWishes(gradient_checkpointing=False)
+BY_HAND = TrainerConfig(gradient_checkpointing=False)
 IMPOSSIBLE = [
     request("2B", "1x8"),
     request("2B", "1x12"),
     request("4B", "1x16"),
     request("4B", "1x24"),
     request("4B", "1x24", context=32768),
-    request("4B", "1x80", wishes=BY_HAND),
-    request("4B", "2x80", wishes=BY_HAND),
-    request("4B", "1x80", wishes=MemoryWishes(micro_batch_tokens=200_000)),
-    request("4B", "1x80", gpus=GpuWishes(gpu_memory_utilization=0.95)),
-    request("4B", "1x80", gpus=GpuWishes(gpu_memory_utilization=0.1)),
+    request("4B", "1x80", trainer=BY_HAND),
+    request("4B", "2x80", trainer=BY_HAND),
+    request("4B", "1x80", trainer=TrainerConfig(micro_batch_tokens=200_000)),
+    request("4B", "1x80", server=ServerConfig(gpu_memory_utilization=0.95)),
+    request("4B", "1x80", server=ServerConfig(gpu_memory_utilization=0.1)),
     request("8B", "1x24"),
     request("8B", "1x32"),
     request("8B", "2x24"),
@@ -354,8 +356,8 @@ IMPOSSIBLE = [
     request("32B", "1x80"),
     request("32B", "2x80"),
     request("32B", "4x40"),
-    request("32B", "4x80", wishes=MemoryWishes(sharding="none")),
-    request("32B", "4x80", gpus=GpuWishes(server_tensor_parallel=1)),
+    request("32B", "4x80", trainer=TrainerConfig(sharding="none")),
+    request("32B", "4x80", server=ServerConfig(tensor_parallel=1)),
     request("32B", "4x80", context=65536),
     request("30B-A3B", "1x80"),
     request("30B-A3B", "2x48"),
@@ -378,30 +380,32 @@ def test_twenty_impossible_plans_are_refused_in_seconds_with_settings_that_fit()
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize("by_hand", ["server_tensor_parallel", "trainer_num_processes"])
-def test_a_setting_that_rules_out_a_remedy_is_not_refused_in_its_place(by_hand: str) -> None:
+@pytest.mark.parametrize(("tensor_parallel", "num_processes"), [(8, None), (None, 8)])
+def test_a_setting_that_rules_out_a_remedy_is_not_refused_in_its_place(
+    tensor_parallel: int | None, num_processes: int | None
+) -> None:
     everything = tuple(range(8))
     # without GPUs by hand, server and trainer would have 4 each, which is too few for 8
-    gpus = replace(GpuWishes(server_gpus=everything, trainer_gpus=everything), **{by_hand: 8})
+    server = ServerConfig(gpus=everything, tensor_parallel=tensor_parallel)
+    trainer = TrainerConfig(gpus=everything, num_processes=num_processes)
 
     with pytest.raises(ConfigError, match=r"memory: expected .* got 8 GPUs of 80\.0 GiB"):
-        plan_memory(request("32B", "8x80", context=262_144, gpus=gpus))
+        plan_memory(request("32B", "8x80", context=262_144, server=server, trainer=trainer))
 
 
 def after(remedy: str, refused: Request) -> Request:
     """The request with what the message proposes."""
     if found := re.fullmatch(r"server\.max_model_len=(\d+)", remedy):
-        return replace(refused, demand=replace(refused.demand, context_tokens=int(found[1])))
+        return replace(refused, context_tokens=int(found[1]))
     if found := re.fullmatch(r"(\d+) GPUs", remedy):
         gpus = tuple(str(index) for index in range(int(found[1])))
         return replace(refused, machine=replace(refused.machine, gpus=gpus))
     if found := re.fullmatch(r"GPUs of (\d+) GiB", remedy):
         return replace(refused, machine=replace(refused.machine, gpu_gib=float(found[1])))
-    name = remedy.removesuffix(" left out").rpartition(".")[2]
-    if name in ("tensor_parallel", "gpu_memory_utilization"):
-        wish = {"tensor_parallel": "server_tensor_parallel"}.get(name, name)
-        return replace(refused, gpu_wishes=replace(refused.gpu_wishes, **{wish: None}))
-    return replace(refused, wishes=replace(refused.wishes, **{name: None}))
+    group, _, name = remedy.removesuffix(" left out").partition(".")
+    if group == "server":
+        return replace(refused, server=with_values(refused.server, **{name: None}))
+    return replace(refused, trainer=with_values(refused.trainer, **{name: None}))
 
 
 def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
@@ -429,13 +433,13 @@ def test_pinned_matrices_take_powers_of_two_of_main_memory() -> None:
 
 
 def test_the_demo_is_planned_as_ever_on_a_cpu() -> None:
-    demand = Demand(context_tokens=2048, lora_rank=16, largest_image_tokens=16384, is_float32=True)
     tiny = Request(
         model=load_model_sizes(TINY_QWEN3_VL),
         machine=Machine(gpus=(), gpu_gib=None, host_gib=8.0),
-        demand=demand,
-        gpu_wishes=GpuWishes(),
-        wishes=MemoryWishes(),
+        server=ServerConfig(),
+        trainer=TrainerConfig(lora_rank=16),
+        context_tokens=2048,
+        largest_image_tokens=16384,
     )
 
     plan = plan_memory(tiny)
@@ -530,10 +534,10 @@ def preset_request(name: PresetName, num_rollouts: int = 0) -> Request:
     preset, config = MACHINE_PRESETS[name], CLIConfig(preset=name)
     size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
     context, image_tokens = config.server.max_model_len or 0, (config.server.max_pixels or 0) // 1024
-    gpus = GpuWishes(server_tensor_parallel=config.server.tensor_parallel)
-    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens, gpus=gpus)
+    server = ServerConfig(tensor_parallel=config.server.tensor_parallel)
+    wanted = request(size, str(preset.machine), context=context, image_tokens=image_tokens, server=server)
     shape = rollout_shape(config, context, image_tokens)
-    return replace(wanted, demand=replace(wanted.demand, num_rollouts=num_rollouts, shape=shape))
+    return replace(wanted, num_rollouts=num_rollouts, shape=shape)
 
 
 def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:

@@ -1,9 +1,9 @@
 """Configurations of runs side by side, whichever version of this package stored them."""
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LossConfig
 from cua_rl.monitor.run_queries import compare_configs
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.training.config import LossConfig
 
 
 def test_a_run_from_before_settings_had_groups_stands_beside_one_of_today() -> None:

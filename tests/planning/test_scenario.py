@@ -13,7 +13,7 @@ from cua_rl.planning.gpu_speed import GPU_KINDS, Shares, TurnTokens, image_flop,
 from cua_rl.planning.plan_config import AssumptionSettings, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
-from cua_rl.run.training_config import TrainerSettings
+from cua_rl.training.config import TrainerConfig
 
 MODELS = Path(__file__).parents[1] / "machine" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
@@ -89,7 +89,7 @@ def test_the_price_is_that_of_the_kind_unless_it_is_set() -> None:
         ({"gpus": "8xtpu"}, "got '8xtpu'"),
         ({"gpus": "1xl4", "model_name": str(MODELS / "Qwen3-VL-32B-Instruct")}, "memory"),
         ({"base_url": "http://10.0.0.2:8000/v1"}, "base_url: expected None with gpus=8xh100"),
-        ({"trainer": TrainerSettings(address="10.0.0.1:29400")}, r"trainer\.address: expected None with gpus=8xh100"),
+        ({"trainer": TrainerConfig(address="10.0.0.1:29400")}, r"trainer\.address: expected None with gpus=8xh100"),
         ({"assume": AssumptionSettings(num_turns=21)}, r"assume\.num_turns: expected at most max_turns=20, got 21"),
         ({"assume": AssumptionSettings(constant_group_frac=1.5)}, "expected a share, at most 1, got 1.5"),
     ],

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Generator
 import pytest
 import pytest_asyncio
 
-from cua_rl.config import ServerConfig
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.sampling.address import API_KEY_VARIABLE
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 
 

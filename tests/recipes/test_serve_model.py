@@ -7,6 +7,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.host.processes import free_port
 from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, main, require_key
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
+from cua_rl.sampling.config import ServerConfig
 
 
 @pytest.mark.parametrize("key", [None, "", "too-short"])
@@ -44,13 +45,15 @@ def test_a_server_that_cannot_start_is_explained(
 
 async def test_options_that_vllm_cannot_take_are_refused_before_the_weights_are_fetched() -> None:
     with pytest.raises(ConfigError, match=r"vllm_args: expected options of vLLM's server.*close the quotes"):
-        await cli_main(ServeModelConfig(vllm_args="--block-size '32"), {API_KEY_VARIABLE: "0123456789abcdef"})
+        await cli_main(
+            ServeModelConfig(server=ServerConfig(vllm_args="--block-size '32")), {API_KEY_VARIABLE: "0123456789abcdef"}
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"port": 70_000}, {"gpu_memory_utilization": 7.0}])
 def test_numbers_that_no_server_can_have_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected a number above 0"):
-        ServeModelConfig(**wrong)
+        ServeModelConfig(server=ServerConfig(**wrong))
 
 
 def test_several_servers_are_separated_by_commas() -> None:

@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -122,9 +121,8 @@ async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound()
             return 1.0 if plan.group_index % 2 else super().reward(plan)
 
     world = Easy()
-    kl = replace(settings().train, kl_penalty_coef=0.1)
 
-    await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2, train=kl)
+    await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2, kl_penalty_coef=0.1)
 
     for groups, (_, metrics) in zip(world.batches, world.log.steps, strict=True):
         turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
@@ -138,9 +136,8 @@ async def test_parity_is_measured_once_where_only_the_kl_term_trains() -> None:
             return 0.0
 
     world = Equals(seed=4)
-    kl = replace(settings().train, kl_penalty_coef=0.1)
 
-    await world.train(max_lag=1, max_steps=5, train=kl)
+    await world.train(max_lag=1, max_steps=5, kl_penalty_coef=0.1)
 
     # a metric of two places is refused; the gate looks at what is trained, and no probe beside it
     assert sum("policy/parity_mean_abs" in metrics for _, metrics in world.log.steps) > 0

@@ -189,8 +189,7 @@ async def losing_run(tmp_path: Path, trainer: FakeTrainer, *, parity_limit: floa
             return [NamedTemplate(task_id="solved").make_task(number)]
 
     loop, bench, log = loop_parts(agent, memory, Losing(), trainer)
-    base = settings(max_steps=2, groups_per_batch=1)
-    await train(replace(base, train=replace(base.train, parity_limit=parity_limit)), loop)
+    await train(settings(max_steps=2, groups_per_batch=1, parity_limit=parity_limit), loop)
     return bench, log
 
 

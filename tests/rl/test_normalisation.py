@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.config import LossConfig, Normalisation
 from cua_rl.rl.train_step import token_weights
+from cua_rl.training.config import LossConfig, Normalisation
 from tests.builders import datum
 
 # rollout "a" has 3 trained tokens in two datums, rollout "b" has 1

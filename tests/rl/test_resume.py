@@ -6,12 +6,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.rl.curriculum import Memory, SuccessRates, SuccessRateStream, load_outcomes
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.types import Datum, Rollout, SamplingParams
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task

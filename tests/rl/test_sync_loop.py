@@ -1,19 +1,18 @@
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
 from cua_rl.rl.advantages import score_group
+from cua_rl.rl.config import CurriculumSettings, EvaluationSettings, LoopConfig, SamplingSettings
 from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due
 from cua_rl.rl.sync_loop import train
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
+from cua_rl.training.config import CheckpointSettings, LossConfig, TrainerConfig
 from cua_rl.types import SamplingParams
 from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
@@ -45,26 +44,26 @@ class Log:
         self.evaluations.append((phase, step))
 
 
+START = ("params", "image_token_id", "first_step", "num_tasks", "begins_curve", "owed_evaluations")
+
+
 def settings(**changes: Any) -> LoopSettings:
+    """A short loop with other values of the configuration, or another `START`."""
+    start: dict[str, Any] = {"params": PARAMS, "image_token_id": IMAGE_TOKEN}
+    start |= {name: changes.pop(name) for name in START if name in changes}
     values: dict[str, Any] = {
-        "first_step": 1,
         "max_steps": 2,
         "groups_per_batch": 2,
         "group_size": 2,
-        "params": PARAMS,
-        "train": TrainStepSettings(
-            loss=LossConfig(),
-            optim=OptimConfig(),
-            num_substeps=1,
-            parity_limit=0.05,
-            kl_penalty_coef=0.0,
-            compute_post_kl=False,
-        ),
+        "trainer": TrainerConfig(parity_limit=changes.pop("parity_limit", 0.05)),
+        "sampling": SamplingSettings(min_group_size=1),
         "eval_every": 0,
         "save_every": 1,
-        "image_token_id": IMAGE_TOKEN,
+        "num_groups_to_log": 0,
     }
-    return LoopSettings(**values | changes)
+    if factor := changes.pop("max_refill_factor", None):
+        values["curriculum"] = CurriculumSettings(refill_groups=True, max_refill_factor=factor)
+    return LoopSettings(config=LoopConfig(**values | changes), **start)
 
 
 def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[LoopParts, Bench, Log, FakePolicy]:
@@ -137,7 +136,7 @@ async def test_a_metric_that_two_parts_of_a_step_write_ends_the_run() -> None:
 async def test_the_baseline_may_be_left_out() -> None:
     loop, _, log, _ = parts(FakeAgent(["1", "0"]))
 
-    await train(settings(has_baseline=False), loop)
+    await train(settings(evaluation=EvaluationSettings(skip_baseline=True)), loop)
 
     assert log.evaluations == [("eval", 2)]
 
@@ -174,7 +173,7 @@ async def test_with_a_kl_term_a_step_of_constant_groups_still_pulls_towards_the_
     trainer = FakeTrainer()
     loop, _, _, policy = parts(FakeAgent(["1"]), trainer)
 
-    await train(settings(train=replace(settings().train, **kl)), loop)
+    await train(settings(**kl), loop)
 
     assert trainer.calls == ["reference_logprobs", "forward_backward 4", "optim_step"] * 2
     assert policy.published == [0, 1, 2]
@@ -212,10 +211,14 @@ async def test_a_run_resumed_with_other_tasks_begins_with_a_baseline_of_its_own(
 async def test_checkpoints_follow_passes_over_the_tasks_and_the_log_says_how_many_are_done() -> None:
     # 2 groups a step of 3 tasks: passes end in steps 2 (4 of 3), 3 (6 of 6), 5 (10 of 9), 6 (12 of 12), 8 (16 of 15)
     loop, _, log, _ = parts(FakeAgent(["1", "0"]))
-    chosen = settings(max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, save_every_epochs=1)
+    chosen = settings(
+        max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, checkpoints=CheckpointSettings(save_every_epochs=1)
+    )
 
     assert [step for step in range(1, 10) if is_checkpoint_due(chosen, step)] == [2, 3, 5, 6, 8, 9]
-    two = settings(max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, save_every_epochs=2)
+    two = settings(
+        max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, checkpoints=CheckpointSettings(save_every_epochs=2)
+    )
     assert [step for step in range(1, 10) if is_checkpoint_due(two, step)] == [3, 6, 9]
     await train(settings(max_steps=2, groups_per_batch=2, num_tasks=3), loop)
     assert [metrics["progress/epoch"] for _, metrics in log.steps] == [pytest.approx(2 / 3), pytest.approx(4 / 3)]
@@ -234,16 +237,8 @@ async def test_disagreement_of_sampler_and_trainer_stops_the_run_before_anything
 async def test_substeps_and_penalties_add_their_passes() -> None:
     trainer = FakeTrainer()
     loop, *_ = parts(FakeAgent(["1", "0"]), trainer)
-    train_settings = TrainStepSettings(
-        loss=LossConfig(),
-        optim=OptimConfig(),
-        num_substeps=2,
-        parity_limit=0.05,
-        kl_penalty_coef=0.1,
-        compute_post_kl=True,
-    )
 
-    await train(settings(max_steps=1, train=train_settings), loop)
+    await train(settings(max_steps=1, num_substeps=2, kl_penalty_coef=0.1, compute_post_kl=True), loop)
 
     assert trainer.calls == [
         "reference_logprobs",

@@ -1,34 +1,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-import chz
 import pytest
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
+from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
-from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
-from cua_rl.supervised.learning_rate import RateSchedule
+from cua_rl.rl.train_step import TrainStepResult, train_step
+from cua_rl.training.config import LossConfig, OptimConfig, RateSchedule, TrainerConfig
 from cua_rl.training.wire import OptimStepOutput
 from cua_rl.types import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 
 
-def make_settings(schedule: RateSchedule = "constant", warmup_steps: int = 0, **changes: Any) -> TrainStepSettings:
-    loss = chz.replace(LossConfig(), **{name: changes.pop(name) for name in list(changes) if name in LOSS_FIELDS})
-    fields: dict[str, Any] = {
-        "loss": loss,
-        "optim": OptimConfig(learning_rate=0.1),
-        "num_substeps": 1,
-        "parity_limit": 0.05,
-        "kl_penalty_coef": 0.0,
-        "compute_post_kl": False,
-        "schedule": schedule,
-        "warmup_steps": warmup_steps,
-    }
-    return TrainStepSettings(**fields | changes)
+def make_settings(schedule: RateSchedule = "constant", **changes: Any) -> LoopConfig:
+    loss = LossConfig(**{name: changes.pop(name) for name in list(changes) if name in LOSS_FIELDS})
+    trainer = TrainerConfig(parity_limit=changes.pop("parity_limit", 0.05))
+    return LoopConfig(loss=loss, learning_rate=0.1, trainer=trainer, learning_rate_schedule=schedule, **changes)
 
 
 LOSS_FIELDS = ("name", "tis_cap", "kl_loss_coef", "normalisation")
@@ -40,7 +30,7 @@ def batch_of(datums: Sequence[Datum], num_rollouts: int | None = None) -> Batch:
     return Batch(datums=tuple(datums), num_rollouts=num_rollouts or len(datums), metrics={})
 
 
-async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Sequence[Datum] = DATUMS) -> TrainStepResult:
+async def run(trainer: FakeTrainer, settings: LoopConfig, datums: Sequence[Datum] = DATUMS) -> TrainStepResult:
     result = await train_step(trainer, batch_of(datums), settings, step=1, max_steps=2)
     check_names(result.metrics)
     return result

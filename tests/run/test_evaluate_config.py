@@ -11,8 +11,9 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.evaluate import main
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
-from cua_rl.run.rollout_config import AgentSettings, ServerSettings
+from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run_folder.checkpoints import load_adapter_folder
+from cua_rl.sampling.config import ServerConfig
 
 
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0, module: str = "") -> Path:
@@ -145,7 +146,7 @@ async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resume
             EvaluateConfig(agent=AgentSettings(history="last_n", history_images=1)),
             r"agent\.history, agent\.history_images",
         ),
-        (EvaluateConfig(server=ServerSettings(max_pixels=8192)), r"server\.max_pixels"),
+        (EvaluateConfig(server=ServerConfig(max_pixels=8192)), r"server\.max_pixels"),
     ],
     ids=["history", "max_pixels"],
 )

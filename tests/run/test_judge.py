@@ -9,11 +9,11 @@ import pytest
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.judge_calibration import Judged, calibration_json, confusion, load_calibration
-from cua_rl.judge.judge import JudgeConfig
+from cua_rl.judge.config import JudgeConfig
 from cua_rl.recipes.train import main
 from cua_rl.run.judge import calibration_path, make_judge_config, plan_judge, require_precision
-from cua_rl.run.rollout_config import JudgeSettings
-from cua_rl.run.training_config import CLIConfig, TrainingJudgeSettings
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks
 from tests.doubles.judge_endpoint import KEY, MODEL, JudgeEndpoint, serve_judge, verdict
 
@@ -26,7 +26,7 @@ def tasks(source: dict[str, object]) -> TaskSet:
     return load_tasks(source, seed=0, split="train", has_judge=True)
 
 
-def settings(**given: Any) -> JudgeSettings:
+def settings(**given: Any) -> JudgeConfig:
     return make_config(CLIConfig, given).judge
 
 
@@ -51,8 +51,7 @@ def known(truth: bool, verdict: bool | None = True, seed: int = 0) -> Judged:
 
 
 def gate(config: JudgeConfig, folder: Path, least: float | None, **more: Any) -> None:
-    given: dict[str, Any] = {"record": None, "log_dir": str(folder), "is_forced": False}
-    require_precision(config, least=least, **given | more)
+    require_precision(with_values(config, min_precision=least, **more), str(folder))
 
 
 def test_the_confusion_matrix_counts_verdicts_by_truth() -> None:
@@ -107,7 +106,7 @@ def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision
     with pytest.raises(ConfigError, match=r"precision of at least 0\.9.*calibrate_judge.*judge.force=true"):
         gate(judge(), tmp_path, 0.9)
 
-    gate(judge(), tmp_path, 0.9, is_forced=True)
+    gate(judge(), tmp_path, 0.9, force=True)
 
 
 def test_the_lower_end_of_the_interval_must_reach_the_least_precision(tmp_path: Path) -> None:
@@ -140,8 +139,8 @@ def test_the_calibration_of_another_judge_does_not_count(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="expected a calibration"):
         gate(judge(judge_votes=3), tmp_path, 0.9)
     with pytest.raises(ConfigError, match="got one of another judge"):
-        gate(judge(judge_votes=3), tmp_path, 0.9, record=record)
-    gate(judge(), tmp_path, 0.9, record=record)
+        gate(judge(judge_votes=3), tmp_path, 0.9, calibration=record)
+    gate(judge(), tmp_path, 0.9, calibration=record)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"all": {}}'])
@@ -156,7 +155,7 @@ def test_a_prompt_of_ones_own_must_ask_for_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text('Answer {"success": ..., "reason": ...}.')
     (tmp_path / "poem.txt").write_text("Roses are red.")
 
-    assert judge(judge_prompt=str(tmp_path / "mine.txt")).prompt.startswith("Answer")
+    assert judge(judge_prompt=str(tmp_path / "mine.txt")).prompt_text.startswith("Answer")
     with pytest.raises(ConfigError, match='JSON object with "success" and "reason"'):
         judge(judge_prompt=str(tmp_path / "poem.txt"))
     with pytest.raises(ConfigError, match=r"judge\.prompt: expected a text file"):
@@ -206,7 +205,7 @@ async def test_a_dry_run_of_judged_tasks_asks_whether_the_judge_is_there(
     endpoint = JudgeEndpoint(lambda asked: verdict(True))
     async with serve_judge(endpoint) as url:
         config = CLIConfig(
-            judge=TrainingJudgeSettings(base_url=url, model=MODEL),
+            judge=JudgeConfig(base_url=url, model=MODEL),
             reward="judge",
             tasks=JUDGED,
             eval_tasks=None,

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from starlette.routing import Route
 
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
+from cua_rl.machine.machine import Machine
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
@@ -25,10 +25,14 @@ from cua_rl.run.preflight import (
     require_monitor,
     require_room,
 )
-from cua_rl.run.rollout_config import AgentSettings, ServerSettings
-from cua_rl.run.training_config import CLIConfig, MonitorSettings, TrainerSettings
+from cua_rl.run.resolve import resolve, rounding_limit
+from cua_rl.run.rollout_config import AgentSettings
+from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.model_folder import make_image_renderer
+from cua_rl.sampling.config import ServerConfig
+from cua_rl.settings import with_values
+from cua_rl.training.config import TrainerConfig
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)
@@ -39,7 +43,7 @@ def test_the_last_prompt_shows_one_screenshot_a_turn_unless_history_drops_some()
     assert most_screenshots(CLIConfig(agent=AgentSettings(history="last_n", history_images=3)), 7) == 3
     assert most_screenshots(CLIConfig(agent=AgentSettings(history="block_drop", history_images=8)), 7) == 7
     assert plan_max_images(CLIConfig(), 40) == 40
-    assert plan_max_images(CLIConfig(server=ServerSettings(max_images=64)), 40) == 64
+    assert plan_max_images(CLIConfig(server=ServerConfig(max_images=64)), 40) == 64
     # other agents may show several a turn
     assert plan_max_images(CLIConfig(agent=AgentSettings(name="external", url="http://a")), 4) == 32
 
@@ -127,15 +131,22 @@ async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: 
 @pytest.mark.parametrize(
     ("model_type", "usual", "half"), [("qwen3_vl", 0.02, 0.1), ("qwen3_5", 0.1, 0.1), ("qwen3_vl_moe", 0.02, 0.2)]
 )
-async def test_what_rounding_explains_depends_on_precision_and_family(
+def test_what_rounding_explains_depends_on_precision_and_family(
     tmp_path: Path, model_type: str, usual: float, half: float
 ) -> None:
     """Without a GPU, where vLLM serves Qwen3.5 in bfloat16 only."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    plan = await plan_run(CLIConfig(log_path=str(tmp_path / "run")), {})
-    plan = replace(plan, model_path=tmp_path)
+    config = CLIConfig(server=ServerConfig(model_path=tmp_path))
 
-    assert plan.rounding_limit == usual
-    plan = replace(plan, config=CLIConfig(trainer=TrainerSettings(dtype="bfloat16")))
-    assert plan.rounding_limit == half
-    assert replace(plan, config=CLIConfig(trainer=TrainerSettings(parity_limit=0.3))).parity_limit == 0.3
+    assert rounding_limit(config) == usual
+    assert rounding_limit(with_values(config, trainer=TrainerConfig(dtype="bfloat16"))) == half
+
+
+@pytest.mark.parametrize("given", [None, 0.3])
+def test_a_limit_that_nobody_has_chosen_is_what_rounding_explains(given: float | None) -> None:
+    machine = Machine(gpus=(), gpu_gib=None, host_gib=8.0)
+
+    # 0.3 is more than the embedded demo's preset
+    config, _ = resolve(CLIConfig(trainer=TrainerConfig(parity_limit=given)), machine, TINY_QWEN3_VL)
+
+    assert config.trainer.parity_limit == (given or 0.02)

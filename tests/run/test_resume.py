@@ -1,8 +1,9 @@
 """What a resumed run keeps of the groups that an earlier attempt left."""
 
 from cua_rl.database.progress import Progress, UntrainedGroup
+from cua_rl.rl.config import SamplingSettings
 from cua_rl.run.resume import plan_start
-from cua_rl.run.training_config import CLIConfig, SamplingSettings
+from cua_rl.run.training_config import CLIConfig
 from tests.builders import group, rollout
 
 

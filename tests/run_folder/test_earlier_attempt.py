@@ -13,8 +13,9 @@ from cua_rl.errors import ConfigError
 from cua_rl.recipes.sft import main as sft
 from cua_rl.recipes.train import main as train
 from cua_rl.reporting.json_lines import append_record, write_text
+from cua_rl.rl.config import EvaluationSettings
 from cua_rl.run.training import run_training
-from cua_rl.run.training_config import CLIConfig, EvaluationSettings
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import CHANGED, curve_at, find_earlier_attempt, how_to_go_on, settings_at
 from cua_rl.run_folder.log_directory import prepare_log_directory
 from cua_rl.run_folder.model_card import format_model_card

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from cua_rl.config import ServerConfig
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_access import RequireKey
 
 LOGPROB = -0.5

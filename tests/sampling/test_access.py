@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cua_rl.config import ServerConfig
 from cua_rl.host.users import GUEST_UIDS, can_change_user, claim_user
 from cua_rl.sampling.address import server_client, split_address
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.sampling.vllm_access import RequireKey
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment

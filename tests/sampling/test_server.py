@@ -10,10 +10,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
@@ -149,7 +149,7 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["TORCH_COMPILE_DISABLE"] == "1"
-    on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")), "key", folder)
+    on_gpus = vllm_environment(ServerConfig(model_path=folder, gpu_names=("2", "3")), "key", folder)
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
@@ -175,7 +175,7 @@ def test_logits_in_half_precision_are_computed_in_float32(folder: Path) -> None:
 
 
 def test_the_options_of_the_run_count_more_than_those_of_the_user(folder: Path) -> None:
-    config = ServerConfig(model_path=folder, vllm_args=("--block-size", "32", "--max-num-seqs", "1"))
+    config = ServerConfig(model_path=folder, vllm_args="--block-size 32 --max-num-seqs 1")
 
     options = vllm_options(config, "unix:/vllm.sock", "cuda")
 
@@ -184,10 +184,10 @@ def test_the_options_of_the_run_count_more_than_those_of_the_user(folder: Path) 
 
 
 def test_the_planned_image_cache_gives_way_to_the_users(folder: Path) -> None:
-    by_hand = ("--mm-processor-cache-gb", "20")
+    by_hand = "--mm-processor-cache-gb 20"
 
     options = vllm_options(
         ServerConfig(model_path=folder, image_cache_gib=7.5, vllm_args=by_hand), "unix:/vllm.sock", "cuda"
     )
 
-    assert options[1:5] == ["--mm-processor-cache-gb", "7.50", *by_hand]
+    assert options[1:5] == ["--mm-processor-cache-gb", "7.50", *by_hand.split()]

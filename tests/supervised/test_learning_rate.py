@@ -2,7 +2,8 @@ from math import cos, pi
 
 import pytest
 
-from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
+from cua_rl.supervised.learning_rate import learning_rate_at
+from cua_rl.training.config import RateSchedule
 
 
 def rates(schedule: RateSchedule, warmup_steps: int = 0, max_steps: int = 5) -> list[float]:

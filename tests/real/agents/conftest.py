@@ -14,15 +14,15 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.environments.pool import DeviceBackend, DevicePool
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward, sum_parts
 from cua_rl.rl.advantages import score_group
+from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch, build_batch
-from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
+from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
@@ -30,6 +30,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 from tests.fakes import FakeRecorder
 
@@ -88,14 +89,7 @@ class Engine:
         return adapter
 
 
-SETTINGS = TrainStepSettings(
-    loss=LossConfig(),
-    optim=OptimConfig(learning_rate=1e-4),
-    num_substeps=1,
-    parity_limit=PARITY_LIMIT,
-    kl_penalty_coef=0.0,
-    compute_post_kl=False,
-)
+SETTINGS = LoopConfig(learning_rate=1e-4, trainer=TrainerConfig(parity_limit=PARITY_LIMIT))
 
 
 async def _with_spread(group: RolloutGroup, _: Task | None) -> RolloutGroup:
@@ -108,9 +102,7 @@ async def _with_spread(group: RolloutGroup, _: Task | None) -> RolloutGroup:
 async def engine(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
     folder = tmp_path_factory.mktemp("agents")
     renderer = make_renderer(TINY_QWEN3_VL)
-    trainer = TrainingClient(
-        TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=8, alpha=8)), folder / "trainer.log"
-    )
+    trainer = TrainingClient(TrainerConfig(model_path=TINY_QWEN3_VL, lora_rank=8, lora_alpha=8), folder / "trainer.log")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(trainer)
         shared = await stack.enter_async_context(ExternalServer(server.base_url))

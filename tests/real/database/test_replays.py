@@ -9,10 +9,11 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Event, GroupEnded, RolloutSource
 from cua_rl.rl.advantages import ScoredGroup, score_group
+from cua_rl.rl.config import CurriculumSettings
 from cua_rl.rl.curriculum import Memory, SuccessRates, build_outcome, first_success
 from cua_rl.rl.datums import build_batch, datums_sha256
 from cua_rl.run.resume import OUTCOMES_NAME, load_memory
-from cua_rl.run.training_config import CLIConfig, CurriculumSettings
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.log_directory import prepare_log_directory
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql

@@ -9,13 +9,13 @@ from random import random
 import pytest
 from tokenizers import Tokenizer
 
-from cua_rl.config import ServerConfig
 from cua_rl.recipes.export_model import main as export_model
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_request, canary_tokens, parse_canary
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from tests.patience import patience
 from tests.real.end_to_end.runs import Run

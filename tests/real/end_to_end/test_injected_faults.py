@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
@@ -21,10 +20,10 @@ from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward
+from cua_rl.rl.config import LoopConfig, SamplingSettings
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.sync_loop import train
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import Canary, text_canary
 from cua_rl.sampling.client import SamplingClient
@@ -32,6 +31,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import AdapterRef, Datum, SamplingParams
 from tests.fakes import FakeRecorder
@@ -81,7 +81,7 @@ class LocalTrainer:
 
 
 def make_trainer(model_path: Path = TINY_QWEN3_VL) -> Trainer:
-    return Trainer(TrainerConfig(model_path=model_path, lora=LoraConfig(rank=8, alpha=8)))
+    return Trainer(TrainerConfig(model_path=model_path, lora_rank=8, lora_alpha=8))
 
 
 async def run_steps(
@@ -139,21 +139,18 @@ def make_runner(gateway: Gateway) -> RolloutRunner:
 
 def make_settings(renderer: Renderer) -> LoopSettings:
     return LoopSettings(
-        first_step=1,
-        max_steps=2,
-        groups_per_batch=6,
-        group_size=6,
-        params=PARAMS,
-        train=TrainStepSettings(
-            loss=LossConfig(),
-            optim=OptimConfig(learning_rate=1e-3),
-            num_substeps=1,
-            parity_limit=PARITY_LIMIT,
-            kl_penalty_coef=0.0,
-            compute_post_kl=False,
+        config=LoopConfig(
+            max_steps=2,
+            groups_per_batch=6,
+            group_size=6,
+            learning_rate=1e-3,
+            trainer=TrainerConfig(parity_limit=PARITY_LIMIT),
+            sampling=SamplingSettings(min_group_size=1),
+            eval_every=0,
+            save_every=0,
+            num_groups_to_log=0,
         ),
-        eval_every=0,
-        save_every=0,
+        params=PARAMS,
         image_token_id=renderer.image_token_id,
     )
 

@@ -11,8 +11,8 @@ import pytest
 
 from cua_rl.recipes.evaluate import cli_main
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.rollout_config import ServerSettings
 from cua_rl.sampling.address import split_address
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from tests.run.test_evaluate_config import write_adapter
 
@@ -37,7 +37,7 @@ async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(
             tasks={"source_type": "demo_eval", "tags": ["demo"]},
             num_tasks=16,
             max_tokens=48,
-            server=ServerSettings(max_model_len=2048),
+            server=ServerConfig(max_model_len=2048),
             base_url=server.base_url,
             log_path=str(tmp_path / "out"),
         )

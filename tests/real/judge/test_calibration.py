@@ -25,6 +25,7 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.judge import make_judge_config, require_precision
+from cua_rl.settings import with_values
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.types import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
@@ -200,11 +201,10 @@ async def test_the_matrix_of_a_judge_of_known_error_is_right_and_the_gate_refuse
     assert f"{found['precision']['value']:.1%}" in shown
 
     low = found["precision"]["low"]
-    gate: dict[str, Any] = {"record": None, "log_dir": str(tmp_path), "is_forced": False}
-    require_precision(judge_config, least=low, **gate)
+    require_precision(with_values(judge_config, min_precision=low), str(tmp_path))
     with pytest.raises(ConfigError, match=r"judge.min_precision: expected the 95 % interval .* at 0\.9 or above, got"):
-        require_precision(judge_config, least=0.9, **gate)
-    require_precision(judge_config, least=0.9, **gate | {"is_forced": True})
+        require_precision(with_values(judge_config, min_precision=0.9), str(tmp_path))
+    require_precision(with_values(judge_config, min_precision=0.9, force=True), str(tmp_path))
 
 
 async def test_what_a_judge_decided_itself_is_no_truth_to_calibrate_on(

@@ -61,9 +61,9 @@ async def run_in_a_small_world(url: str, folder: Path, *, wandb_project: str | N
     made, bench, *_ = parts(FakeAgent(["1", "1", "0", "1", "1", "0", lost, lost, lost, "1", "0", "1", "1"]))
     with MetricLog(folder, config={}, wandb_project=wandb_project) as log:
         report = RunReport(metric_log=log, display=ProgressDisplay(NUM_STEPS, console=console), total_steps=NUM_STEPS)
-        chosen = settings(max_steps=NUM_STEPS, group_size=4, eval_every=2)
-        with_kl = replace(chosen.train, kl_penalty_coef=0.1, compute_post_kl=True)
-        await train(replace(chosen, train=with_kl), replace(made, log=report))
+        kl: dict[str, Any] = {"kl_penalty_coef": 0.1, "compute_post_kl": True}
+        chosen = settings(max_steps=NUM_STEPS, group_size=4, eval_every=2, **kl)
+        await train(chosen, replace(made, log=report))
     started = TrainingStarted(
         run_name="run", log_path=str(folder), config={"group_size": 4}, first_step=1, total_steps=NUM_STEPS
     )

@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.events import Event
-from cua_rl.judge.judge import DEFAULT_PROMPT, JudgeConfig
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.judge.judge import DEFAULT_PROMPT
 from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.outcome import validation_of
@@ -22,10 +23,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 JUDGE = JudgeConfig(
     base_url="https://judge.example/v1",
     model="Qwen/Qwen3-VL-235B-A22B-Instruct",
-    prompt=DEFAULT_PROMPT.read_text(),
-    num_votes=3,
-    input_usd_per_mtok=0.4,
-    output_usd_per_mtok=1.6,
+    prompt_text=DEFAULT_PROMPT.read_text(),
+    votes=3,
+    input_price=0.4,
+    output_price=1.6,
 )
 NOT_THERE = (
     "the judge 'Qwen/Qwen3-VL-235B-A22B-Instruct' at https://judge.example/v1: expected an answer, got "

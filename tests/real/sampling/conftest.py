@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cua_rl.config import ServerConfig
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from tests.real.sampling.tiny_model import build_tiny_model
 

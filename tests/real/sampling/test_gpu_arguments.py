@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from cua_rl.config import ServerConfig
 from cua_rl.host.users import computing_environment
-from cua_rl.machine.gpus import GpuPlan, GpuWishes
+from cua_rl.machine.gpus import GpuPlan
 from cua_rl.machine.machine import Machine
-from cua_rl.machine.memory_parts import Demand, MemoryWishes, Request
+from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.images import load_image_settings
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import vllm_options
+from cua_rl.training.config import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +78,10 @@ def plan_shape(shape: Shape, folder: Path) -> GpuPlan:
     request = Request(
         model=load_model_sizes(folder),
         machine=Machine(gpus=tuple(map(str, range(shape.num_gpus))), gpu_gib=shape.memory_gib, host_gib=None),
-        demand=Demand(
-            context_tokens=shape.max_model_len,
-            lora_rank=32,
-            largest_image_tokens=images.max_pixels // images.factor_px**2,
-        ),
-        gpu_wishes=GpuWishes(),
-        wishes=MemoryWishes(),
+        server=ServerConfig(),
+        trainer=TrainerConfig(),
+        context_tokens=shape.max_model_len,
+        largest_image_tokens=images.max_pixels // images.factor_px**2,
     )
     return plan_memory(request).gpus
 
@@ -102,7 +100,7 @@ def engine_configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[s
             max_images=20,
             gpu_memory_utilization=0.85,
             tensor_parallel=plan.tensor_parallel,
-            vllm_args=("--max-num-batched-tokens", "8192"),
+            vllm_args="--max-num-batched-tokens 8192",
         )
         options.append(vllm_options(config, "unix:/vllm.sock", "cuda"))
     script = Path(__file__).with_name("cuda_engine_config.py")

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its t
 
 import pytest
 
-from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types import Datum
 from tests.real.training.tiny_qwen3_vl import build_random_qwen3_vl, draw_screenshot, make_datum
 
@@ -20,7 +20,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def config(model_path: Path) -> TrainerConfig:
-    return TrainerConfig(model_path=model_path, lora=LoraConfig(rank=4, alpha=8))
+    return TrainerConfig(model_path=model_path, lora_rank=4, lora_alpha=8, max_restarts=0)
 
 
 @pytest.fixture

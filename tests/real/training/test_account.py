@@ -9,10 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cua_rl.config import LoraConfig, LossConfig, TrainerConfig
 from cua_rl.families import LoraModule
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, TrainerConfig
 from cua_rl.training.metrics import Account, ModelShape, measure_matmul_peak
 from cua_rl.training.trainer import Trainer
 from tests.real.training.tiny_families import BUILDERS, make_datums
@@ -68,8 +68,8 @@ ADAPTED = (
 def test_frozen_weights_under_an_adapter_on_vision_have_one_backward_product_and_those_below_it_none(
     config: TrainerConfig, module: LoraModule, not_counted: int, attention_passes: int
 ) -> None:
-    lora, rng = LoraConfig(rank=RANK, alpha=8, modules=(module,)), random.Random(0)
-    trainer = Trainer(chz.replace(config, lora=lora))
+    rng = random.Random(0)
+    trainer = Trainer(chz.replace(config, lora_rank=RANK, lora_alpha=8, lora_modules=(module,)))
     datums = tuple(make_datum(rng, [draw_screenshot(rng) for _ in range(2)]) for _ in range(3))
 
     found = counted_flops(trainer, wire.ForwardBackward(datums=datums, loss=LossConfig()))

@@ -6,9 +6,9 @@ import chz
 import pytest
 from safetensors.torch import load_file
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS
@@ -20,7 +20,7 @@ from tests.rounding import assert_equal_but_for_rounding
 def test_continuing_from_a_checkpoint_equals_never_stopping(
     config: TrainerConfig, datums: list[Datum], tmp_path: Path, full: bool
 ) -> None:
-    config = chz.replace(config, lora=None) if full else config
+    config = chz.replace(config, lora_rank=0) if full else config
     trainer = moved(Trainer(config), datums)
     trainer.save_state(tmp_path / "state")
     outputs = [(train(trainer, datums).training_logprobs, trainer.optim_step(STEP)) for _ in range(2)]
@@ -69,7 +69,7 @@ def test_a_missing_checkpoint_and_one_of_another_rank_are_refused(
 ) -> None:
     trainer = moved(Trainer(config), datums)
     trainer.save_state(tmp_path / "state")
-    other = Trainer(chz.replace(config, lora=chz.replace(config.lora, rank=2)))
+    other = Trainer(chz.replace(config, lora_rank=2))
 
     with pytest.raises(TrainingError, match="found none"):
         trainer.load_state(tmp_path / "elsewhere", with_optimizer=True)
@@ -99,7 +99,7 @@ def test_the_adapter_covers_the_language_model_and_has_the_servers_names(config:
 def test_full_training_reaches_the_vision_tower_and_exports_a_model_folder(
     config: TrainerConfig, datums: list[Datum], tmp_path: Path
 ) -> None:
-    trainer = Trainer(chz.replace(config, lora=None))
+    trainer = Trainer(chz.replace(config, lora_rank=0))
     loss = LossConfig(name="cross_entropy")
     first = train(trainer, datums, loss).metrics["loss/cross_entropy"]
     grads = {name: p.grad for name, p in trainer.model.base.named_parameters()}
@@ -108,6 +108,6 @@ def test_full_training_reaches_the_vision_tower_and_exports_a_model_folder(
 
     assert {n for n, g in grads.items() if g is None or not g.abs().sum() > 0} == set()
     assert train(trainer, datums, loss).metrics["loss/cross_entropy"] < first
-    reloaded = Trainer(chz.replace(config, lora=None, model_path=tmp_path / "model"))
+    reloaded = Trainer(chz.replace(config, lora_rank=0, model_path=tmp_path / "model"))
     for one, other in zip(forward(trainer, datums), forward(reloaded, datums), strict=True):
         assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)

@@ -6,10 +6,10 @@ from pathlib import Path
 import chz
 import pytest
 
-from cua_rl.config import LossConfig, Sharding, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, Sharding, TrainerConfig
 from cua_rl.training.context import Context
 from cua_rl.training.trainer import Trainer
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close

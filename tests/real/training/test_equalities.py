@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.trainer_peaks import LiveBytes, extrapolate, measure
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.layers import ATTENTION_KERNELS, StreamedLinear
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, Rollout

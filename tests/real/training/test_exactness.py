@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, Qwen2VLImageProcessor
 
-from cua_rl.config import TrainerConfig
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD

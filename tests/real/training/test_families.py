@@ -11,11 +11,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.layers import ATTENTION_KERNELS
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
@@ -35,7 +35,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def family_config(family: str, tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
     folder = BUILDERS[family](tmp_path_factory.mktemp("models") / family)
-    return TrainerConfig(model_path=folder, lora=LoraConfig(rank=4, alpha=8))
+    return TrainerConfig(model_path=folder, lora_rank=4, lora_alpha=8)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_logprobs_and_gradients_are_as_exact_as_those_of_peft_on_the_stock_model
     family_config: TrainerConfig, family_datums: list[Datum], tmp_path: Path, modules: tuple[LoraModule, ...]
 ) -> None:
     path, datums = family_config.model_path, family_datums
-    trainer = moved(Trainer(chz.replace(family_config, lora=LoraConfig(rank=4, alpha=8, modules=modules))), datums)
+    trainer = moved(Trainer(chz.replace(family_config, lora_rank=4, lora_alpha=8, lora_modules=modules)), datums)
     trainer.save_weights_for_sampler(tmp_path / "adapter")
     stock, exact = (
         PeftModel.from_pretrained(load_stock(path, dtype), tmp_path / "adapter", is_trainable=True)
@@ -162,8 +162,8 @@ def test_adapters_change_the_layers_that_the_family_names(
 def test_adapters_on_merger_and_vision_tower_reach_every_linear_layer_there(
     family_config: TrainerConfig, tmp_path: Path
 ) -> None:
-    lora = LoraConfig(rank=4, alpha=8, modules=("merger", "vision"))
-    trainer = Trainer(chz.replace(family_config, lora=lora))
+    adapted = chz.replace(family_config, lora_rank=4, lora_alpha=8, lora_modules=("merger", "vision"))
+    trainer = Trainer(adapted)
     trainer.save_weights_for_sampler(tmp_path / "adapter")
 
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
@@ -212,11 +212,11 @@ async def test_two_processes_that_hold_half_of_the_layers_compute_what_one_does(
 def test_everything_can_be_trained_too(
     family: str, family_config: TrainerConfig, family_datums: list[Datum], tmp_path: Path
 ) -> None:
-    whole = TrainerConfig(model_path=family_config.model_path, lora=None)
+    whole = TrainerConfig(model_path=family_config.model_path, lora_rank=0)
     trainer = moved(Trainer(whole), family_datums)
     trainer.save_weights_for_sampler(tmp_path / "model")
 
-    again = Trainer(TrainerConfig(model_path=tmp_path / "model", lora=None))
+    again = Trainer(TrainerConfig(model_path=tmp_path / "model", lora_rank=0))
     for one, other in zip(forward(trainer, family_datums), forward(again, family_datums), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
@@ -245,7 +245,7 @@ def test_work_is_counted_by_the_shapes_of_the_model(
 @pytest.mark.parametrize("linear", ["qwen3_5", "qwen3_5_moe"])
 def test_the_memory_plan_counts_the_weights_and_adapters_of_linear_attention(tmp_path: Path, linear: str) -> None:
     path = BUILDERS[linear](tmp_path / "model")
-    sizes, model = load_model_sizes(path), Trainer(TrainerConfig(model_path=path, lora=LoraConfig(rank=4))).model
+    sizes, model = load_model_sizes(path), Trainer(TrainerConfig(model_path=path, lora_rank=4)).model
     adapters = sum(parameter.numel() for parameter in model.trainable_parameters)
     assert sizes.lora_parameters(4) == adapters
     assert sizes.parameters == sum(parameter.numel() for parameter in model.base.parameters()) - adapters

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForImageTextToText
 
-from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.layers import PACKED_ATTENTION, require_separate_sequences
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.trainer import Trainer
@@ -37,7 +37,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 
 def configured(family: str, folder: Path) -> TrainerConfig:
-    return TrainerConfig(model_path=BUILDERS[family](folder / family), lora=LoraConfig(rank=4, alpha=8))
+    return TrainerConfig(model_path=BUILDERS[family](folder / family), lora_rank=4, lora_alpha=8)
 
 
 def step_of(config: TrainerConfig, datums: Sequence[Datum]) -> tuple[list[Tensor], list[Tensor]]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig, LossName
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.training.batching import turn_ids
+from cua_rl.training.config import LossConfig, LossName
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
 from cua_rl.training.losses import LossTokens, TokenLoss, cispo, gspo, importance_sampling, ppo, token_losses

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.metrics import check_names
 from cua_rl.rl.train_step import token_weights
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, Rollout
 from tests.real.training.test_equalities import make_rollout, merged, split

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, JudgeVote
@@ -29,11 +29,11 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates
 from cua_rl.rl.stages import LoopParts, LoopSettings
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, TrainerConfig
 from cua_rl.types import AgentTurn, ImageChunk, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
@@ -125,10 +125,10 @@ class Runs:
     async def run(self, name: str, loop: LoopSettings, memory: Memory | None = None, max_lag: int = 0) -> set[str]:
         with (
             MetricLog(self.folder / name, config={}) as metric_log,
-            ProgressDisplay(loop.max_steps) as display,
+            ProgressDisplay(loop.config.max_steps) as display,
         ):
             made = self.parts(
-                RunReport(metric_log=metric_log, display=display, total_steps=loop.max_steps), memory or Memory()
+                RunReport(metric_log=metric_log, display=display, total_steps=loop.config.max_steps), memory or Memory()
             )
             if max_lag:
                 await async_loop.train(loop, made, max_lag=max_lag, limit=RolloutLimit(largest=8))
@@ -141,31 +141,20 @@ def names_in(folder: Path) -> set[str]:
     return {name for record in read_records(folder / "metrics.jsonl") for name in record} - {"step"}
 
 
-def train_settings(**changes: Any) -> TrainStepSettings:
-    values: dict[str, Any] = {
-        "loss": LossConfig(normalisation="token_mean"),
-        "optim": OptimConfig(),
-        "num_substeps": 1,
-        "parity_limit": 10.0,
-        "kl_penalty_coef": 0.0,
-        "compute_post_kl": False,
-    }
-    return TrainStepSettings(**values | changes)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runs(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Runs]:
     folder = tmp_path_factory.mktemp("runs")
-    config = TrainerConfig(model_path=model_path)
-    async with TrainingClient(config, folder / "trainer.log", num_threads=1) as trainer:
+    config = TrainerConfig(model_path=model_path, num_threads=1)
+    async with TrainingClient(config, folder / "trainer.log") as trainer:
         yield Runs(trainer, folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def written(runs: Runs) -> set[str]:
     """The names that a synchronous run, one with everything on and an asynchronous one write."""
-    loop = settings(image_token_id=IMAGE_PAD, train=train_settings(), save_every=0)
-    everything = train_settings(
+    loop = partial(settings, image_token_id=IMAGE_PAD, parity_limit=10.0, save_every=0)
+    mean = LossConfig(normalisation="token_mean")
+    everything = loop(
         loss=LossConfig(name="ppo", icepop_low=0.5, icepop_high=5.0, normalisation="token_mean"),
         num_substeps=2,
         kl_penalty_coef=0.1,
@@ -173,11 +162,11 @@ async def written(runs: Runs) -> set[str]:
         advantages="batch_std",
     )
     memory = Memory(rates=SuccessRates(), replay=ReplayBuffer(capacity_per_task=2))
-    away = train_settings(loss=LossConfig(kl_loss_coef=0.1, normalisation="token_mean"))
+    away = loop(loss=LossConfig(kl_loss_coef=0.1, normalisation="token_mean"))
     return set[str]().union(
-        await runs.run("everything", replace(loop, train=everything), memory),
-        await runs.run("away", replace(loop, train=away)),
-        await runs.run("async", loop, max_lag=1),
+        await runs.run("everything", everything, memory),
+        await runs.run("away", away),
+        await runs.run("async", loop(loss=mean), max_lag=1),
     )
 
 

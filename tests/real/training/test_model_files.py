@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum

@@ -16,11 +16,11 @@ import chz
 import psutil
 import pytest
 
-from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.host.processes import free_port
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, TrainerConfig
 from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
 from cua_rl.training.ranks import Meeting, Place
 from cua_rl.training.trainer import Trainer

@@ -11,8 +11,8 @@ import torch
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from cua_rl.config import TrainerConfig
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.vision import ImagePreprocessor, PreparedAhead, PreparedImage
 from cua_rl.types import ImageChunk

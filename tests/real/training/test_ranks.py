@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.model import find_device
 from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
@@ -167,7 +167,7 @@ def model(folder: Path) -> dict[str, torch.Tensor]:
 async def test_two_processes_that_hold_half_of_the_layers_train_all_weights_as_one_does(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
-    config = chz.replace(config, lora=None, micro_batch_tokens=64, gradient_checkpointing=True)
+    config = chz.replace(config, lora_rank=0, micro_batch_tokens=64, gradient_checkpointing=True)
     rng = random.Random(0)
     screens = [draw_screenshot(rng) for _ in range(3)]
     datums = tuple(make_datum(rng, shown) for shown in (screens, screens[:1], []))  # 54, 18 and 11 tokens
@@ -313,7 +313,7 @@ def test_ranks_wait_for_a_request_longer_than_for_each_other(tmp_path: Path) -> 
 SHARDED_RANK = """
 import os, random, sys
 from pathlib import Path
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import wire
 from cua_rl.training.ranks import Place, Ranks
@@ -378,7 +378,7 @@ LOADING_RANK = """
 import re, sys
 from pathlib import Path
 from threading import Event, Thread
-from cua_rl.config import TrainerConfig
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Place, Ranks
 

@@ -10,10 +10,11 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from cua_rl.config import LossConfig, LossName, Normalisation, OptimConfig
+from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
-from cua_rl.rl.train_step import TrainStepSettings, train_step
+from cua_rl.rl.train_step import train_step
 from cua_rl.training.batching import turn_ids
+from cua_rl.training.config import LossConfig, LossName, Normalisation, TrainerConfig
 from cua_rl.training.losses import LossTokens, token_losses
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import Datum
@@ -108,13 +109,10 @@ class AutogradTrainer(FakeTrainer):
 
 async def trained(world: World, penalty: float = 0.0, **loss: Any) -> AutogradTrainer:
     trainer = AutogradTrainer(world)
-    settings = TrainStepSettings(
+    settings = LoopConfig(
         loss=LossConfig(normalisation_tokens=50, **loss),
-        optim=OptimConfig(),
-        num_substeps=1,
-        parity_limit=10.0,
+        trainer=TrainerConfig(parity_limit=10.0),
         kl_penalty_coef=penalty,
-        compute_post_kl=False,
     )
     if not settings.has_kl_term:  # as the loop builds its batches
         world.keep_teaching()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput
@@ -52,7 +52,7 @@ def test_the_micro_batch_budget_changes_nothing_but_rounding(config: TrainerConf
 def test_rows_of_text_alone_leave_adapters_of_the_vision_tower_as_they_are(
     config: TrainerConfig, datums: list[Datum]
 ) -> None:
-    vision = chz.replace(config, lora=LoraConfig(rank=4, alpha=8, modules=("vision",)), micro_batch_tokens=30)
+    vision = chz.replace(config, lora_rank=4, lora_alpha=8, lora_modules=("vision",), micro_batch_tokens=30)
     (text,) = (datum for datum in datums if not datum.model_input.images)
     trainer, expected = Trainer(vision), Trainer(vision)
 

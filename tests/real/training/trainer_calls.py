@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.training import wire
+from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 

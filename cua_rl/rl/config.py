@@ -1,0 +1,111 @@
+"""The loop's configuration: which rollouts run, what is learned from them, when policies are evaluated and saved."""
+
+from typing import Literal
+
+import chz
+
+from cua_rl.rl.advantages import AdvantageKind
+from cua_rl.settings import setting
+from cua_rl.training.config import LearningConfig, LossConfig
+
+
+@chz.chz
+class SamplingSettings:
+    """Which rollouts run, how they are seeded, and which groups count."""
+
+    seed: int | None = setting(
+        None,
+        "seed of all sampling, combined with step, group, rollout and turn; None samples without a seed",
+        at_least=0,
+    )
+    min_group_size: int = setting(
+        2,
+        "a group is trained on only if at least this many of its rollouts end without an infrastructure fault",
+        at_least=2,
+    )
+    watch_goal: bool = setting(
+        False, "check the goal on the device after every turn, for rewards that depend on when it was first reached"
+    )
+    adaptive_concurrency: bool = setting(
+        True, "reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full"
+    )
+
+
+@chz.chz
+class CurriculumSettings:
+    """Which tasks are sampled, and what happens to groups without a signal (docs/learning.md)."""
+
+    task_sampling: Literal["uniform", "success_rate"] = setting(
+        "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"
+    )
+    refill_groups: bool = setting(
+        False, "replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards"
+    )
+    max_refill_factor: int = setting(
+        3, "refill_groups: maximum number of groups per step, as a multiple of groups_per_batch", at_least=1
+    )
+    replay_successes: bool = setting(
+        False,
+        "if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
+    )
+    replay_capacity: int = setting(2, "replay_successes: maximum number of successes stored per task", at_least=1)
+
+
+@chz.chz
+class EvaluationSettings:
+    """Evaluations on held-out tasks."""
+
+    num_eval_rollouts: int = setting(64, "held-out task instances per evaluation", at_least=1)
+    eval_attempts: int = setting(1, "rollouts of each held-out task instance, for pass@k", at_least=1)
+    eval_temperature: float | None = setting(
+        None, "sampling temperature during evaluation, 0 for greedy; None uses the training temperature", at_least=0.0
+    )
+    skip_baseline: bool = setting(False, "skip the evaluation before training")
+
+
+@chz.chz
+class LoopConfig(LearningConfig):
+    """Group-relative policy gradients."""
+
+    max_steps: int = setting(100, "number of training steps", at_least=1)
+    group_size: int = setting(4, "rollouts per task instance; advantages are computed within this group")
+    groups_per_batch: int = setting(10, "task instances per training step", at_least=1)
+    temperature: float = setting(1.0, "sampling temperature during training", within=(0.0, 2.0))
+    advantages: AdvantageKind = setting(
+        "mean",
+        "mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
+        "subtract the mean of the others; batch_std: centre within the group, divide by the step's std",
+    )
+    kl_penalty_coef: float = setting(
+        0.0, "coefficient of the per-token KL penalty against the reference model, in the reward", at_least=0.0
+    )
+    num_substeps: int = setting(1, "optimizer steps per training step, each on its share of the rollouts", at_least=1)
+    max_steps_off_policy: int | None = setting(
+        None,
+        "None or 0: synchronous, on-policy training; k: asynchronous training with a policy lag of at most k steps",
+        at_least=0,
+    )
+    num_groups_to_log: int = setting(1, "groups per step whose rewards are printed and logged", at_least=0)
+    compute_post_kl: bool = setting(
+        False, "measure the KL divergence of each step's update (one more forward pass, two with sub-steps)"
+    )
+    loss: LossConfig = chz.field(default_factory=LossConfig)
+    sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
+    curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
+    evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
+
+    @property
+    def has_kl_term(self) -> bool:
+        """True if groups whose advantages are all 0 still have a gradient, towards the reference model."""
+        return bool(self.kl_penalty_coef or self.loss.kl_loss_coef)
+
+    @property
+    def max_refill_factor(self) -> int:
+        """Constant groups are replaced until this many times `groups_per_batch` groups have run; 1 disables it."""
+        return self.curriculum.max_refill_factor if self.curriculum.refill_groups else 1
+
+    @property
+    def parity_limit(self) -> float:
+        """`trainer.parity_limit`, which is chosen before a run begins."""
+        assert self.trainer.parity_limit is not None, "resolve() chooses it"
+        return self.trainer.parity_limit

@@ -1,0 +1,97 @@
+"""Chooses what a training configuration leaves open: where it says None, the result says what the run uses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from cua_rl.errors import ConfigError
+from cua_rl.families import find_family
+from cua_rl.machine.machine import Machine
+from cua_rl.machine.memory_parts import Request
+from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.model_sizes import load_model_sizes
+from cua_rl.renderers.images import largest_image_tokens
+from cua_rl.run.preflight import rollout_shape
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.checkpoints import max_lora_rank
+from cua_rl.run_folder.model_folder import find_max_model_len
+from cua_rl.settings import with_values
+
+FLOAT32_ROUNDING = 0.02
+"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
+
+
+def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIConfig, MemoryPlan]:
+    """The configuration of a run of this model on this machine, and the memory that it takes.
+
+    Depends on its arguments and the model's folder alone. Raises `ConfigError` for what cannot fit.
+    """
+    max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
+    image_tokens = largest_image_tokens(model_path, config.server.max_pixels)
+    server = with_values(
+        config.server,
+        model_path=model_path,
+        max_model_len=max_model_len,
+        max_lora_rank=max_lora_rank(config.lora_rank),
+        adapts_vision=config.trainer.adapts_vision,
+    )
+    trainer = with_values(
+        config.trainer,
+        model_path=model_path,
+        lora_rank=config.lora_rank,
+        seed=config.seed,
+        max_pixels=config.server.max_pixels,
+    )
+    memory = plan_trainer(
+        Request(
+            model=load_model_sizes(model_path),
+            machine=machine,
+            server=server,
+            trainer=trainer,
+            has_server=config.base_url is None,
+            context_tokens=max_model_len,
+            largest_image_tokens=image_tokens,
+            num_rollouts=config.max_concurrent_rollouts,
+            shape=rollout_shape(config, max_model_len, image_tokens),
+            num_trained=config.groups_per_batch * config.group_size,
+        )
+    )
+    server, trainer = memory.fill_server(server), memory.fill_trainer(trainer)
+    config = with_values(config, server=server, trainer=trainer, max_concurrent_rollouts=memory.num_rollouts)
+    if trainer.parity_limit is None:
+        config = with_values(config, trainer=with_values(trainer, parity_limit=rounding_limit(config)))
+    return config, memory
+
+
+def rounding_limit(config: CLIConfig) -> float:
+    """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
+    trainer, server = config.trainer, config.server
+    # whether the hosts at an address have GPUs is not known here
+    trains_on_cpu = not trainer.gpu_names and trainer.address is None
+    trains_exactly = trainer.dtype == "float32" or (trainer.dtype == "auto" and trains_on_cpu)
+    family = find_family(server.model_path)
+    assert family is not None, "other models have been refused"
+    served_in = family.cpu_dtype if server.dtype == "auto" and not server.gpu_names else server.dtype
+    serves_exactly = served_in == "float32" and not config.base_url  # an external server does not say
+    return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
+
+
+def plan_trainer(request: Request) -> MemoryPlan:
+    """The memory of what the run starts; its trainer may be on other hosts. Raises `ConfigError` if it cannot fit."""
+    trainer, is_here = request.trainer, request.trainer.address is None
+    if trainer.loader == "unsloth":  # loads the whole model onto each GPU
+        trainer = with_values(trainer, sharding="none")
+    if trainer.gradient_checkpointing is None and not is_here:
+        trainer = with_values(trainer, gradient_checkpointing=True)  # the memory of other hosts is not known here
+    plan = plan_memory(replace(request, trainer=trainer, has_trainer=is_here))
+    num_processes = plan.gpus.num_trainer_processes
+    if is_here and num_processes % trainer.context_parallel:
+        raise ConfigError(
+            f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
+            f"{trainer.context_parallel}; change it, or trainer.num_processes"
+        )
+    if is_here and trainer.sharding == "hybrid":
+        raise ConfigError(
+            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
+            "trainer.address; set trainer.sharding=full"
+        )
+    return plan

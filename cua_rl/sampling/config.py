@@ -1,0 +1,79 @@
+"""The model server's configuration, one class for people, the run and the server.
+
+The run fills in what is `by_run`, and chooses what is None; a server that is started by itself has its own defaults.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from cua_rl.settings import setting
+
+DEFAULT_NUM_SEQS, DEFAULT_IMAGES = 128, 32
+_CONTEXT_TOKENS = 4096
+GPU_MEMORY_UTILIZATION = 0.85
+START_TIMEOUT_S = 300.0
+
+
+@chz.chz
+class ServerConfig:
+    """The vLLM server that a run starts, and the context of the model."""
+
+    port: int | None = setting(
+        None, "loopback port of the server (copies use the next ones); None uses a Unix socket", within=(0, 65535)
+    )
+    max_model_len: int | None = setting(
+        None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
+    )
+    max_num_seqs: int | None = setting(
+        None, "maximum batch size, requests; None is 128, or as many as the KV cache holds halfway through", at_least=1
+    )
+    max_images: int | None = setting(
+        None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
+    )
+    max_pixels: int | None = setting(
+        None,
+        "maximum pixels of a screenshot as the model sees it; larger ones are scaled down, and a token is 32 x 32 "
+        "pixels; None is the model's limit",
+        at_least=4096,
+    )
+    gpus: tuple[int, ...] | None = setting(
+        None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
+    )
+    tensor_parallel: int | None = setting(
+        None, "GPUs per copy of the model; None is as few as hold the model and a KV cache", at_least=1
+    )
+    gpu_memory_utilization: float | None = setting(
+        None, "fraction of GPU memory; None is 0.85, or what the trainer leaves of a shared GPU", within=(0.0, 1.0)
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "precision of the server; auto is the checkpoint's on a GPU and float32 on a CPU"
+    )
+    start_timeout_s: float | None = setting(
+        None,
+        "limit for the start, which loads the weights and compiles; None is 600 s and a second per 50 MB of weights",
+        within=(0.0, 86400.0),
+    )
+    vllm_args: str = setting(
+        "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"
+    )
+
+    model_path: Path = setting(Path(), "folder of the base model", by_run=True)
+    max_lora_rank: int = setting(32, "maximum adapter rank, one of those that vLLM supports", by_run=True)
+    max_adapters: int = setting(4, "maximum number of loaded adapters", by_run=True)
+    adapts_vision: bool = setting(False, "apply adapters to vision tower and merger, too", by_run=True)
+    image_cache_gib: float = setting(
+        4.0, "main memory for processed images, so that none is processed again", by_run=True
+    )
+    kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB", by_run=True)
+    gpu_names: tuple[str, ...] = setting((), "its GPUs in CUDA_VISIBLE_DEVICES; () are all visible ones", by_run=True)
+    host: str = setting("127.0.0.1", "address to listen on, beside a port", by_run=True)
+    adapter_folder: Path | None = setting(
+        None, "folder for adapters that are sent to the server; None loads them from the paths of the run", by_run=True
+    )
+
+    @property
+    def context_tokens(self) -> int:
+        """`max_model_len`, or what a server has that nobody has chosen it for."""
+        return self.max_model_len or _CONTEXT_TOKENS
