@@ -1,5 +1,6 @@
 """Values from JSON, which no type describes."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -34,3 +35,12 @@ def as_number(value: object, *, largest: float) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= largest:
         return None
     return float(value)
+
+
+def parse_json(body: bytes) -> object:
+    """The value of an answer's body; None if it is not JSON."""
+    try:
+        value: object = json.loads(body)
+    except ValueError:
+        return None
+    return value

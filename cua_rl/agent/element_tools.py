@@ -7,15 +7,13 @@ ending) are the same as in the tools with coordinates.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, Finish, parse_action
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
-from cua_rl.environments.device import ActionRejected, DeviceKind
+from cua_rl.environments.device import ActionRejected, DeviceKind, Direction, Grounder, Pixel
 
-Direction = Literal["up", "down", "left", "right"]
-Pixel = tuple[int, int]
 _Found = TypeVar("_Found")
 
 _TARGET = {
@@ -91,22 +89,6 @@ class ScrollAt:
 
 
 Aim = PointAt | DragBetween | ScrollAt
-
-
-class Grounder(Protocol):
-    """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
-
-    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
-        """The pixel of an element; None if it is not on the screen."""
-        ...
-
-    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
-        """Both ends of a drag; None if one of the elements is not on the screen."""
-        ...
-
-    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
-        """Where to scroll, and how far in pixels (0 if unknown); None if the element is not on the screen."""
-        ...
 
 
 def element_tool_for(kind: DeviceKind) -> Tool:

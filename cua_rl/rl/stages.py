@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from cua_rl.environments.harness.device import HARNESS_ID
+from cua_rl.environments.harness_world import HARNESS_ID
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.metrics import merge_metrics

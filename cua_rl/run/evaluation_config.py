@@ -5,7 +5,8 @@ from typing import cast
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, device_presets
+from cua_rl.environments.contract import PAID_DEVICES
+from cua_rl.run.rollout_config import ROLLOUT_SECTIONS, RolloutConfig, device_presets
 from cua_rl.settings import Given, setting, with_presets
 
 Models = list[dict[str, object]]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.config import JudgeConfig
@@ -26,7 +27,7 @@ from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import DevicePlan, find_backend_name, name_gym, plan_devices, require_own_model
+from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
@@ -130,8 +131,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     # the same models give the same folder, so that the same command can resume
     names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
     log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
-    backend_name = find_backend_name(config.tasks, config.device)
-    check_agent(config, backend_name)
+    environment = find_environment(config.tasks, config.device)
+    check_agent(config, environment)
     others = [model.name for model in models if not isinstance(model, LocalModel)]
     if config.agent.name != "gbox" and others:
         raise ConfigError(
@@ -139,7 +140,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"{', '.join(others)}; evaluate them apart"
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
-        require_own_model(backend_name, None)
+        require_own_model(environment, None)
     if config.devices.coordinate_mode == "ui_tars" and others:
         raise ConfigError(
             "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, of which nobody "
@@ -148,7 +149,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     _warn_of_other_settings(config, models)
     device_plan = plan_devices(config, log_path)
     held_out = load_tasks(
-        name_gym(config.tasks, config.devices),
+        complete_sources(config.tasks, config.devices),
         seed=config.seed,
         split="eval",
         device=device_plan.backend.abilities,

@@ -8,10 +8,8 @@ import base64
 import logging
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, TypeVar
@@ -22,7 +20,7 @@ from PIL import Image
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.conversation import EncodedImage, Message, TextPart
-from cua_rl.environments.device import DeviceKind
+from cua_rl.environments.device import Screen
 from cua_rl.errors import ConfigError
 from cua_rl.host.users import computing_environment
 from cua_rl.machine.prefix_cache import RolloutShape
@@ -47,28 +45,6 @@ _PROBE_SIDE_PX = 64
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400
 _LARGE_SCREEN = (1080, 2400)  # larger than the limits of common settings
 _PLENTY_OF_IMAGES = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
-    """The size of a device's screenshots."""
-
-    kind: DeviceKind
-    width_px: int
-    height_px: int
-
-    def scaled(self, factor: float) -> "Screen":
-        """The screen with both sides times `factor`."""
-        return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
-
-
-def require_adb(program: str = "adb") -> None:
-    """Raise `ConfigError` if there is no adb to reach phones with."""
-    if shutil.which(program) is None:
-        raise ConfigError(
-            f"device: expected the program {program} on the PATH for device=adb, got none; install the Android "
-            "platform tools (Debian and Ubuntu: apt-get install adb)"
-        )
 
 
 def most_screenshots(config: RolloutConfig, num_turns: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.database.session import database_url
 from cua_rl.environments.pool import DeviceBackend
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
@@ -22,7 +23,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
-from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
+from cua_rl.run.devices import make_experts, require_own_model
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_plan import check_trainer
@@ -103,7 +104,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     """
     require_wandb(config.wandb_project)
     if config.data == "experts":
-        require_own_model(find_backend_name(config.tasks), config.model_name)
+        require_own_model(find_environment(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram
-from cua_rl.environments.harness.device import HARNESS, HarnessWorlds
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
@@ -103,7 +103,7 @@ class Bench:
             group_id="g",
             group_index=0,
             member_index=0,
-            task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
+            task=load_tasks(source, seed=0, split="train", device=HarnessWorlds.abilities).batch(0, 1)[0],
             params=self.params,
             rollout_id=rollout_id,
         )

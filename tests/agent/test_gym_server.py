@@ -9,7 +9,7 @@ import pytest
 from cua_rl.actions import Click
 from cua_rl.environments.gbox.boxes import open_held_boxes
 from cua_rl.environments.gym.client import GymLimits
-from cua_rl.environments.gym.executions import GYM, GymExecutions
+from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.gym.fields import parse_evaluation, parse_execution
 from cua_rl.environments.gym.server import fetch_gym_tasks, parse_gym_task, split_gym_tasks
 from cua_rl.errors import ConfigError, DeviceError, DeviceServiceError, TaskError
@@ -26,7 +26,7 @@ def gym_task(**fields: object) -> Any:
 
 async def load(url: str, **source: object) -> list[Task]:
     config = {"source_type": "gym", "gym_base_url": url, "gym_id": "phones", **source}
-    loaded = await asyncio.to_thread(load_tasks, config, seed=0, split="train", device=GYM)
+    loaded = await asyncio.to_thread(load_tasks, config, seed=0, split="train", device=GYM_ABILITIES)
     return [template.make_task(0) for template in loaded.templates]
 
 

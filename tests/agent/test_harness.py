@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
-from cua_rl.environments.harness.device import HarnessResult, parse_result
+from cua_rl.environments.harness_world import HarnessResult, parse_result
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -327,7 +327,7 @@ from pathlib import Path
 from cua_rl.agent.agent import AgentTask, ModelAddress
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAssignment, HarnessCommand
-from cua_rl.environments.harness.device import HarnessWorld
+from cua_rl.environments.harness_world import HarnessWorld
 
 assignment = HarnessAssignment(
     task=AgentTask(rollout_id="r1", instruction="", max_turns=1), world=HarnessWorld("game", 0),

@@ -15,11 +15,10 @@ import gbox_sdk
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.environments.android.queries import ANDROID_QUERIES
-from cua_rl.environments.device import Device, DeviceAbilities, DeviceKind
+from cua_rl.environments.device import AttachDevice, Device, DeviceAbilities, DeviceKind
 from cua_rl.environments.gbox.actions import duration
 from cua_rl.environments.gbox.device import Capture, GboxDevice
 from cua_rl.environments.gbox.service import Gbox, ask, gbox_errors
-from cua_rl.environments.gym.device import AttachDevice
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import LINUX_BOX_QUERIES, PHONE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError

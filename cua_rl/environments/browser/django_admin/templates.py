@@ -17,7 +17,7 @@ ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",
     has_shell=False,
     is_seeded=True,
-    task_backend="django_admin",
+    environment="django_admin",
 )
 MAX_TURNS = 15
 _PREFIX = "django_admin/"

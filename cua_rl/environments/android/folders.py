@@ -23,11 +23,12 @@ from shlex import quote
 from types import ModuleType
 from typing import Any, cast, get_args
 
+from cua_rl.environments.contract import Loading, SplitSource
 from cua_rl.environments.device import AppDevice, Device, ShellDevice
 from cua_rl.errors import CheckError, ConfigError, TaskError, boundary
 from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient
-from cua_rl.tasks.fields import require_known
+from cua_rl.tasks.fields import Fields, given, require_known
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 Hook = Callable[..., Any]
@@ -167,6 +168,30 @@ class FolderTask(Template):
             validate=partial(validate_folder_task, self.parts),
             prepare=partial(prepare_folder_task, self.parts),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSource(SplitSource):
+    """Folders <set>/<nn_name> with task.py and validator.py, or one such set."""
+
+    source_types = ("task_adapter",)
+    required = "tasks_dir"
+
+    tasks_dir: str | None = given(Fields.text)
+    category: str | None = given(Fields.text)
+    """A category or the name of a set, which are known only once the folders are read."""
+
+    def load(self, loading: Loading) -> list[FolderTask]:
+        if not loading.device.has_shell:
+            raise ConfigError(
+                f"expected a device with a shell for source_type 'task_adapter', got {loading.device.name}: validators "
+                "in folders run commands on an Android device; choose such a device, or custom tasks"
+            )
+        tasks = load_folder_tasks(Path(self.tasks_dir or ""))
+        if self.category is not None:
+            known = dict.fromkeys([task.set_name for task in tasks] + [task.category for task in tasks])
+            require_known("set or category of task folders", self.category, known)
+        return self.take_side(tasks, loading.seed)
 
 
 def load_folder_tasks(tasks_dir: Path) -> list[FolderTask]:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.environments.contract import Split, training_ids
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.readiness import prepare, validate
-from cua_rl.tasks.source_config import Split, training_ids
 from cua_rl.tasks.task import Task
 from tests.fakes import FakeDevice
 
 REAL_PHONE = DeviceAbilities(name="a real phone", has_shell=True, is_seeded=False)
-EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 
 TASK = """
 from .validator import Validator

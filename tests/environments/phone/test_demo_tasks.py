@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from cua_rl.actions import Button, Click, PressButton
-from cua_rl.environments.android.device import ANDROID_ABILITIES
+from cua_rl.environments.adb.device import ANDROID_ABILITIES
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.gbox.boxes import ABILITIES
 from cua_rl.environments.phone.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
@@ -34,7 +34,7 @@ from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_ta
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LASTING = (
     ANDROID_ABILITIES,
     ABILITIES["android"],

@@ -8,10 +8,10 @@ from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn, PageElem
 from cua_rl.environments.browser.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.environments.phone.demo.phone import SIMULATOR
+from cua_rl.environments.table import find_environment, parse_sources
 from cua_rl.errors import ConfigError
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
-from cua_rl.tasks.source_config import find_task_backend, parse_sources
 from scripts.tiny_models.page_tasks import LABELS, TINY_TASKS
 from scripts.tiny_models.vocabulary import label_forms, page_pieces
 
@@ -61,8 +61,8 @@ def test_tasks_of_a_site_run_on_its_browser_and_nowhere_else() -> None:
     with pytest.raises(ConfigError, match="MiniWoB"):
         load_tasks({"source_type": "demo_training"}, seed=0, split="train", device=MINIWOB_BROWSER)
     with pytest.raises(ConfigError, match="one kind of device"):
-        find_task_backend([{"source_type": "miniwob"}, {"source_type": "demo_training"}])
-    assert find_task_backend({"source_type": "demo_training"}) is None
+        find_environment([{"source_type": "miniwob"}, {"source_type": "demo_training"}])
+    assert find_environment({"source_type": "demo_training"}).name == "simulator"
 
 
 def test_training_on_a_site_is_evaluated_there_unless_told_otherwise() -> None:

@@ -15,28 +15,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import cast, get_args
 
 from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.phone.check_values import require_possible, suggest_values
+from cua_rl.environments.phone.lasting_devices import make_undone
 from cua_rl.environments.phone.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.query_values import NEEDED_ROWS
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
+from cua_rl.environments.phone.start_fields import parse_start
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.tasks.check_values import parse_expected, require_possible
 from cua_rl.tasks.fields import Fields, read_mapping
-from cua_rl.tasks.goal import Goal, How, check_goal
-from cua_rl.tasks.lasting_devices import make_undone
-from cua_rl.tasks.start_fields import parse_start
-from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.tasks.goal import Goal, check_goal, parse_goal
+from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_TURNS = 10
 _EXAMPLE = '{"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}'
-HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags")
-"""Keys that every description may have."""
 _NUM_PHONES_TRIED = 24
 
 
@@ -55,7 +51,11 @@ class DescribedTask(Template):
         if goal is not None and self.start is None:
             prepare = partial(make_undone, goal)
         validate = None if goal is None else partial(check_goal, goal)
-        return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, start=self.start)
+        return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, world=self.start)
+
+    @property
+    def is_judged(self) -> bool:
+        return self.goal is None
 
     def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
         """Its id and, where nothing else tells tasks apart, its instruction."""
@@ -71,7 +71,6 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
     instruction = given.text("instruction")
     if not instruction:
         raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
-    task_id = f"custom_{_slug(instruction)}"
     if given.raw.get("check") is None:
         if not has_judge:
             raise ConfigError(
@@ -80,23 +79,19 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
                 "decide (judge.base_url=... judge.model=..., docs/judge.md), add a check, such as "
                 f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
             )
-        return describe(given, task_id, instruction, goal=None, start=_parse_judged_start(given, device))
-    goal = parse_goal(given.raw["check"], f"the check of {what}", device)
-    start = _find_start(given, goal) if device.is_seeded else _refuse_start(given, device)
-    return describe(given, task_id, instruction, goal=goal, start=start)
-
-
-def describe(
-    given: Fields, task_id: str, instruction: str, *, goal: Goal | None, start: Start | None = None
-) -> DescribedTask:
-    """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
+        goal, start = None, _parse_judged_start(given, device)
+    else:
+        suggest = suggest_values if device.is_seeded else None
+        goal = parse_goal(given.raw["check"], f"the check of {what}", device, suggest)
+        start = _find_start(given, goal) if device.is_seeded else _refuse_start(given, device)
+    task_id = given.text("task_id") or f"custom_{_slug(instruction)}"
     return DescribedTask(
-        task_id=given.text("task_id") or task_id,
+        task_id=task_id,
         instruction=instruction,
         goal=goal,
         start=start,
-        category=cast(Category, given.choice("category", get_args(Category)) or "app"),
-        difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        category=read_category(given),
+        difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
     )
@@ -119,24 +114,6 @@ def _slug(instruction: str) -> str:
     if len(slug) <= 60 and instruction.isascii():
         return slug
     return f"{slug[:51]}_{sha256(instruction.encode()).hexdigest()[:8]}".lstrip("_")
-
-
-def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
-    """Read a check that a device with these abilities can make; `what` names it in messages."""
-    given = read_mapping(value, what, '{"query": "wifi_enabled", "expected": "true"}')
-    given.require_keys(("query", "expected", "how"))
-    query, how = given.text("query"), cast(How, given.choice("how", get_args(How)) or "equals")
-    if not query:
-        raise ConfigError(
-            f"expected a query in {what}, got {dict(given.raw)!r}; add what to read, such as wifi_enabled"
-        )
-    if (how == "told") != ("expected" not in given.raw):
-        raise ConfigError(
-            f"expected {what} to say what is expected, except for 'told' (the answer must be what the query "
-            f"reads), got {dict(given.raw)!r}; {'leave out' if how == 'told' else 'add'} expected"
-        )
-    expected = parse_expected(query, given.raw.get("expected", ""), how, what, device)
-    return Goal(query=query, expected=expected, how=how)
 
 
 def _refuse_start(given: Fields, device: DeviceAbilities) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from cua_rl.environments.browser import check_function
 from cua_rl.environments.browser.page_checks import Verdict, parse_verdict
-from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, PageTask, allowed_urls
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, PageSource, PageTask, allowed_urls
 from cua_rl.environments.browser.settings import SiteProgram
+from cua_rl.environments.contract import Split
+from cua_rl.environments.table import parse_sources
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
-from cua_rl.tasks.source_config import Split, parse_sources
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "sites" / "shopping_list"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
 SITE: dict[str, object] = {
     "source_type": "page",
     "file_path": str(EXAMPLE),
@@ -39,11 +40,11 @@ def test_a_folder_with_tasks_needs_no_code() -> None:
     program = SiteProgram(command="sh server.sh {port}", folder=EXAMPLE, reset="POST /api/reset")
     assert {task.site for task in pages(tasks)} == {program}
     assert {task.url for task in pages(tasks)} == {"/"}
-    assert tasks.batch(0, 1)[0].device_request().site == program
+    assert tasks.batch(0, 1)[0].device_request().world == program
     assert load(SITE | {"difficulty": "medium"}).task_ids == ("shopping_list/more_eggs", "shopping_list/clear_done")
     assert load(SITE | {"tags": ["question"]}).task_ids == ("shopping_list/count_open",)
     assert load(SITE | {"task_names": ["add_coffee"]}).task_ids == ("shopping_list/add_coffee",)
-    assert allowed_urls(parse_sources(SITE)) == ()
+    assert allowed_urls([source for source in parse_sources(SITE) if isinstance(source, PageSource)]) == ()
 
 
 def test_one_file_is_split_between_training_and_evaluation() -> None:

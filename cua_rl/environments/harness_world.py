@@ -8,18 +8,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, Self, cast, get_args
+from typing import Literal, cast, get_args
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage
-from cua_rl.environments.device import DeviceAbilities, DeviceKind
-from cua_rl.environments.pool import DeviceRequest
+from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.host.process_guard import MAX_RESULT_BYTES
 from cua_rl.json_types import Json, as_number
 from cua_rl.judgement import MAX_REWARD
-
-HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, task_backend="harness")
 
 HARNESS_ID = "harness"
 """The device id of every harness's world."""
@@ -143,18 +140,3 @@ class HarnessWorld:
 
     async def close(self) -> None:
         """Nothing is held: the program has ended with its rollout."""
-
-
-class HarnessWorlds:
-    """A `DeviceBackend` without devices: the pool only limits how many programs run at a time."""
-
-    abilities = HARNESS
-
-    async def make(self, request: DeviceRequest) -> HarnessWorld:
-        return HarnessWorld(request.task_id, request.seed)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        return

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.environments.android.phones import AdbPhones
+from cua_rl.environments.adb.environment import AdbPhones
 from cua_rl.environments.pool import PoolLimits, open_pool
 from cua_rl.errors import ConfigError, DeviceLostError
-from tests.environments.android.test_device import Connection
+from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
 
 

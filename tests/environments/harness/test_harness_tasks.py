@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.environments.harness.device import HARNESS
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SEED_RANGES, TaskSet, load_tasks, require_disjoint
 
@@ -21,7 +21,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 def load(**source: object) -> TaskSet:
     split = "eval" if source.get("split_type") == "eval" else "train"
-    return load_tasks({"source_type": "harness", **source}, seed=0, split=split, device=HARNESS)
+    return load_tasks({"source_type": "harness", **source}, seed=0, split=split, device=HarnessWorlds.abilities)
 
 
 def test_a_row_is_a_task_with_its_own_seed_or_one_that_the_run_draws(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cua_rl.environments.android.device import ANDROID_ABILITIES
+from cua_rl.environments.adb.device import ANDROID_ABILITIES
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
 from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.phone.check_values import require_possible
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.queries import read_query
@@ -18,7 +19,7 @@ from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SIMULATOR, load_tasks
-from cua_rl.tasks.check_values import parse_expected, require_possible
+from cua_rl.tasks.goal import parse_expected
 
 
 def load(check: Any, device: DeviceAbilities = SIMULATOR, **more: Any) -> None:

@@ -23,7 +23,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.environments.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
+from cua_rl.environments.adb.device import ANDROID_ABILITIES, AndroidDevice, build_observation
 from cua_rl.environments.device import ActionRejected, Device, ShellDevice
 from cua_rl.errors import DeviceError, TaskError
 from tests.environments.android.phone_double import PhoneDouble

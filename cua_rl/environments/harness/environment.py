@@ -1,4 +1,6 @@
-"""Tasks of a harness: rows of JSON lines, from a file, a folder or a command that prints them.
+"""Programs with a world and a score of their own as an environment.
+
+Tasks are rows of JSON lines, from a file, a folder or a command that prints them.
 
     {"task_id": "wordle/crane", "seed": 7, "instruction": "Guess it.", "max_turns": 6, "payload": {"word": "crane"}}
 
@@ -12,16 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import Self, cast
 
-from cua_rl.environments.device import Device
-from cua_rl.environments.harness.device import HarnessWorld
+from cua_rl.environments.contract import Environment, Loading, SplitSource
+from cua_rl.environments.device import Device, DeviceAbilities
+from cua_rl.environments.harness_world import HarnessWorld
+from cua_rl.environments.pool import DeviceRequest
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.json_types import Json
 from cua_rl.judgement import Validation
-from cua_rl.tasks.fields import read_mapping
-from cua_rl.tasks.source_config import TaskSourceConfig, take_side
-from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
+from cua_rl.tasks.task import Task, Template, read_category, read_difficulty
 
 DEFAULT_MAX_TURNS = 1000  # so that the run's own max_turns decides
 LIST_TIMEOUT_S = 300.0
@@ -77,9 +80,19 @@ def _as_world(device: Device) -> HarnessWorld:
     return device
 
 
-def load_harness_tasks(config: TaskSourceConfig, seed: int) -> list[HarnessTask]:
-    """The tasks of a "harness" source, on the side of the split that it names; raises `ConfigError`."""
-    return take_side([_parse_row(row, where) for where, row in _read_rows(config)], config, seed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessSource(SplitSource):
+    """Rows of a file or folder, or those that a command prints."""
+
+    source_types = ("harness",)
+
+    file_path: str | None = given(Fields.text)
+    """A .jsonl file with rows, or a folder of such files."""
+    list_command: str | None = given(Fields.text)
+    """A command that prints the rows, instead of `file_path`."""
+
+    def load(self, loading: Loading) -> list[HarnessTask]:
+        return self.take_side([_parse_row(row, where) for where, row in _read_rows(self)], loading.seed)
 
 
 def _parse_row(row: object, what: str) -> HarnessTask:
@@ -106,8 +119,8 @@ def _parse_row(row: object, what: str) -> HarnessTask:
         instruction=instruction,
         payload=text,
         seed=given.integer("seed", at_least=0),
-        category=cast(Category, given.choice("category", get_args(Category)) or "app"),
-        difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        category=read_category(given),
+        difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
     )
@@ -120,7 +133,7 @@ def _fits_into_variable(text: str) -> bool:
         return False
 
 
-def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
+def _read_rows(config: HarnessSource) -> Iterator[tuple[str, object]]:
     """Rows, each with its place for messages; of a command's output, only lines that begin with a brace."""
     if (config.file_path is None) == (config.list_command is None):
         raise ConfigError("expected either file_path or list_command with source_type 'harness'; set one of them")
@@ -132,23 +145,16 @@ def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
     else:
         path = Path(config.file_path or "").expanduser()
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        try:
-            texts = [(file, file.read_text(encoding="utf-8")) for file in files]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
         lines = [
             (f"line {i} of {file}", line)
-            for file, text in texts
-            for i, line in enumerate(text.split("\n"), start=1)
+            for file in files
+            for i, line in enumerate(read_text(file).split("\n"), start=1)
             if line.strip()
         ]
     if not lines:
         raise ConfigError(f"expected rows such as {_EXAMPLE}, got none from {config.file_path or config.list_command}")
     for where, line in lines:
-        try:
-            yield where, cast("object", json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ConfigError(f"expected JSON in {where}, got {line[:80]!r} ({error}); repair it") from None
+        yield where, parse_json(line, where)
 
 
 def _run(command: str) -> str:
@@ -160,3 +166,27 @@ def _run(command: str) -> str:
         raise ConfigError(
             f"list_command: expected a command that prints tasks, got {command!r} ({error}); correct it"
         ) from None
+
+
+class HarnessWorlds:
+    """A `DeviceBackend` without devices: the pool only limits how many programs run at a time."""
+
+    abilities = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, environment="harness")
+
+    async def make(self, request: DeviceRequest) -> HarnessWorld:
+        return HarnessWorld(request.task_id, request.seed)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return
+
+
+HARNESS = Environment(
+    name="harness",
+    sources=(HarnessSource,),
+    has_held_out=False,  # its rows are the same for every seed
+    presets={"reward": "score"},
+    make_backend=lambda order: HarnessWorlds(),
+)

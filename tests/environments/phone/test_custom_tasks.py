@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, n
 def test_on_a_real_phone_queries_are_checked_by_name_and_starts_are_refused() -> None:
     there = load(task({"query": "file_exists:/sdcard/a", "expected": True}), device=REAL_PHONE)
 
-    assert there.batch(0, 1)[0].start is None
+    assert there.batch(0, 1)[0].world is None
     with pytest.raises(ConfigError, match="did you mean 'wifi_enabled'"):
         load(task({"query": "wify_enabled", "expected": "true"}), device=REAL_PHONE)
     with pytest.raises(ConfigError, match="expected start only on devices made from a seed"):

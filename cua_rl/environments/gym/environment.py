@@ -4,18 +4,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from math import ceil
 from typing import Self
 
-from cua_rl.environments.device import Device, DeviceAbilities
+from cua_rl.environments.contract import PAID_DEVICES, DeviceOrder, Environment
+from cua_rl.environments.device import AttachDevice, Device, DeviceAbilities
+from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.gym.client import GymClient, GymLimits
-from cua_rl.environments.gym.device import AttachDevice, GymDevice
+from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import Execution, GymTaskRef
+from cua_rl.environments.gym.server import GymSource
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import ConfigError, DeviceError, TaskError
 
 logger = logging.getLogger(__name__)
 
-GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, task_backend="gym")
+GYM_ABILITIES = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, environment="gym")
 
 
 class GymExecutions:
@@ -24,7 +28,7 @@ class GymExecutions:
     With `open_attach` the controller operates the devices; without it, the external agent does.
     """
 
-    abilities = GYM
+    abilities = GYM_ABILITIES
 
     def __init__(
         self,
@@ -41,8 +45,8 @@ class GymExecutions:
 
     async def make(self, request: DeviceRequest) -> Device:
         """Make an execution and attach to its device; cancelled, it ends what may have been made."""
-        task = request.gym
-        if task is None:
+        task = request.world
+        if not isinstance(task, GymTaskRef):
             raise TaskError(f"expected a task of a gym server, got {request.task_id!r}; run it on another device")
         client = self._clients.get(task.base_url)
         if client is None:
@@ -91,3 +95,41 @@ class GymExecutions:
             await client.close()
         self._clients.clear()
         await self._stack.aclose()
+
+
+def _check_workers(num_workers: int, settings: DeviceSettings) -> None:
+    if num_workers > settings.gym_parallel_creates:
+        raise ConfigError(
+            f"rollout_workers: expected at most gym_parallel_creates={settings.gym_parallel_creates} with a gym "
+            f"server, got {num_workers}; raise the one or lower the other"
+        )
+
+
+def _make_backend(order: DeviceOrder) -> GymExecutions:
+    limits = GymLimits(
+        max_parallel_creates=order.settings.gym_parallel_creates,
+        create_timeout_s=order.settings.lease_timeout_s,
+        evaluate_timeout_s=order.settings.validate_timeout_s,
+    )
+    open_attach = order.environments["gbox"].open_attach  # servers hold boxes
+    if order.is_remote or open_attach is None:
+        return GymExecutions(limits=limits)
+    attach = open_attach(order)
+    return GymExecutions(open_attach=lambda: attach, limits=limits)
+
+
+def _lease_timeout_s(settings: DeviceSettings, max_devices: int) -> float:
+    """Creations are queued, and each has its own limit."""
+    num_rounds = ceil(max_devices / settings.gym_parallel_creates)
+    return settings.lease_timeout_s * GymLimits().max_create_attempts * num_rounds
+
+
+GYM = Environment(
+    name="gym",
+    sources=(GymSource,),
+    is_hosted=True,
+    presets=PAID_DEVICES,
+    make_backend=_make_backend,
+    check_workers=_check_workers,
+    lease_timeout_s=_lease_timeout_s,
+)

@@ -1,15 +1,19 @@
 """Attached Android phones and emulators; each serial runs one rollout at a time and is reused."""
 
 import logging
+import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
-from cua_rl.environments.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
+from cua_rl.environments.adb.device import ANDROID_ABILITIES, AndroidDevice, build_observation
+from cua_rl.environments.android.folders import FolderSource
 from cua_rl.environments.android.shell import AdbShell, AndroidConnection, list_adb_devices
+from cua_rl.environments.contract import DeviceOrder, Environment
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.environments.pool import DeviceRequest
+from cua_rl.environments.device_settings import DeviceSettings
+from cua_rl.environments.pool import DeviceBackend, DeviceRequest
 from cua_rl.errors import ConfigError, DeviceError, DeviceQuotaError
 
 logger = logging.getLogger(__name__)
@@ -92,3 +96,35 @@ class AdbPhones:
 async def _begin(connection: AndroidConnection) -> None:
     await connection.run(_GO_HOME)
     build_observation(await connection.screenshot())
+
+
+def _check_settings(order: DeviceOrder) -> None:
+    if (serials := list(order.settings.adb_serials)) and order.device != "adb":
+        raise ConfigError(f"adb_serials: expected it only with device=adb, got {serials!r}; leave it out")
+
+
+def _check_workers(num_workers: int, settings: DeviceSettings) -> None:
+    if num_workers > 1:
+        raise ConfigError(
+            "rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
+            f"{num_workers}; leave it out"
+        )
+
+
+def _make_backend(order: DeviceOrder) -> DeviceBackend:
+    if shutil.which("adb") is None:
+        raise ConfigError(
+            "device: expected the program adb on the PATH for device=adb, got none; install the Android platform "
+            "tools (Debian and Ubuntu: apt-get install adb)"
+        )
+    return AdbPhones(order.settings.adb_serials)
+
+
+ADB = Environment(
+    name="adb",
+    sources=(FolderSource,),  # of tasks for every device with a shell
+    is_configured=True,
+    make_backend=_make_backend,
+    check_settings=_check_settings,
+    check_workers=_check_workers,
+)

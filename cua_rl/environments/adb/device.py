@@ -13,7 +13,7 @@ import httpx
 
 from cua_rl import actions
 from cua_rl.conversation import EncodedImage
-from cua_rl.environments.android.keyboard import (
+from cua_rl.environments.adb.keyboard import (
     BUTTON_KEYS,
     UNICODE_KEYBOARD,
     build_key_command,
