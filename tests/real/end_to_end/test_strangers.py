@@ -76,17 +76,18 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        run = Run(folder / "run", "max_steps=2", *options, "eval_tasks=none", "trainer.num_processes=2")
+        run = Run(folder / "run", "max_steps=3", *options, "eval_tasks=none", "trainer.num_processes=2")
         run.wait_for(lambda: any(map(is_agent, run.owned())))  # everything else runs before an agent does
         command = [sys.executable, "-m", "scripts.listeners", str(run.process.pid)]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-        run.wait_for(lambda: len(run.steps()) == 1)
+        asking = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        run.wait_for(run.steps)
         lines = [" ".join(command_line(process)) for process in (psutil.Process(run.process.pid), *run.owned())]
         address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
         with httpx.Client(base_url=address, trust_env=False, timeout=patience(60)) as client:
             paths = ("/api/runs", "/api/runs/1", "/api/runs/1/rollouts")
             api = "".join(client.get(path).raise_for_status().text for path in paths)
         owned = run.owned()
+        asked, _ = asking.communicate()
         assert run.finish() == 0, run.output()
         yield Seen(
             folder=run.folder,
@@ -94,8 +95,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
             # what an agent is told is its command's own
             command_lines=" ".join(line for line in lines if "agent.mjs" not in line),
             api=api,
-            listeners=[json.loads(line) for line in asked.stdout.splitlines()],
-            listeners_status=asked.returncode,
+            listeners=[json.loads(line) for line in asked.splitlines()],
+            listeners_status=asking.returncode,
             survivors=survivors(owned),
         )
 
