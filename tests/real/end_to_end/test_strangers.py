@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        run = Run(folder / "run", "max_steps=3", *options, "eval_tasks=none", "trainer.num_processes=2")
-        run.wait_for(lambda: any(map(is_agent, run.owned())))  # everything else runs before an agent does
+        run = Run(folder / "run", "max_steps=2", *options, "eval_tasks=none", "trainer.num_processes=2")
+        agent = run.wait_for(lambda: hold_an_agent(run))  # everything else runs before an agent does
         command = [sys.executable, "-m", "scripts.listeners", str(run.process.pid)]
-        asking = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+        agent.resume()
         run.wait_for(run.steps)
         lines = [" ".join(command_line(process)) for process in (psutil.Process(run.process.pid), *run.owned())]
         address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
@@ -87,7 +89,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
             paths = ("/api/runs", "/api/runs/1", "/api/runs/1/rollouts")
             api = "".join(client.get(path).raise_for_status().text for path in paths)
         owned = run.owned()
-        asked, _ = asking.communicate()
         assert run.finish() == 0, run.output()
         yield Seen(
             folder=run.folder,
@@ -95,10 +96,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
             # what an agent is told is its command's own
             command_lines=" ".join(line for line in lines if "agent.mjs" not in line),
             api=api,
-            listeners=[json.loads(line) for line in asked.splitlines()],
-            listeners_status=asking.returncode,
+            listeners=[json.loads(line) for line in asked.stdout.splitlines()],
+            listeners_status=asked.returncode,
             survivors=survivors(owned),
         )
+
+
+def hold_an_agent(run: Run) -> psutil.Process | None:
+    """An agent that waits until it is resumed, and the run's step with it."""
+    for process in filter(is_agent, run.owned()):
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            return process
+    return None
 
 
 def is_agent(process: psutil.Process) -> bool:
