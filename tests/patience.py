@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pytest_timeout import timeout_sigalrm  # pyright: ignore[reportMissingTypeStubs]
+from pytest_timeout import (  # pyright: ignore[reportMissingTypeStubs]
+    timeout_sigalrm,  # pyright: ignore[reportUnknownVariableType]
+)
 
 SPARE = 4.0
 """How many times slower a machine may become after it was looked at."""
