@@ -24,7 +24,7 @@ from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, Unkno
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
-from cua_rl.json_types import is_sequence
+from cua_rl.json_types import is_array
 
 Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
 
@@ -69,7 +69,7 @@ class _Parser:
         recorder = Recorder(where=self.where, images=self.images)
         try:
             # of a conversation, the items alone will do
-            value = {_ITEMS.get(kind, ""): self.value} if is_sequence(self.value) else self.value
+            value = {_ITEMS.get(kind, ""): self.value} if is_array(self.value) else self.value
             found = _READERS[kind](as_row(value), recorder)
         except UnknownAction as error:
             raise UnknownAction(f"{self.where}: {error}") from None
@@ -112,14 +112,14 @@ def _read_values(file: Path) -> Iterator[tuple[str, object]]:
         raise ConfigError(
             f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
         ) from None
-    values = content if is_sequence(content) and not _is_conversation(content) else [content]
+    values = content if is_array(content) and not _is_conversation(content) else [content]
     for number, value in enumerate(values, start=1):
         yield f"{file}, trajectory {number}", value
 
 
 def _is_conversation(value: object) -> TypeGuard[Sequence[Row]]:
     """Whether a list is one conversation of an API, not a list of trajectories."""
-    first = value[0] if is_sequence(value) and value else None
+    first = value[0] if is_array(value) and value else None
     return (
         is_row(first)
         and not {"steps", "messages", "input", "contents"} & first.keys()

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
@@ -110,7 +110,8 @@ class _IngestRoute(BodyRoute):
 
 @asynccontextmanager
 async def _admit_project(request: Request) -> AsyncGenerator[BodyBudget]:
-    token, databases = bearer_key(request), cast("Databases", request.app.state.databases)
+    token = bearer_key(request)
+    databases: Databases = request.app.state.databases
     if not token:
         raise unauthorized("expected a project's token, got none")
     async with databases.main.sessions() as session:
@@ -174,8 +175,9 @@ def ingest(engine: Engine, token: str, batch: sent.IngestBatch) -> sent.IngestAn
             with _savepoint(ours, answer, "training", 0, batch.training):
                 answer.training_id = _store_training(ours, batch.training)
         for kind, item_class in sent.ITEM_CLASSES.items():
-            stored = cast("list[sent.Mapped]", getattr(answer, kind))
-            for index, payload in enumerate(cast("list[dict[str, Any]]", getattr(batch, kind))):
+            stored: list[sent.Mapped] = getattr(answer, kind)
+            payloads: list[dict[str, Any]] = getattr(batch, kind)
+            for index, payload in enumerate(payloads):
                 with _savepoint(ours, answer, kind, index, payload):
                     stored.append(_store_item(ours, kind, item_class, payload))
         return answer
