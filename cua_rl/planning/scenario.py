@@ -16,7 +16,6 @@ from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario
 from cua_rl.planning.gpu_speed import (
     GPU_KINDS,
     GpuKind,
-    Shares,
     TrainedSequence,
     TurnTokens,
     server_speed,
@@ -120,7 +119,6 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
         sampled=assume.sampled_tokens,
         context=assume.prompt_tokens + num_turns / 2 * (screen + assume.text_tokens + assume.sampled_tokens),
     )
-    shares = Shares(trainer_mfu=assume.trainer_mfu, server_mfu=assume.server_mfu, bandwidth=assume.bandwidth_frac)
     return Scenario(
         workload=Workload(
             turns=spread_turns(num_turns, config.max_turns),
@@ -136,7 +134,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
         fleet=Fleet(
             num_devices=config.max_concurrent_rollouts,
             placement=placement,
-            server=server_speed(model, kind, placement.gpus_per_server, turn, shares),
+            server=server_speed(model, kind, placement.gpus_per_server, turn, assume),
             trained_token_s=trained_token_s(
                 model,
                 kind,
@@ -148,7 +146,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
                     recomputes=plan.gradient_checkpointing,
                     keeps_attention=plan.keeps_attention,
                 ),
-                shares,
+                assume,
             ),
             save_s=1.0,
             publish_s=3.0,

@@ -6,9 +6,10 @@ import pytest
 
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
-from cua_rl.evaluation.evaluate import EvalResult, Evaluator
+from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due
 from cua_rl.rl.sync_loop import train
