@@ -185,7 +185,8 @@ def accept_value(config_class: type[Any], name: str, value: object) -> object:
     except UnfitValueError as error:
         example = as_argument(field._default_factory()) if callable(field._default_factory) else "None"
         raise ConfigError(f"{name}: expected {error}, got {value!r}; for example {example}") from None
-    return value if is_array(value) or is_object(value) else parsed
+    is_parsed = is_object(value) or (is_array(value) and not isinstance(value, tuple))
+    return value if is_parsed else parsed
 
 
 def format_help(

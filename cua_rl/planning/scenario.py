@@ -75,30 +75,9 @@ def _check_settings(config: PlanConfig) -> None:
 
 def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement: Placement | None = None) -> Scenario:
     """The speeds of recorded runs with the settings of `config`, by default on the hardware of the first run."""
-    seen = calibrate(runs, group_size=config.group_size)
-    return Scenario(
-        workload=Workload(
-            turns=seen.turns,
-            start=seen.start,
-            turn=seen.turn,
-            end=seen.end,
-            request_work=seen.request_work,
-            controller_s=0.0,
-            prompt_tokens=0.0,
-            turn_tokens=seen.turn_tokens,
-            constant_group_frac=seen.constant_group_frac,
-        ),
-        fleet=Fleet(
-            num_devices=config.max_concurrent_rollouts,
-            placement=placement or runs[0].placement,
-            server=seen.server,
-            trained_token_s=seen.trained_token_s,
-            save_s=seen.save_s,
-            publish_s=seen.publish_s,
-            overhead_s=seen.overhead_s,
-        ),
-        schedule=_schedule(config),
-    )
+    devices = config.max_concurrent_rollouts
+    work, fleet = calibrate(runs, group_size=config.group_size, num_devices=devices, placement=placement)
+    return Scenario(workload=work, fleet=fleet, schedule=_schedule(config))
 
 
 def find_prices(config: PlanConfig) -> Prices:
