@@ -10,24 +10,24 @@ JsonDict = dict[str, Any]
 """A JSON object that is being built, or a column of one."""
 
 
-def is_mapping(value: object) -> TypeGuard[Json]:
+def is_object(value: object) -> TypeGuard[Json]:
     """Whether a value is a JSON object, whose keys are text."""
     return isinstance(value, Mapping)
 
 
-def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+def is_array(value: object) -> TypeGuard[Sequence[object]]:
     """Whether a value is a JSON array."""
     return isinstance(value, list | tuple)
 
 
 def mapping(value: object) -> Json:
     """The value if it is a JSON object, else an empty one."""
-    return value if is_mapping(value) else {}
+    return value if is_object(value) else {}
 
 
 def sequence(value: object) -> Sequence[object]:
     """The value if it is a JSON array, else an empty one."""
-    return value if is_sequence(value) else ()
+    return value if is_array(value) else ()
 
 
 def as_number(value: object, *, largest: float) -> float | None:

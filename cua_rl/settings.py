@@ -49,7 +49,7 @@ def setting(
 
 def setting_fields(config_class: type[Any]) -> Mapping[str, Any]:
     """The chz fields that people set, in the order of declaration."""
-    fields = cast("Mapping[str, Any]", chz.chz_fields(config_class))
+    fields: Mapping[str, Any] = chz.chz_fields(config_class)
     return {name: field for name, field in fields.items() if not metadata_of(field).get("by_run")}
 
 

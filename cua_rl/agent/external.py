@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import cast
 
 import httpx
 
@@ -26,7 +25,7 @@ from cua_rl.host.guest_account import GuestAccount, open_guest_account
 from cua_rl.host.process_guard import MAX_RESULT_BYTES
 from cua_rl.host.processes import OwnedProcess, Report
 from cua_rl.host.users import bare_environment
-from cua_rl.json_types import Json
+from cua_rl.json_types import mapping
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class AgentService:
             body: object = json.loads(content)
         except (ValueError, RecursionError):
             body = None
-        answer = cast("Json", body).get("answer") if isinstance(body, Mapping) else None
+        answer = mapping(body).get("answer")
         return ProgramEnd(answer=answer if isinstance(answer, str) else None)
 
 

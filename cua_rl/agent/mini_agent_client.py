@@ -5,12 +5,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Self, cast
+from typing import Self
 
 import httpx
 
 from cua_rl.errors import AgentError
-from cua_rl.json_types import Json, mapping, parse_json
+from cua_rl.json_types import Json, is_object, mapping, parse_json, sequence
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +71,7 @@ class MiniAgentClient:
         if response.status_code == HTTPStatus.NOT_FOUND:
             return ()
         body = parse_json(response.content)
-        if isinstance(body, Mapping):
-            body = cast("Json", body).get("events")
-        return cast("Sequence[object]", body) if isinstance(body, list) else ()
+        return sequence(body.get("events") if is_object(body) else body)
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
         failure = ""

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from cua_rl.exchange.foreign_actions import ForeignAction, UnknownAction
-from cua_rl.json_types import is_sequence
+from cua_rl.json_types import is_array
 
 _POSITIONAL: Mapping[str, Sequence[str]] = {
     "write": ("text", "interval"), "typewrite": ("text", "interval"), "scroll": ("clicks", "x", "y"),
@@ -40,7 +40,7 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
             yield ForeignAction(name=name, given=given)
             continue
         keys = given.pop("keys", None)  # one after the other, unlike a hotkey's
-        pressed = keys if is_sequence(keys) else [keys]
+        pressed = keys if is_array(keys) else [keys]
         times = given.pop("presses", 1)
         if not isinstance(times, int) or times * len(pressed) > _MAX_KEYS:
             raise _error(f"up to {_MAX_KEYS} keys", repr(code[:200]))
@@ -54,8 +54,8 @@ def _read_arguments(call: ast.Call, name: str, code: str) -> dict[str, object]:
     except (ValueError, TypeError, RecursionError, MemoryError):
         raise _error("constants in code", repr(code[:200])) from None
     if name == "hotkey":
-        is_sequence = len(positional) == 1 and isinstance(positional[0], list)
-        return given | {"keys": (positional[0] if is_sequence else positional) or given.get("keys")}
+        is_array = len(positional) == 1 and isinstance(positional[0], list)
+        return given | {"keys": (positional[0] if is_array else positional) or given.get("keys")}
     names = _POSITIONAL.get(name, ("x", "y", "duration"))
     if len(positional) > len(names):
         raise _error(f"{name}{names}", repr(code[:200]))

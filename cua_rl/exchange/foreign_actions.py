@@ -17,7 +17,7 @@ from cua_rl.environments.device import ActionRejected, DeviceKind
 from cua_rl.environments.key_names import key_chord
 from cua_rl.errors import ConfigError
 from cua_rl.exchange import action_names
-from cua_rl.json_types import is_mapping, sequence
+from cua_rl.json_types import is_object, sequence
 
 Arguments = dict[str, object]
 
@@ -389,7 +389,7 @@ class _Reading:
 
 def _pair(value: object) -> tuple[float, float] | None:
     """Two numbers, from a pair or an object with x and y."""
-    match [value.get("x"), value.get("y")] if is_mapping(value) else sequence(value):
+    match [value.get("x"), value.get("y")] if is_object(value) else sequence(value):
         case [x, y] if _is_number(x) and _is_number(y):
             return x, y
         case _:

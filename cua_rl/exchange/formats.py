@@ -14,6 +14,7 @@ A file holds one trajectory, a list of them, or one on each line (.jsonl).
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeGuard
 
@@ -24,7 +25,7 @@ from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, Unkno
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
-from cua_rl.json_types import is_sequence
+from cua_rl.json_types import is_array
 
 Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
 
@@ -52,48 +53,41 @@ def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable
         images = Images(folder=file.absolute().parent, root=root, display=told.display)
         for where, value in _read_values(file):
             is_empty = False
-            yield _Parser(value=value, where=where, images=images, told=told)
+            yield partial(_parse, value, where, images, told)
     if is_empty:
         raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parser:
-    value: object
-    where: str
-    images: Images
-    told: Told
-
-    def __call__(self) -> ForeignTrajectory:
-        kind = self.told.format or detect_format(self.value, self.where)
-        recorder = Recorder(where=self.where, images=self.images)
-        try:
-            # of a conversation, the items alone will do
-            value = {_ITEMS.get(kind, ""): self.value} if is_sequence(self.value) else self.value
-            found = _READERS[kind](as_row(value), recorder)
-        except UnknownAction as error:
-            raise UnknownAction(f"{self.where}: {error}") from None
-        except ConfigError:
-            raise  # it says what it expected, and where
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise ConfigError(
-                f"expected a trajectory in the format {kind} in {self.where}, got one without what is read from it "
-                f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
-            ) from None
-        if not found.steps or not found.instruction:
-            raise ConfigError(
-                f"expected an instruction and steps with screenshots in {self.where}, got "
-                f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
-                "unreadable=skip, which leaves such trajectories out"
-            )
-        device = self.told.device or found.kind
-        if device is None or found.kind not in (None, device):
-            raise ConfigError(
-                f"device: expected the kind of device of {self.where}, which decides what our agent's actions are, got "
-                f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
-                "device=android, device=linux (a desktop) or device=browser"
-            )
-        return replace(found, kind=device, wheel_click_px=self.told.wheel_click_px)
+def _parse(value: object, where: str, images: Images, told: Told) -> ForeignTrajectory:
+    kind = told.format or detect_format(value, where)
+    recorder = Recorder(where=where, images=images)
+    try:
+        # of a conversation, the items alone will do
+        value = {_ITEMS.get(kind, ""): value} if is_array(value) else value
+        found = _READERS[kind](as_row(value), recorder)
+    except UnknownAction as error:
+        raise UnknownAction(f"{where}: {error}") from None
+    except ConfigError:
+        raise  # it says what it expected, and where
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"expected a trajectory in the format {kind} in {where}, got one without what is read from it "
+            f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
+        ) from None
+    if not found.steps or not found.instruction:
+        raise ConfigError(
+            f"expected an instruction and steps with screenshots in {where}, got "
+            f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
+            "unreadable=skip, which leaves such trajectories out"
+        )
+    device = told.device or found.kind
+    if device is None or found.kind not in (None, device):
+        raise ConfigError(
+            f"device: expected the kind of device of {where}, which decides what our agent's actions are, got "
+            f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
+            "device=android, device=linux (a desktop) or device=browser"
+        )
+    return replace(found, kind=device, wheel_click_px=told.wheel_click_px)
 
 
 def _read_values(file: Path) -> Iterator[tuple[str, object]]:
@@ -112,14 +106,14 @@ def _read_values(file: Path) -> Iterator[tuple[str, object]]:
         raise ConfigError(
             f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
         ) from None
-    values = content if is_sequence(content) and not _is_conversation(content) else [content]
+    values = content if is_array(content) and not _is_conversation(content) else [content]
     for number, value in enumerate(values, start=1):
         yield f"{file}, trajectory {number}", value
 
 
 def _is_conversation(value: object) -> TypeGuard[Sequence[Row]]:
     """Whether a list is one conversation of an API, not a list of trajectories."""
-    first = value[0] if is_sequence(value) and value else None
+    first = value[0] if is_array(value) and value else None
     return (
         is_row(first)
         and not {"steps", "messages", "input", "contents"} & first.keys()

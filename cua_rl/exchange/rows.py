@@ -20,7 +20,7 @@ from cua_rl.database.columns import (
     unescape_json,
 )
 from cua_rl.exchange.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
-from cua_rl.json_types import is_sequence
+from cua_rl.json_types import is_array
 from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
 from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, StopReason, Turn
@@ -33,7 +33,7 @@ def is_row(value: object) -> TypeGuard[Row]:
 
 
 def _are_rows(value: object) -> TypeGuard[Sequence[Row]]:
-    return is_sequence(value) and all(map(is_row, value))
+    return is_array(value) and all(map(is_row, value))
 
 
 def as_row(value: object) -> Row:

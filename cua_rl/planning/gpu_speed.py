@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cua_rl.host.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
 from cua_rl.machine.model_sizes import BYTES_16, ModelSizes
 from cua_rl.planning.fleet import Speed
+from cua_rl.planning.plan_config import AssumptionSettings
 
 _PATCHES_PER_TOKEN = 4  # every family merges 2 x 2 patches into a token
 _PASS_S = 0.004  # of the server's process, per pass of the decoder: scheduling, adapters, log-probabilities
@@ -38,15 +39,6 @@ GPU_KINDS: Mapping[str, GpuKind] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """How much of a GPU's limits is reached."""
-
-    trainer_mfu: float
-    server_mfu: float
-    bandwidth: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTokens:
     """Tokens of a turn, and of what it sees."""
 
@@ -62,14 +54,16 @@ class TurnTokens:
         return self.screen + self.text + self.sampled
 
 
-def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, shares: Shares) -> Speed:
+def server_speed(
+    model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, assume: AssumptionSettings
+) -> Speed:
     """Speed of one copy of the model on `tensor_parallel` GPUs.
 
     A pass of the decoder reads all weights, whatever the batch, and the KV cache of every request in it. The prompt is
     in the prefix cache but for what the turn adds.
     """
-    bytes_per_s = tensor_parallel * gpu.gb_per_s * 1e9 * shares.bandwidth
-    flop_per_s = tensor_parallel * gpu.tflop_per_s * 1e12 * shares.server_mfu
+    bytes_per_s = tensor_parallel * gpu.gb_per_s * 1e9 * assume.bandwidth_frac
+    flop_per_s = tensor_parallel * gpu.tflop_per_s * 1e12 * assume.server_mfu
     weights = BYTES_16 * model.parameters
     cache = model.kv_bytes_per_token(1) * turn.context
     prefilled = (turn.screen + turn.text) * 2 * model.active_parameters + image_flop(model, turn.screen)
@@ -94,14 +88,14 @@ class TrainedSequence:
 
 
 def trained_token_s(
-    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, shares: Shares
+    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, assume: AssumptionSettings
 ) -> float:
     """Seconds of one GPU per token of such sequences; every screenshot passes the vision tower once."""
     num_tokens = sequence.prompt + sequence.num_turns * turn.total
     recomputes, keeps = sequence.recomputes, sequence.keeps_attention
     flop = token_flop(model, num_tokens, sequence.lora_rank, recomputes=recomputes, keeps_attention=keeps)
     flop += sequence.num_turns * image_flop(model, turn.screen) / num_tokens
-    return flop / (gpu.tflop_per_s * 1e12 * shares.trainer_mfu)
+    return flop / (gpu.tflop_per_s * 1e12 * assume.trainer_mfu)
 
 
 def token_flop(

@@ -10,11 +10,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.config import LoopConfig, SamplingSettings
 from cua_rl.rl.served_policy import SavedPolicy

@@ -16,9 +16,10 @@ from statistics import median
 from typing import Protocol
 
 from cua_rl.environments.harness_world import HARNESS_ID
-from cua_rl.evaluation.evaluate import EvalResult, Evaluator
+from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.metrics import merge_metrics
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from cua_rl.agent.history import History
@@ -17,6 +17,7 @@ from cua_rl.command_line.plain_config import find_stored, plain_config, stored_s
 from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
+from cua_rl.json_types import is_object
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
@@ -280,9 +281,9 @@ def read_api_key(model: RemoteModel) -> str:
 
 
 def _parse_entry(entry: object, default_model_name: str | None) -> Model:
-    if not isinstance(entry, Mapping):
+    if not is_object(entry):
         raise ConfigError(f'models: expected entries such as {{"name": "base"}}, got {entry!r}; write an object')
-    fields = cast("Mapping[str, object]", entry)
+    fields = entry
     is_remote = any(key in fields for key in ("base_url", "model", "api", "api_key_env", "extra"))
     _check_keys(fields, _REMOTE_KEYS if is_remote else _LOCAL_KEYS)
     name = _entry_text(fields, "name")
@@ -301,11 +302,11 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         if api not in ("responses", "chat"):
             raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
         extra = fields.get("extra", dict[str, object]())
-        if not isinstance(extra, Mapping):
+        if not is_object(extra):
             raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
         remote = RemoteModel(
             name=name,
-            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
+            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=extra),
             api_key_env=_entry_text(fields, "api_key_env"),
         )
         read_api_key(remote)

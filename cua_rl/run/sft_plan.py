@@ -42,7 +42,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
-from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
+from cua_rl.supervised.recorded import load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import Datum, ImageChunk, Rollout
 
@@ -240,9 +240,9 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
 
 
 async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:
-    choice = Choice(num_steps=config.run_steps, max_per_task=config.max_per_task, seed=config.seed)
     async with open_recorded_run(config.from_run or "", recorded_in) as (session, training):
-        successes = await load_successes(session, training.id, choice)
+        steps, most = config.run_steps, config.max_per_task
+        successes = await load_successes(session, training.id, num_steps=steps, max_per_task=most, seed=config.seed)
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "

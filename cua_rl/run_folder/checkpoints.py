@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
@@ -129,7 +129,7 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
         rank = int(settings["r"])
         data = (folder / ADAPTER_WEIGHTS).read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
-        header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
+        header: dict[str, dict[str, Any]] = json.loads(data[8:start])
         header.pop("__metadata__", None)
         spans = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
         changes_model = any(data[start + low : start + high].strip(b"\0") for low, high in spans)
