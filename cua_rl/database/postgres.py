@@ -115,7 +115,7 @@ class EmbeddedPostgres:
 
     async def _keep_alive(self, process: OwnedProcess) -> None:
         status = await process.wait()
-        while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays so
+        while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays deleted
             logger.error("the embedded Postgres ended status=%d and is started again; read %s", status, self._log_path)
             await process.stop()
             await asyncio.sleep(_RESTART_S)

@@ -14,7 +14,7 @@ from math import ceil, log
 from random import Random
 
 ENOUGH_KEPT = 0.8
-"""Of what an endless cache finds; below, the server reads prompts again for longer than it samples."""
+"""Share of what an endless cache finds; below it, the server spends more time on prompts than on sampling."""
 LARGEST_NUM_ROLLOUTS = 128
 """At a time, unless more are asked for."""
 _TEXT, _SAMPLED, _SHARED = 60, 150, 1200  # tokens: prompt beside a screenshot, answer, system prompt and tools

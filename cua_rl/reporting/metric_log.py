@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _WANDB_MODES = ("online", "offline", "disabled", "shared", "run", "dryrun")
 _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-_WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would hold a run up for minutes
+_WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would delay a run for minutes
 
 
 class _Sink(Protocol):

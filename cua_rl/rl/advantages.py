@@ -54,8 +54,8 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
     """Divide advantages by their population standard deviation over the step's rollouts; also returns the deviation.
 
     Every rollout counts once, however many tokens and datums it has (as in REINFORCE++ with a group baseline, arXiv
-    2501.03262). Groups that teach nothing do not count, even if a KL term keeps their datums. The division happens when
-    a step trains, not when a group ends: recorded advantages are those of the group.
+    2501.03262). Groups without a learning signal do not count, even if a KL term keeps their datums. The division
+    happens when a step trains, not when a group ends: recorded advantages are those of the group.
     """
     by_member: dict[tuple[str, str], float] = {}
     for datum in datums:  # all trained tokens of a rollout share its advantage

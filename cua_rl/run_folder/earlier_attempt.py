@@ -105,7 +105,7 @@ class EarlierAttempt:
         return make_config(type(config), values | given | {"log_path": str(self.path)})
 
     def describe(self, config: object, now: Mapping[str, Any]) -> list[str]:
-        """Which run goes on, from which step, and with which other settings; `now` is the new config.json."""
+        """Which run is resumed, from which step, and with which other settings; `now` is the new config.json."""
         weights = "no checkpoint" if self.checkpoint is None else f"weights/{self.checkpoint.state_path.name}"
         again = ""
         if self.last_step > self.num_done:

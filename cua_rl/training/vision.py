@@ -23,7 +23,7 @@ _MAX_PATCHES = 8192
 """Patches per pass of the vision tower, at most."""
 
 BLANKS = ""
-"""Among features, the name of nothing, which depends on a trained tower as the features of blank images would."""
+"""Among features, a name without an image: like the features of blank images, it depends on a trained tower."""
 
 Encode = Callable[[Mapping[str, ImageChunk]], Mapping[str, Tensor]]
 """Images by sha256 -> features by sha256, as from `encode_images`."""

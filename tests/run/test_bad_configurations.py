@@ -138,7 +138,7 @@ BAD = [
     (["wandb_project=phones"], "wandb_project: expected the package wandb"),
     (["device=adb", "model_name={tiny}"], "device: expected the program adb on the PATH"),
     (["model_name={place}/cut_weights"], "cut_weights/model.safetensors is cut short"),
-    (["model_name={place}/cut_tokens"], "cut_tokens/tokenizer.json is no JSON"),
+    (["model_name={place}/cut_tokens"], "cut_tokens/tokenizer.json is not JSON"),
     (["base_url=http://127.0.0.1:{dead}"], "base_url: expected a vLLM server"),
     (["base_url=http://[::1"], "base_url: expected a vLLM server"),
     (["base_url={server}", "max_model_len=4096"], "max_model_len: expected at most 3000, the context of the server"),
@@ -155,7 +155,7 @@ BAD = [
     (["max_images=3", "tasks.source_type=demo_all"], "max_images: expected at least"),
     (
         ["screen_scale=4", "history=full", "tasks.source_type=demo_all"],
-        "let old screenshots go with history=block_drop",
+        "drop old screenshots with history=block_drop",
     ),
     (['tasks={{"source_type": "miniwob"}}'], "model_name: expected the name of a model for miniwob"),
     (['tasks={{"source_type": "desktop"}}'], "model_name: expected the name of a model for desktop"),

@@ -251,7 +251,7 @@ def remove_stale_lock(path: Path) -> None:
 
 
 def _reserve_display() -> int:
-    """A display that no X server has, and that none starts on while our lock exists, whose form is theirs."""
+    """A free display, which our lock file, in the format of X servers, reserves."""
     for number in _DISPLAYS:
         path = _lock_path(number)
         remove_stale_lock(path)

@@ -57,7 +57,7 @@ class BoxPlan:
     """The longest that GBox may take to start one; it deletes those that take longer."""
     capture: Capture = field(default_factory=Capture)
     recordings: Path | None = None
-    """Folder for films of the rollouts; None films nothing."""
+    """Folder for videos of the rollouts; None records none."""
 
 
 def run_key(log_path: Path) -> str:
@@ -119,7 +119,7 @@ class GboxBoxes:
         try:
             num_removed = await self.remove_boxes()
             if num_removed:
-                logger.warning("terminated %d boxes at the end of the run that no lease had given back", num_removed)
+                logger.warning("terminated %d boxes at the end of the run that no lease had returned", num_removed)
         except DeviceError as failure:
             logger.warning("boxes of this run may be left, they end by themselves: %s", failure)
         finally:

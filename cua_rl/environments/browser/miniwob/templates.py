@@ -1,4 +1,4 @@
-"""MiniWoB++ tasks: a page and a seed make an instance, the page itself says what to do and what that was worth."""
+"""MiniWoB++ tasks: a page and a seed make an instance, the page itself gives the instruction and the reward."""
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -94,7 +94,7 @@ class MiniWobTemplate(Template):
         return self.task_id.removeprefix("miniwob/")
 
     def make_task(self, seed: int) -> Task:
-        """The instance of this seed. Its instruction stands on the page and is read off it."""
+        """The instance of this seed. Its instruction is read from the page."""
 
         async def read_instruction(device: Device) -> str:
             return (await read_result(device)).instruction
