@@ -36,7 +36,7 @@ def free_port(wanted: int = 0, host: str = "127.0.0.1") -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches what listens there; False for names, except localhost."""
+    """Whether only this machine reaches what listens there; False for names, except localhost."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

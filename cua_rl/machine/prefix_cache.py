@@ -116,7 +116,7 @@ class PrefixCache:
         if needed - found > self.num_free - queued:
             return None
         for index, (run, hit) in enumerate(zip(chain.runs, hits, strict=True)):
-            if index and hit < run.num_blocks:  # the others stay where they are in the queue, but nobody finds them
+            if index and hit < run.num_blocks:  # the others stay where they are in the queue, but cannot be found
                 self._num_queued -= hit
                 run.num_blocks -= hit
                 chain.runs = [*chain.runs[:index], _Run(hit), _Run()]

@@ -89,7 +89,7 @@ def require_short_settings(length: int) -> None:
 
 
 def task_of(item: sent.SentTask) -> Task:
-    """The task as far as it is shown; whoever sent it validates it."""
+    """The task as far as it is shown; its sender validates it."""
     return Task(
         task_id=item.task_id or item.client_id or item.name or "task",
         seed=item.cua_rl.seed,

@@ -72,7 +72,7 @@ class Prediction:
 
 
 def simulate(scenario: Scenario, num_steps: int, *, goes_on: bool = False) -> list[StepEnd]:
-    """The ends of the first steps of a run, which ends with them or goes on."""
+    """The ends of the first steps of a run, which ends with them or continues."""
     gc.disable()  # a simulation makes millions of objects and hardly a cycle
     try:
         return run_in_virtual_time(_run(scenario, num_steps, goes_on=goes_on))

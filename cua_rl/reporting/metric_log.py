@@ -152,7 +152,7 @@ class _Wandb:
         require_wandb(project)
         wandb: Any = import_module("wandb")
         settings = wandb.Settings(init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", _WANDB_TIMEOUT_S)))
-        # the name doubles as id: a resumed run goes on in its own charts
+        # the name doubles as id: a resumed run continues in its own charts
         identity = {"project": project, "name": name, "id": name, "resume": "allow"}
         try:
             self._run: Any = wandb.init(**identity, dir=str(folder), config=dict(config), settings=settings)

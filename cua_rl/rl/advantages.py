@@ -83,7 +83,7 @@ def penalise_divergence(
 
     A token is penalised only for its own divergence. Penalties that are summed (and discounted) over later tokens need
     the mask applied again after the sum: otherwise prompt tokens and screenshots before an answer get an advantage,
-    with a sampling log-probability of 0 that nobody sampled. Here no sum crosses tokens, and masked tokens keep exact
+    with a sampling log-probability of 0 that does not exist. Here no sum crosses tokens, and masked tokens keep exact
     zeros.
     """
     gaps = [

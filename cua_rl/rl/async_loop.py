@@ -1,4 +1,4 @@
-"""The off-policy loop: rollouts, training, publication and evaluation go on side by side.
+"""The off-policy loop: rollouts, training, publication and evaluation run side by side.
 
                      room and admission                    a batch                  saved weights         an adapter
     ┌─────────┐ starts ┌────────┐ finish ┌─────────────┐ takes ┌─────────┐ hands over ┌───────────┐ asks ┌───────────┐

@@ -56,7 +56,7 @@ class FreshCheck:
 
         Raises:
             ConfigError: it fails there too, and has never worked: it is broken.
-            TaskError: it fails there too, but has worked before: what it needs is away.
+            TaskError: it fails there too, but has worked before: what it needs cannot be reached.
             DeviceError, TimeoutError: there is no fresh device.
         """
         instance = task.task_id, task.seed

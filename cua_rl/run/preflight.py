@@ -119,8 +119,8 @@ def require_room(
         raise ConfigError(
             f"max_model_len: expected at least {needed} tokens for {num_turns} turns (instructions {none}, "
             f"{num_images} screenshots of at least {one - none}, an answer of max_tokens={config.max_tokens}, and "
-            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
-            "screenshots go with history=block_drop"
+            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or drop old "
+            "screenshots with history=block_drop"
         )
 
 

@@ -205,7 +205,7 @@ def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
         if before.get(name) != now[name]:
             raise ConfigError(
                 f"{name}: expected {before.get(name)!r} as when the run in {str(attempt.path)!r} began, got "
-                f"{now[name]!r}; go on with the same, or choose another log_path"
+                f"{now[name]!r}; keep it, or choose another log_path"
             )
 
 

@@ -31,7 +31,7 @@ async def wait_while_progressing(
 ) -> _T:
     """The result of `work`, a request that is cancelled when the server has stalled.
 
-    No answer of the server, whoever asks, has more than `max_tokens`.
+    No answer of the server, to any client, has more than `max_tokens`.
 
     `read_load` returns None if the server does not report its load; the time of the answer is then all that is known.
     Raises `ServerStalled` if the server made no progress for `stall_timeout_s`, or none with this request.

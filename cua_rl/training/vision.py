@@ -98,7 +98,7 @@ class PreparedAhead:
         self._coming = self._thread.submit(self._prepare, images.values())
 
     def take(self, images: Mapping[str, ImageChunk]) -> dict[str, PreparedImage]:
-        """These images by sha256, those that nobody began with as well; raises what went wrong meanwhile."""
+        """These images by sha256, also those that were not begun; raises what went wrong meanwhile."""
         coming, self._coming = self._coming, None
         ready = {} if coming is None else coming.result()
         others = self._prepare(chunk for name, chunk in images.items() if name not in ready)

@@ -27,7 +27,7 @@ class WorkerSetup:
     attempt_id: str
     """The attempt of the run, whose rows the worker may write."""
     servers: tuple[tuple[str, str | None, ServedModel], ...]
-    """Address and key of each model server, and what it serves: one may be away when the worker starts."""
+    """Address and key of each model server, and what it serves: one may be down when the worker starts."""
     namespace: str
     """Ends the names of the run's adapters on the servers."""
 

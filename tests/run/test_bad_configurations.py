@@ -111,7 +111,7 @@ BAD = [
     (["replay_successes=true"], "expected one that bounds the ratio where replay_successes=True"),
     (["replay_successes=true", "loss=decoupled_ppo"], "got decoupled_ppo without tis_cap or icepop_high"),
     (["max_steps_off_policy=2", "loss=decoupled_ppo"], "decoupled_ppo without tis_cap or icepop_high"),
-    (["load_checkpoint_path={place}/run"], "to go on with that run, drop it and set log_path="),
+    (["load_checkpoint_path={place}/run"], "to continue that run, drop it and set log_path="),
     (["vllm_args=--block-size '32"], "server.vllm_args: expected options of vLLM's server"),
     (["base_url={server}", "vllm_args=--block-size 32"], "with base_url, whose server has been started already"),
     (["server_dtype=float16"], "expected server_dtype to be one of auto, float32, bfloat16"),
@@ -155,7 +155,7 @@ BAD = [
     (["max_images=3", "tasks.source_type=demo_all"], "max_images: expected at least"),
     (
         ["screen_scale=4", "history=full", "tasks.source_type=demo_all"],
-        "drop old screenshots with history=block_drop",
+        "or drop old screenshots with history=block_drop",
     ),
     (['tasks={{"source_type": "miniwob"}}'], "model_name: expected the name of a model for miniwob"),
     (['tasks={{"source_type": "desktop"}}'], "model_name: expected the name of a model for desktop"),

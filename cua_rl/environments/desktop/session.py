@@ -68,7 +68,7 @@ class DesktopSession:
 
     @property
     def authority(self) -> Path:
-        """The file with the cookie without which the X server lets nobody in."""
+        """The file with the cookie that the X server requires."""
         return self._settings / "Xauthority"
 
     @property

@@ -50,7 +50,7 @@ class BoxPlan:
     box_type: BoxType
     run_name: str
     run_key: str
-    """Names this run among all that use the account; a run that goes on has the same one."""
+    """Names this run among all that use the account; a resumed run has the same one."""
     expires_s: float = 3600.0
     """Boxes expire after this long even if the controller is gone."""
     start_timeout_s: float = 120.0

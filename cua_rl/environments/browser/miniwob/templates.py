@@ -36,7 +36,7 @@ NEEDS_RELOAD = frozenset({
     "choose-date", "choose-date-easy", "choose-date-medium", "choose-date-nodelay",  # the calendar stays where it was
     "drag-cube", "use-colorwheel", "use-colorwheel-2",  # the cube stays turned, the colour chosen
     "scroll-text", "scroll-text-2",  # a text that was edited takes no new one
-    *UNSUITED["real_time"],  # timers of the instance before go on, and draw from the seed of the next
+    *UNSUITED["real_time"],  # timers of the previous instance keep running, and draw from the seed of the next
 })  # fmt: skip
 """Pages that do not begin again the same way: they keep something of the task before."""
 
