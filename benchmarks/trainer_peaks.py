@@ -66,7 +66,7 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (aten.index.Tensor, aten.index_put_.default):  # a mask without data selects nobody knows how much
+        if func in (aten.index.Tensor, aten.index_put_.default):  # a mask without data selects an unknown number
             args = (args[0], self._as_positions(args[1]), *args[2:])
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):

@@ -34,7 +34,7 @@ Codecs = tuple[Callable[[Any, Put], object], Callable[[Any, Take], Any]]
 
 
 class MessageError(CuaError):
-    """Bytes that are no message of the expected type."""
+    """Bytes that are not a message of the expected type."""
 
 
 class Codec:

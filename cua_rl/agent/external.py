@@ -169,7 +169,7 @@ class ExternalAgent:
             raise watch.fault
         if watch.num_turns == 0:
             raise AgentError(end.error or "the agent ended without asking the model; see that it uses OPENAI_BASE_URL")
-        if end.error:  # after an answer, a program that fails has given up: that is a result, no fault
+        if end.error:  # after an answer, a program that fails has given up: that is a result, not a fault
             logger.warning("an agent failed after %d turns, which ends its rollout: %s", watch.num_turns, end.error)
         finish = offered.finish
         return AgentOutcome(

@@ -207,7 +207,7 @@ def _split_arguments(argv: Sequence[str], names: SettingNames) -> Iterator[tuple
         if not argument.startswith("--") and "=" not in argument:
             raise ConfigError(f"expected key=value or --key value, got {argument!r}; --help lists the settings")
         is_setting = name != CONFIG_FILE and names.find_entry(name) is None and names.find_file(name) is None
-        kind = names.find(name).kind if is_setting else str  # the name is looked up before a value is missed
+        kind = names.find(name).kind if is_setting else str  # an unknown name is reported before a missing value
         if "=" in argument:
             yield name, argument.split("=", 1)[1]
         elif bool in holds(kind) and not (rest and _is_bool(rest[0])):

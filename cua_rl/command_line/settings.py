@@ -39,7 +39,7 @@ class Setting:
     """The annotated type."""
     doc: str
     default: object
-    """REQUIRED if there is none."""
+    """REQUIRED if it has no default."""
     group: type[Any] | None = None
     """The nested configuration class, if the setting is a group."""
     is_for_group: bool = False

@@ -16,7 +16,7 @@ NONE_WORDS = ("none", "null")
 
 
 class UnfitValueError(ValueError):
-    """The text is no value of the type; the message says what was expected."""
+    """The text is not a value of the type; the message says what was expected."""
 
 
 def holds(kind: Any) -> tuple[Any, ...]:

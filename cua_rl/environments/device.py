@@ -12,7 +12,7 @@ DeviceKind = Literal["android", "linux", "browser"]
 
 
 class ActionRejected(Exception):
-    """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
+    """The device cannot execute the action. The message is shown to the model: a mistake of the policy, not a fault."""
 
 
 NOT_ON_PHONES: Mapping[type, str] = {

@@ -1,4 +1,4 @@
-"""The world of a harness rollout: it belongs to a program of the user's, so nothing is leased but a place in the run.
+"""The world of a harness rollout: it belongs to a program of the user's, so only a slot of the run is leased.
 
 `HarnessWorld` stands where other rollouts have their device. It holds what the program is given and what it reported.
 """

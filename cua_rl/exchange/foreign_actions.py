@@ -1,7 +1,7 @@
 """Translates actions of other systems to calls of our tools.
 
 Names and arguments differ between data sets; docs/trajectories.md lists them. Every argument is read, known to change
-nothing, or refused: one that is passed over would teach another action. Coordinates are pixels of the screenshot, or of
+nothing, or refused: ignoring one would teach another action. Coordinates are pixels of the screenshot, or of
 the display if its size differs, or shares of it if neither is above 1 and one is written with a decimal point.
 """
 

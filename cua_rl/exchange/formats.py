@@ -32,7 +32,7 @@ Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the user says of files that do not say it."""
+    """What the user says where files do not."""
 
     format: Format | None = None
     device: DeviceKind | None = None
@@ -190,7 +190,7 @@ def _read_adp(value: Row, recorder: Recorder) -> ForeignTrajectory:
             case _ if shown is not None:
                 recorder.see(shown["content"], display=_size(item.get("viewport_size")))
             case str(kind) if kind.endswith("_observation"):
-                pass  # what is written about the page is not what our agents see
+                pass  # text about the page is not what our agents see
             case kind:
                 raise ValueError(f"expected actions and observations of ADP, got {kind!r}")
     details: Row = value.get("details") or {}

@@ -173,7 +173,7 @@ def _say(recorder: Recorder, text: str, *, role: object, is_last: bool) -> None:
 
 
 def _unknown(what: str, kind: object) -> ValueError:
-    """What is passed over may hold the screen that the next action refers to."""
+    """What is ignored may contain the screen that the next action refers to."""
     return ValueError(f"{what} of type {kind!r}, which are not read")
 
 

@@ -107,7 +107,7 @@ def resident_bytes(platform: str = sys.platform) -> int:
 
 def peak_resident_bytes(platform: str = sys.platform) -> int:
     """Peak resident memory of this process; Linux updates it with a delay."""
-    import resource  # Windows has none, and is refused in words
+    import resource  # Windows has none, and is refused with a message
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if platform == MACOS else 1024 * largest  # macOS counts bytes, Linux KiB

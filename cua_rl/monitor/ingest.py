@@ -189,7 +189,7 @@ def _savepoint(
             yield
     except _SENDERS_MISTAKES as error:
         if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
-            raise  # the database is away: the batch has to be sent again
+            raise  # the database is unreachable: the batch has to be sent again
         client_id = payload.get("client_id")
         shown_id = None if client_id is None else str(client_id)[:500]
         answer.errors.append(sent.ItemError(kind=kind, index=index, client_id=shown_id, error=_explain(error)))

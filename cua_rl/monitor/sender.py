@@ -131,7 +131,7 @@ class SendingRecorder:
                 await self.wait_until_sent()
         except TimeoutError:
             logger.warning(
-                "%.1f MB for the monitor wait in %s: they are sent when the run goes on there",
+                "%.1f MB for the monitor wait in %s: they are sent when the run is resumed there",
                 self._spool.num_bytes / 1e6,
                 self._folder,
             )

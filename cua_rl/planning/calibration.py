@@ -1,4 +1,4 @@
-"""Reads from recorded runs how long their parts took, and how that depended on what went on at the same time."""
+"""Reads from recorded runs how long their parts took, and how that depended on concurrent work."""
 
 import math
 from bisect import bisect_right
@@ -181,7 +181,7 @@ def _overhead_s(runs: Sequence[RecordedRun]) -> float:
         for run in runs
         for earlier, later in pairwise(run.steps)
         for interval_s in [(later.ended_at - earlier.ended_at).total_seconds()]
-        if (num_rollouts := later.metrics["rollout/num_rollouts"])  # there may be nothing but faults
+        if (num_rollouts := later.metrics["rollout/num_rollouts"])  # all rollouts may have ended in faults
     ]
     return median(overheads or [0.0])
 
@@ -212,7 +212,7 @@ def constant_frac(success_rate: float, concentration: float, group_size: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phases:
-    """What rollouts did when."""
+    """The activities of rollouts over time."""
 
     starts: Sequence[Interval]
     betweens: Sequence[Interval]

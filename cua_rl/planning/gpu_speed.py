@@ -23,7 +23,7 @@ class GpuKind:
     gb_per_s: float
     """Memory bandwidth, 10^9 bytes per second."""
     usd_per_hour: float
-    """An assumption, of the order of what clouds ask; set your own price."""
+    """An assumption, of the order of cloud prices; set your own price."""
 
 
 GPU_KINDS: Mapping[str, GpuKind] = {

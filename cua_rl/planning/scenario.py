@@ -135,7 +135,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, place
 
 
 def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
-    """The settings of `assume` in the place of what was recorded or is assumed without them."""
+    """The settings of `assume` instead of what was recorded or is assumed without them."""
     assume, work, fleet = config.assume, scenario.workload, scenario.fleet
     workload = replace(
         work,

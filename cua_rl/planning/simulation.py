@@ -71,7 +71,7 @@ class Prediction:
 
 
 def simulate(scenario: Scenario, num_steps: int, *, goes_on: bool = False) -> list[StepEnd]:
-    """The ends of the first steps of a run, which ends with them or goes on."""
+    """The ends of the first steps of a run, which ends with them or continues."""
     gc.disable()  # a simulation makes millions of objects and hardly a cycle
     try:
         return run_in_virtual_time(_run(scenario, num_steps, goes_on=goes_on))
@@ -182,7 +182,7 @@ class _World:
         self.step_ends: list[StepEnd] = []
 
     async def use_device(self, time: DeviceTime, random: Random) -> None:
-        """Let a device do something."""
+        """Consume the time of a device operation."""
         await asyncio.sleep(time.own.draw(random))
         if time.computed.mean:
             await self.devices.work(time.computed.draw(random))
@@ -210,7 +210,7 @@ class _World:
 
 @dataclass
 class _Runner:
-    """Runs rollouts that do nothing but take their time, which is a function of task instance and member alone."""
+    """Runs rollouts that only consume virtual time, a function of task instance and member alone."""
 
     world: _World
 
@@ -240,7 +240,7 @@ class _Runner:
 
 @dataclass
 class _Trainer:
-    """Takes its time for the tokens of a step; its log-probabilities are the server's."""
+    """Consumes the time of a step's tokens; its log-probabilities are the server's."""
 
     world: _World
     policy_version: int = 0
@@ -271,7 +271,7 @@ class _Trainer:
 
 @dataclass
 class _Policy:
-    """Takes its time to save and to publish; what is sampled meanwhile is the policy before."""
+    """Consumes the time of saving and publishing; meanwhile, the previous policy is sampled."""
 
     world: _World
     num_saved: int = 0
@@ -300,7 +300,7 @@ class _Policy:
 
 @dataclass
 class _Recorder:
-    """Keeps nothing, and takes its time after a step."""
+    """Records nothing, and consumes its time after a step."""
 
     world: _World
 

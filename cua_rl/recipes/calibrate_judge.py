@@ -67,7 +67,7 @@ KnownRollout = Row[str, str, str]
 async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Draw, judge, print, write."""
     judge_config = make_judge_config(config.judge)
-    assert judge_config is not None, "a validator of the class sees to that"
+    assert judge_config is not None, "a validator of the class ensures that"
     await check_judge(judge_config, environ)
     path = calibration_path(judge_config, config.log_dir) if config.out is None else Path(config.out)
     async with open_run_database(config.run, environ) as (database, name):

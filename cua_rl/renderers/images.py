@@ -107,7 +107,7 @@ MAX_PIXELS = 40_000_000
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels, oriented; raises `RequestError` for no image, or one too large to decode safely."""
+    """Width and height in pixels, oriented; raises `RequestError` if it is no image or too large to decode."""
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size

@@ -194,7 +194,7 @@ def report_crashes(step: int, groups: Sequence[RolloutGroup]) -> None:
     if 2 * len(crashed) > len(rollouts):
         logger.error(
             "step=%d expected agents that end by themselves, got %d of %d rollouts whose agent failed, which counts as "
-            "giving up; stop the run, read logs/agents, mend the agent and begin again. The most frequent failure: %s",
+            "giving up; stop the run, read logs/agents, fix the agent and begin again. The most frequent failure: %s",
             step,
             len(crashed),
             len(rollouts),

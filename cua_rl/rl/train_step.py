@@ -175,7 +175,7 @@ def token_weights(
     The trainer only sums. The divisor is that of the whole optimizer step, so a gradient does not depend on how
     rollouts are split into datums, or datums into micro-batches and requests. `num_rollouts` is the step's share of
     judged rollouts, including those of constant groups: their gradient is zero, and a token must not weigh more because
-    other groups teach nothing.
+    other groups have no learning signal.
 
     constant: 1 / (rollouts * normalisation_tokens). Tokens of long rollouts weigh as much as those of short ones, and a
     step of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).

@@ -144,8 +144,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         require_own_model(environment, None)
     if config.devices.coordinate_mode == "ui_tars" and others:
         raise ConfigError(
-            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, of which nobody "
-            f"knows how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
+            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, because it "
+            f"is not known how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
         )
     _warn_of_other_settings(config, models)
     device_plan = plan_devices(config, log_path)

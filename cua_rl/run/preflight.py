@@ -75,7 +75,7 @@ def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
     if configured is not None and configured < needed:
         raise ConfigError(
             f"max_images: expected at least {needed}, the screenshots of {num_turns} turns, got {configured}; raise "
-            "it, lower max_turns, or let old screenshots go with history=block_drop"
+            "it, lower max_turns, or drop old screenshots with history=block_drop"
         )
     return configured or needed
 
@@ -95,8 +95,8 @@ def require_room(
         raise ConfigError(
             f"max_model_len: expected at least {needed} tokens for {num_turns} turns (instructions {none}, "
             f"{num_images} screenshots of at least {one - none}, an answer of max_tokens={config.max_tokens}, and "
-            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
-            "screenshots go with history=block_drop"
+            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or drop old "
+            "screenshots with history=block_drop"
         )
 
 
@@ -183,7 +183,7 @@ async def require_model_server(base_url: str, renderer: Renderer, *, max_model_l
         raise ConfigError(
             f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
-            f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
+            f"'{{\"image\": {num_images}}}', lower max_turns, or drop old screenshots with history=block_drop"
         )
     settings = renderer.image_settings
     if num_tokens is None or settings is None:

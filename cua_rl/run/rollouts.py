@@ -138,7 +138,7 @@ def make_runner(
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
     ui_tars = None
     if config.devices.coordinate_mode == "ui_tars":
-        assert isinstance(access, Gateway), "expected a plan without endpoints whose image settings nobody knows"
+        assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
         ui_tars = UiTars(image_settings=access.image_settings)
     own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
     return RolloutRunner(

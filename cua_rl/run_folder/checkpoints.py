@@ -42,7 +42,7 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
         fresh = f"; to begin another run from its weights, load_checkpoint_path={folder / newest}" if newest else ""
         raise ConfigError(
             f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with "
-            f"{len(states)} checkpoints; to go on with that run, drop it and set log_path={folder} "
+            f"{len(states)} checkpoints; to continue that run, drop it and set log_path={folder} "
             f"behavior_if_log_dir_exists=resume{fresh}"
         )
     damage = find_damage(folder)

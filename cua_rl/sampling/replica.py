@@ -51,7 +51,7 @@ class Replica:
     def __init__(
         self, server: ModelServer, *, namespace: str, max_attempts: int, stall_timeout_s: float, has_siblings: bool
     ) -> None:
-        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
+        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` does not need
 
         self.server = server
         self.is_lost = False

@@ -55,7 +55,7 @@ def connect(ray: Any) -> None:
 
 
 def reachable(address: str, node: str) -> str:
-    """The address for other nodes: one that stands for all of this node's means something else there."""
+    """The address for other nodes: a wildcard address means something else there."""
     parts = urlsplit(address)
     if parts.hostname not in ("0.0.0.0", "::"):
         return address

@@ -116,7 +116,7 @@ class Numbers:
 
 @dataclass
 class LiveRun:
-    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits for ever."""
+    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits forever."""
 
     folder: Path
     environment: Mapping[str, str]

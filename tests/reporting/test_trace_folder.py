@@ -101,7 +101,7 @@ async def test_a_full_disk_ends_traces_and_not_the_run(tmp_path: Path, caplog: p
             await recorder.record(event)
         await asyncio.wait_for(recorder.flush(), patience(10))
 
-    assert "traces end here, training goes on" in caplog.text
+    assert "traces end here, training continues" in caplog.text
 
 
 async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the_run(
@@ -138,4 +138,4 @@ async def test_an_action_that_cannot_be_drawn_ends_traces_and_not_the_run(
             await recorder.record(event)
         await asyncio.wait_for(recorder.flush(), patience(10))
 
-    assert "traces end here, training goes on: write a trace: " in caplog.text
+    assert "traces end here, training continues: write a trace: " in caplog.text

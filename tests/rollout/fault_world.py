@@ -92,7 +92,7 @@ class WorldDevice(FakeDevice):
 
 
 async def validate(device: Any, answer: str | None) -> Validation:
-    """As a user writes it: it raises where the state is no JSON."""
+    """As a user writes it: it raises where the state is not JSON."""
     actual = await device.query("state")
     return Validation(query="state", expected="1", actual=actual, success=json.loads(actual) == 1)
 

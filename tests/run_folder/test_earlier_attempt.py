@@ -302,7 +302,7 @@ def test_a_model_card_compares_within_the_curve_of_its_step(run: Path) -> None:
 
 def test_a_stopped_run_names_its_checkpoint_and_the_command_that_goes_on(run: Path) -> None:
     said = how_to_go_on(run, "train")
-    assert said.startswith(f"the newest checkpoint is {run / 'weights' / '000002'}; go on with\n")
+    assert said.startswith(f"the newest checkpoint is {run / 'weights' / '000002'}; continue with\n")
     assert said.endswith(f"-m cua_rl.recipes.train log_path={run} behavior_if_log_dir_exists=resume")
     (run / "weights" / "000002" / "weights").write_text("")  # half written
     assert "weights/000001" in how_to_go_on(run, "train")

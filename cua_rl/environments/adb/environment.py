@@ -53,7 +53,7 @@ class AdbPhones:
     async def make(self, request: DeviceRequest) -> Device:
         """An idle phone on its home screen, whose screen has been seen; raises `DeviceError`."""
         if not self._free:
-            raise DeviceQuotaError(f"expected a free phone among {', '.join(self._serials)}, all are lent")
+            raise DeviceQuotaError(f"expected a free phone among {', '.join(self._serials)}, all are in use")
         serial = self._free.popleft()
         connection = self._connect(serial)
         try:

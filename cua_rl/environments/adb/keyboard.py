@@ -52,7 +52,7 @@ def needs_unicode_keyboard(text: str) -> bool:
 
 
 def build_unicode_command(text: str, keyboard: str) -> str:
-    """The shell line that types any text through `UNICODE_KEYBOARD` and gives `keyboard` its place back."""
+    """The shell line that types any text through `UNICODE_KEYBOARD` and then selects `keyboard` again."""
     message = b64encode(text.encode()).decode()
     return (
         f"ime enable {UNICODE_KEYBOARD} >/dev/null && ime set {UNICODE_KEYBOARD} >/dev/null && sleep 1 && "

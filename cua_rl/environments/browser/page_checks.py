@@ -6,7 +6,7 @@
 
 Functions and commands run in processes and guest accounts of their own, without our environment. A function returns,
 and a command prints as JSON on its last line: true, false, a score from 0 to 1, [success, message] or {"success": ...,
-"score": ..., "message": ...}. A check that fails itself is held against a fresh page (`rollout.fresh_check`).
+"score": ..., "message": ...}. A check that itself fails is tried on a fresh page (`rollout.fresh_check`).
 """
 
 import ast

@@ -209,7 +209,7 @@ def _get(client: httpx.Client, path: str, retry_s: float) -> object:
                 break
         except (httpx.HTTPError, ValueError) as error:
             failure = f"{type(error).__name__} {error}"
-            if isinstance(error, httpx.ConnectTimeout):  # nothing is there; a refusal may be a server that starts
+            if isinstance(error, httpx.ConnectTimeout):  # not a refusal: that may be a server that is starting
                 break
     raise ConfigError(
         f"expected the tasks of a gym server at {client.base_url}{path}, got {failure}; check gym_base_url and gym_id"

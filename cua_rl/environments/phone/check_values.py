@@ -56,9 +56,9 @@ def _require_choice(
 
 
 def _near(value: str, choices: Mapping[str, str]) -> list[str]:
-    """The choices that people may call so."""
+    """The choices that may go by this name."""
     wanted = value.strip().lower()
-    if wanted.isdecimal():  # numbers that look alike are not near
+    if wanted.isdecimal():  # numbers that look alike are not similar
         return []
     called = [name for name, label in choices.items() if wanted and wanted in (label.lower(), *label.lower().split())]
     if called:

@@ -140,7 +140,7 @@ def _find_start(given: Fields, goal: Goal) -> Start:
     require_possible(goal, phones, given.what)
     if goal.how == "told" and (num_silent := sum(read_query(phone, goal.query) == "" for phone in phones)):
         logger.warning(
-            "%s: on %d of %d phones %s has no value when the task begins, so that no answer can be right until it has",
+            "%s: on %d of %d phones %s has no value when the task begins, and no answer can be right until it has one",
             given.what, num_silent, len(phones), goal.query,
         )  # fmt: skip
     for start in starts:

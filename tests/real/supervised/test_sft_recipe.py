@@ -102,7 +102,7 @@ def test_a_run_without_an_adapter_writes_a_whole_model_and_resumes_as_one_with(
     assert make_renderer(model).name == "qwen3_vl"
     assert {file.name for file in model.iterdir()} >= {file.name for file in TINY_QWEN3_VL.iterdir()} - {"README.md"}
     said = capsys.readouterr().out
-    (go_on,) = re.findall(r"go on: python -m cua_rl\.recipes\.train (.+)", said)
+    (go_on,) = re.findall(r"continue with: python -m cua_rl\.recipes\.train (.+)", said)
     assert shlex.split(go_on) == [f"model_name={model}", "server.max_pixels=65536"]
     assert train([*shlex.split(go_on), "dry_run=true"]) == 0
 

@@ -72,7 +72,7 @@ class AdminInstance:
     answer: str | None = None
     """What the agent's last message must say, for tasks that ask."""
     route: tuple[Step, ...] = ()
-    """How it is done; empty where no expert knows."""
+    """How it is done; empty where there is no expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
