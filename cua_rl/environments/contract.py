@@ -157,7 +157,7 @@ class Environment:
     """Who charges for its devices."""
     smallest_screen: Callable[[DeviceOrder], Screen] = box_screen
     """Lower bound on the size of screenshots."""
-    make_experts: Callable[[], Experts] | None = None
+    experts: Experts | None = None
     """Scripted experts for some of its tasks."""
     check_settings: Callable[[DeviceOrder], None] | None = None
     """Raises `ConfigError` for settings of this environment that go with no run on other devices; run for each."""

@@ -70,20 +70,20 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
 def make_expert_backend(tasks: Tasks, settings: DeviceSettings) -> DeviceBackend:
     """The devices on which experts show these tasks; where no expert knows them, something that costs nothing."""
     environment = find_environment(tasks)
-    if environment.make_experts is None:
+    if environment.experts is None:
         environment = ENVIRONMENTS[DEFAULT_DEVICE]
     order = DeviceOrder(sources=parse_sources(tasks), environments=ENVIRONMENTS, settings=settings)
     return environment.make_backend(order)
 
 
-def make_experts(tasks: Tasks) -> Experts:
+def find_experts(tasks: Tasks) -> Experts:
     environment = find_environment(tasks)
-    if environment.make_experts is None:
+    if environment.experts is None:
         raise ConfigError(
             f"tasks: expected tasks with scripted experts, got those of {environment.name}, of which no expert knows "
             "any; choose others"
         )
-    return environment.make_experts()
+    return environment.experts
 
 
 def require_own_model(environment: Environment, model_name: str | None) -> None:

@@ -35,7 +35,7 @@ class EvaluateConfig(RolloutConfig):
     )
 
     # Tasks
-    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_eval"})
+    tasks: Tasks = setting(doc="source of tasks", factory=lambda: {"source_type": "demo_eval"})
     num_tasks: int = setting(64, "number of task instances, the same for every model", at_least=1)
     num_attempts: int = setting(1, "attempts of each model at each task instance, for pass@k", at_least=1)
     seed: int = setting(

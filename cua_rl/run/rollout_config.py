@@ -226,7 +226,7 @@ class RolloutConfig:
         "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
         "it from the model",
     )
-    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
+    tasks: Tasks = setting(doc="source of tasks", factory=lambda: {"source_type": "demo_training"})
     device: Literal["simulator", "gbox", "adb"] = setting(
         "simulator",
         "device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "

@@ -49,9 +49,7 @@ class SftConfig:
         "experts: demonstrations of scripted experts; rollouts: recorded successes of a run; or a .jsonl "
         "file of conversations",
     )
-    tasks: Tasks = setting(
-        doc="experts: source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"}
-    )
+    tasks: Tasks = setting(doc="experts: source of tasks", factory=lambda: {"source_type": "demo_training"})
     error_rate: float = setting(
         0.0, "experts: probability per turn that the expert acts on a random element", at_least=0.0
     )

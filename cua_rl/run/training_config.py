@@ -260,7 +260,7 @@ class CLIConfig(RolloutConfig):
 
     # Tasks
     eval_tasks: Tasks | None = setting(
-        doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
+        doc="source of held-out tasks; None disables evaluation",
         factory=lambda: {"source_type": "demo_eval"},
     )
     seed: int = setting(0, "seed of task order, task instances and initial adapter weights", at_least=0)

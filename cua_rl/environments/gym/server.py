@@ -42,7 +42,6 @@ class GymTask(Template):
     name: str
     number: int | None
     instruction: str
-    description: str
     aliases: frozenset[str]
     """All names that the server has for it."""
 
@@ -175,7 +174,6 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
         name=name,
         number=_number(fields, identifier, name),
         instruction=instruction,
-        description=description,
         tags=("gym", *tags),
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,
