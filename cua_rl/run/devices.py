@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import (
     SMALLEST_PHONE,
     USUAL_PHONE,
@@ -16,7 +17,6 @@ from cua_rl.environments.contract import (
     SplitSource,
 )
 from cua_rl.environments.device import Grounder, Screen
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.environments.table import DEFAULT_DEVICE, ENVIRONMENTS, find_environment, parse_sources
 from cua_rl.errors import ConfigError
@@ -67,7 +67,7 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
     )
 
 
-def make_expert_backend(tasks: Tasks, settings: DeviceSettings) -> DeviceBackend:
+def make_expert_backend(tasks: Tasks, settings: DeviceConfig) -> DeviceBackend:
     """The devices on which experts show these tasks; where no expert knows them, something that costs nothing."""
     environment = find_environment(tasks)
     if environment.experts is None:
@@ -128,7 +128,7 @@ async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: 
         yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
 
 
-def complete_sources(tasks: Tasks, settings: DeviceSettings) -> list[Source]:
+def complete_sources(tasks: Tasks, settings: DeviceConfig) -> list[Source]:
     """The sources with the run's settings where they leave them open; raises `ConfigError`."""
     return [source.completed(settings) for source in parse_sources(tasks)]
 

@@ -5,8 +5,8 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Environment
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.table import ENVIRONMENTS, TaskSources, find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.judgement import MAX_REWARD
@@ -268,7 +268,7 @@ class RolloutConfig:
         per_attempt=True,
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
-    devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
+    devices: DeviceConfig = chz.field(default_factory=DeviceConfig)
     server: ServerSettings = chz.field(default_factory=ServerSettings)
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
     judge: JudgeSettings = chz.field(default_factory=JudgeSettings)

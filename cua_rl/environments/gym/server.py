@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import httpx
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Loading, SplitSource, training_ids
 from cua_rl.environments.device import Device
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import GymTaskRef, first_text, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
@@ -81,7 +81,7 @@ class GymSource(SplitSource):
     def shared_as(self) -> object:
         return (self.gym_base_url or DEFAULT_BASE_URL).rstrip("/"), self.gym_id or DEFAULT_GYM_ID
 
-    def completed(self, settings: DeviceSettings) -> "GymSource":
+    def completed(self, settings: DeviceConfig) -> "GymSource":
         return replace(
             self, gym_base_url=self.gym_base_url or settings.gym_base_url, gym_id=self.gym_id or settings.gym_id
         )
