@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, get_args
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.device import AttachDevice, DeviceAbilities, Grounder, Screen
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.pool import DeviceBackend
 from cua_rl.settings import Given
 from cua_rl.tasks.expert import Experts
@@ -68,7 +68,7 @@ class Source(ABC):
     def load(self, loading: Loading) -> Sequence[Template]:
         """All tasks of the source, before any is selected; raises `ConfigError`. `loading` has the source's seed."""
 
-    def completed(self, settings: DeviceSettings) -> "Source":
+    def completed(self, settings: DeviceConfig) -> "Source":
         """The source with the settings of the run where it leaves them open."""
         return self
 
@@ -117,7 +117,7 @@ class DeviceOrder:
     sources: Sequence[Source]
     environments: Mapping[str, "Environment"]
     """All of them, by name."""
-    settings: DeviceSettings = field(default_factory=DeviceSettings)
+    settings: DeviceConfig = field(default_factory=DeviceConfig)
     device: str = "simulator"
     """The configured device, for tasks that bring none."""
     box_type: BoxType = "android"
@@ -157,13 +157,13 @@ class Environment:
     """Who charges for its devices."""
     smallest_screen: Callable[[DeviceOrder], Screen] = box_screen
     """Lower bound on the size of screenshots."""
-    make_experts: Callable[[], Experts] | None = None
+    experts: Experts | None = None
     """Scripted experts for some of its tasks."""
     check_settings: Callable[[DeviceOrder], None] | None = None
     """Raises `ConfigError` for settings of this environment that go with no run on other devices; run for each."""
-    check_workers: Callable[[int, DeviceSettings], None] | None = None
+    check_workers: Callable[[int, DeviceConfig], None] | None = None
     """Raises `ConfigError` if so many processes cannot share the devices."""
-    lease_timeout_s: Callable[[DeviceSettings, int], float] = lambda settings, _: settings.lease_timeout_s
+    lease_timeout_s: Callable[[DeviceConfig, int], float] = lambda settings, _: settings.lease_timeout_s
     """Limit for obtaining a device where this many may be asked for at once."""
     open_attach: Callable[[DeviceOrder], AbstractAsyncContextManager[AttachDevice]] | None = None
     """Operates such devices where somebody else has made them; raises `ConfigError` if that cannot work."""

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import (
     SMALLEST_PHONE,
     USUAL_PHONE,
@@ -16,7 +17,6 @@ from cua_rl.environments.contract import (
     SplitSource,
 )
 from cua_rl.environments.device import Grounder, Screen
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.environments.table import DEFAULT_DEVICE, ENVIRONMENTS, find_environment, parse_sources
 from cua_rl.errors import ConfigError
@@ -67,23 +67,23 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
     )
 
 
-def make_expert_backend(tasks: Tasks, settings: DeviceSettings) -> DeviceBackend:
+def make_expert_backend(tasks: Tasks, settings: DeviceConfig) -> DeviceBackend:
     """The devices on which experts show these tasks; where no expert knows them, something that costs nothing."""
     environment = find_environment(tasks)
-    if environment.make_experts is None:
+    if environment.experts is None:
         environment = ENVIRONMENTS[DEFAULT_DEVICE]
     order = DeviceOrder(sources=parse_sources(tasks), environments=ENVIRONMENTS, settings=settings)
     return environment.make_backend(order)
 
 
-def make_experts(tasks: Tasks) -> Experts:
+def find_experts(tasks: Tasks) -> Experts:
     environment = find_environment(tasks)
-    if environment.make_experts is None:
+    if environment.experts is None:
         raise ConfigError(
             f"tasks: expected tasks with scripted experts, got those of {environment.name}, of which no expert knows "
             "any; choose others"
         )
-    return environment.make_experts()
+    return environment.experts
 
 
 def require_own_model(environment: Environment, model_name: str | None) -> None:
@@ -128,7 +128,7 @@ async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: 
         yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
 
 
-def complete_sources(tasks: Tasks, settings: DeviceSettings) -> list[Source]:
+def complete_sources(tasks: Tasks, settings: DeviceConfig) -> list[Source]:
     """The sources with the run's settings where they leave them open; raises `ConfigError`."""
     return [source.completed(settings) for source in parse_sources(tasks)]
 

@@ -5,8 +5,8 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Environment
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.table import ENVIRONMENTS, TaskSources, find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
@@ -112,7 +112,7 @@ class RunConfig:
         "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
         "it from the model",
     )
-    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
+    tasks: Tasks = setting(doc="source of tasks", factory=lambda: {"source_type": "demo_training"})
     max_turns: int = setting(20, "maximum turns of a rollout or demonstration; a task may allow fewer", at_least=1)
     log_path: str | None = setting(
         None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True
@@ -164,7 +164,7 @@ class RolloutConfig(RunConfig):
         at_least=0,
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
-    devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
+    devices: DeviceConfig = chz.field(default_factory=DeviceConfig)
     server: ServerConfig = chz.field(default_factory=ServerConfig)
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)

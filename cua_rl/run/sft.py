@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.environments.device_settings import DeviceSettings
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
@@ -37,7 +37,7 @@ async def run_sft(config: SftConfig) -> None:
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
     attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "sft")
     config = attempt.complete(config) if attempt else config
-    settings = DeviceSettings(screen_scale=config.screen_scale, browser_scale=config.browser_scale)
+    settings = DeviceConfig(screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with make_expert_backend(config.tasks, settings) as devices:
         plan = await plan_sft(config, devices)
         settings = plain_config(config) | plan.effective()

@@ -23,7 +23,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
-from cua_rl.run.devices import make_experts, require_own_model
+from cua_rl.run.devices import require_own_model
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_plan import check_trainer
@@ -211,7 +211,7 @@ async def open_data(
 
 
 async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBackend, max_tokens: int) -> OpenedData:
-    abilities, experts = devices.abilities, make_experts(config.tasks)
+    abilities, experts = devices.abilities, find_experts(config.tasks)
     tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=abilities)
     require_experts(tasks.task_ids, experts)
     held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=abilities)

@@ -89,7 +89,7 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
 
     eval_tasks: Tasks | None = setting(
-        doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
+        doc="source of held-out tasks; None disables evaluation",
         factory=lambda: {"source_type": "demo_eval"},
     )
 

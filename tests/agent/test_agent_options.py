@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.command_line.parsing import make_config
-from cua_rl.environments.device_settings import DeviceSettings
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.gym.server import GymSource
 from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError
@@ -80,12 +80,12 @@ def test_devices_of_a_gym_are_operated_by_gbox_mini_agent_or_need_the_key_of_the
         plan_devices(CLIConfig(tasks=GYM), Path("run"), {})
 
 
-def gym_sources(*sources: dict[str, object], settings: DeviceSettings) -> list[GymSource]:
+def gym_sources(*sources: dict[str, object], settings: DeviceConfig) -> list[GymSource]:
     return [one for one in complete_sources(list(sources), settings) if isinstance(one, GymSource)]
 
 
 def test_sources_take_the_configured_gym_unless_they_name_their_own() -> None:
-    settings = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
+    settings = DeviceConfig(gym_base_url="http://gym:1", gym_id="phones")
     (source,) = gym_sources({"source_type": "gym", "gym_id": "mine"}, settings=settings)
 
     assert (source.gym_base_url, source.gym_id) == ("http://gym:1", "mine")
@@ -103,7 +103,7 @@ def test_sources_take_the_configured_gym_unless_they_name_their_own() -> None:
 def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_told_otherwise(
     train: dict[str, object], held_out: dict[str, object], sides: tuple[str | None, str | None]
 ) -> None:
-    settings = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
+    settings = DeviceConfig(gym_base_url="http://gym:1", gym_id="phones")
     given = [gym_sources({"source_type": "gym", **keys}, settings=settings) for keys in (train, held_out)]
 
     split = split_sources(*given)

@@ -10,9 +10,9 @@ from typing import Self
 from cua_rl.environments.adb.device import ANDROID_ABILITIES, AndroidDevice, build_observation
 from cua_rl.environments.android.folders import FolderSource
 from cua_rl.environments.android.shell import AdbShell, AndroidConnection, list_adb_devices
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import DeviceOrder, Environment
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.pool import DeviceBackend, DeviceRequest
 from cua_rl.errors import ConfigError, DeviceError, DeviceQuotaError
 
@@ -103,7 +103,7 @@ def _check_settings(order: DeviceOrder) -> None:
         raise ConfigError(f"adb_serials: expected it only with device=adb, got {serials!r}; leave it out")
 
 
-def _check_workers(num_workers: int, settings: DeviceSettings) -> None:
+def _check_workers(num_workers: int, settings: DeviceConfig) -> None:
     if num_workers > 1:
         raise ConfigError(
             "rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -54,55 +53,6 @@ class ApkConfig:
     main_activity: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderParts:
-    """The functions and the app of a folder's task."""
-
-    task_id: str
-    validate: Hook
-    pre_hook: Hook | None = None
-    apk: ApkConfig | None = None
-
-
-async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
-    """Go to the home screen, check the app, run the pre-hook, see that the task is not done yet; raises `TaskError`."""
-    shell = _require_shell(parts, device)
-    if device.kind == "android":
-        await shell.shell(_GO_HOME)
-    if parts.apk is not None:
-        await _prepare_app(parts.task_id, parts.apk, shell)
-    if parts.pre_hook is not None:
-        await _call(parts.pre_hook, shell)
-    with boundary(CheckError, f"validate {parts.task_id!r}"):
-        is_done = await _is_valid(parts, shell, answer=None)
-    if is_done:
-        raise TaskError(
-            f"expected task {parts.task_id!r} to be undone when it begins, got a validator that says True already; "
-            "add a pre-hook that undoes it"
-        )
-
-
-async def validate_folder_task(parts: FolderParts, device: Device, answer: str | None) -> Validation:
-    started = time.monotonic()
-    success = await _is_valid(parts, _require_shell(parts, device), answer)
-    return Validation(
-        query=f"{parts.task_id}/validator.py",
-        expected="true",
-        actual="true" if success else "false",
-        success=success,
-        duration_s=time.monotonic() - started,
-    )
-
-
-def _require_shell(parts: FolderParts, device: Device) -> ShellDevice:
-    if not isinstance(device, ShellDevice):
-        raise TaskError(
-            f"expected a device with a shell for task {parts.task_id!r}, got {device.device_id!r}; use an "
-            "Android device"
-        )
-    return device
-
-
 async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> None:
     package = apk.package_name
     if apk.requires_apk and not await _is_installed(package, device):
@@ -123,14 +73,6 @@ async def _is_installed(package: str, device: ShellDevice) -> bool:
     return f"package:{package}" in (await device.shell(f"pm list packages {quote(package)}")).split()
 
 
-async def _is_valid(parts: FolderParts, device: ShellDevice, answer: str | None) -> bool:
-    takes_answer = len(inspect.signature(parts.validate).parameters) > 1
-    outcome = await _call(parts.validate, device, *([answer or ""] if takes_answer else []))
-    if not isinstance(outcome, bool):
-        raise CheckError(f"expected True or False from the validator of {parts.task_id!r}, got {outcome!r}; return one")
-    return outcome
-
-
 async def _call(hook: Hook, device: ShellDevice, *arguments: str) -> object:
     """Async functions run here and get the device; plain ones may block, so they run in a thread."""
     if inspect.iscoroutinefunction(hook):
@@ -144,8 +86,10 @@ class FolderTask(Template):
 
     folder: Path
     instruction: str
-    parts: FolderParts = field(compare=False)
-    """Built at each load."""
+    # built at each load
+    validator: Hook = field(compare=False)
+    pre_hook: Hook | None = field(compare=False)
+    apk: ApkConfig | None = field(compare=False)
 
     @property
     def set_name(self) -> str:
@@ -162,12 +106,52 @@ class FolderTask(Template):
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed tells instances apart, but the device is the same."""
-        return self.build_task(
-            seed,
-            self.instruction,
-            validate=partial(validate_folder_task, self.parts),
-            prepare=partial(prepare_folder_task, self.parts),
+        return self.build_task(seed, self.instruction, validate=self._validate, prepare=self._prepare)
+
+    async def _prepare(self, device: Device) -> None:
+        """Go to the home screen, check the app, run the pre-hook, see that it is not done yet; raises `TaskError`."""
+        shell = self._require_shell(device)
+        if device.kind == "android":
+            await shell.shell(_GO_HOME)
+        if self.apk is not None:
+            await _prepare_app(self.task_id, self.apk, shell)
+        if self.pre_hook is not None:
+            await _call(self.pre_hook, shell)
+        with boundary(CheckError, f"validate {self.task_id!r}"):
+            is_done = await self._is_valid(shell, answer=None)
+        if is_done:
+            raise TaskError(
+                f"expected task {self.task_id!r} to be undone when it begins, got a validator that says True already; "
+                "add a pre-hook that undoes it"
+            )
+
+    async def _validate(self, device: Device, answer: str | None) -> Validation:
+        started = time.monotonic()
+        success = await self._is_valid(self._require_shell(device), answer)
+        return Validation(
+            query=f"{self.task_id}/validator.py",
+            expected="true",
+            actual="true" if success else "false",
+            success=success,
+            duration_s=time.monotonic() - started,
         )
+
+    async def _is_valid(self, device: ShellDevice, answer: str | None) -> bool:
+        takes_answer = len(inspect.signature(self.validator).parameters) > 1
+        outcome = await _call(self.validator, device, *([answer or ""] if takes_answer else []))
+        if not isinstance(outcome, bool):
+            raise CheckError(
+                f"expected True or False from the validator of {self.task_id!r}, got {outcome!r}; return one"
+            )
+        return outcome
+
+    def _require_shell(self, device: Device) -> ShellDevice:
+        if not isinstance(device, ShellDevice):
+            raise TaskError(
+                f"expected a device with a shell for task {self.task_id!r}, got {device.device_id!r}; use an "
+                "Android device"
+            )
+        return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,9 +272,9 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         difficulty=cast(Difficulty, _choice(definition, "difficulty", "medium", get_args(Difficulty))),
         max_turns=max_turns,
         tags=tuple(_optional(definition, "tags", ())),
-        parts=FolderParts(
-            task_id=task_id, validate=cast(Hook, validator.validate), pre_hook=cast(Hook | None, pre_hook), apk=apk
-        ),
+        validator=cast("Hook", validator.validate),
+        pre_hook=cast("Hook | None", pre_hook),
+        apk=apk,
     )
 
 

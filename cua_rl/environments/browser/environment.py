@@ -36,34 +36,28 @@ class AdminSource(Source):
         return ADMIN_TEMPLATES
 
 
-def _page_screen(order: DeviceOrder) -> Screen:
-    return Screen(kind="browser", width_px=1024, height_px=768).scaled(order.settings.browser_scale or 1.0)
-
-
-def _miniwob_screen(order: DeviceOrder) -> Screen:
-    return Screen(kind="browser", width_px=WIDTH, height_px=HEIGHT).scaled(
-        order.settings.browser_scale or DEFAULT_SCALE
-    )
+def _screen(order: DeviceOrder, width_px: int = 1024, height_px: int = 768, scale: float = 1.0) -> Screen:
+    return Screen(kind="browser", width_px=width_px, height_px=height_px).scaled(order.settings.browser_scale or scale)
 
 
 MINIWOB = Environment(
     name="miniwob",
     sources=(MiniWobSource,),
     make_backend=lambda order: MiniWobPages(scale=order.settings.browser_scale),
-    smallest_screen=_miniwob_screen,
-    make_experts=MiniWobExperts,
+    smallest_screen=lambda order: _screen(order, WIDTH, HEIGHT, DEFAULT_SCALE),
+    experts=MiniWobExperts(),
 )
 DJANGO_ADMIN = Environment(
     name="django_admin",
     sources=(AdminSource,),
     make_backend=lambda order: AdminPages(scale=order.settings.browser_scale),
-    smallest_screen=_page_screen,
-    make_experts=AdminExperts,
+    smallest_screen=_screen,
+    experts=AdminExperts(),
 )
 PAGE = Environment(
     name="page",
     sources=(PageSource,),
     has_held_out=False,  # its pages are the same for every seed
     make_backend=lambda order: UserPages(order.sources, scale=order.settings.browser_scale),
-    smallest_screen=_page_screen,
+    smallest_screen=_screen,
 )

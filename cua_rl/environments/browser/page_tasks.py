@@ -8,7 +8,6 @@ With a `site_command`, every page has a server of its own, addresses are paths o
 begins anew with every rollout. Without one, the server decides what it keeps between rollouts.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import PAGE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError
-from cua_rl.tasks.fields import Fields, given, read_mapping
+from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
 from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
 
 PAGE_BROWSER = DeviceAbilities(
@@ -162,13 +161,10 @@ def _read_entries(config: PageSource) -> Iterator[tuple[str, object, Path, str]]
 
 def _read_file(path: Path) -> list[object]:
     """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [cast("object", json.loads(line)) for line in text.split("\n") if line.strip()]
-        content = cast("object", json.loads(text))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"expected a JSON file with tasks at {str(path)!r}, got {error}; check file_path") from None
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        return [parse_json(line, str(path)) for line in text.split("\n") if line.strip()]
+    content = parse_json(text, str(path))
     if isinstance(content, dict):
         content = cast("dict[str, object]", content).get("tasks") or [cast("object", content)]
     if not isinstance(content, list):

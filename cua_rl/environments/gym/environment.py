@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from math import ceil
 from typing import Self
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import PAID_DEVICES, DeviceOrder, Environment
 from cua_rl.environments.device import AttachDevice, Device, DeviceAbilities
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.gym.client import GymClient, GymLimits
 from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import Execution, GymTaskRef
@@ -97,7 +97,7 @@ class GymExecutions:
         await self._stack.aclose()
 
 
-def _check_workers(num_workers: int, settings: DeviceSettings) -> None:
+def _check_workers(num_workers: int, settings: DeviceConfig) -> None:
     if num_workers > settings.gym_parallel_creates:
         raise ConfigError(
             f"rollout_workers: expected at most gym_parallel_creates={settings.gym_parallel_creates} with a gym "
@@ -118,7 +118,7 @@ def _make_backend(order: DeviceOrder) -> GymExecutions:
     return GymExecutions(open_attach=lambda: attach, limits=limits)
 
 
-def _lease_timeout_s(settings: DeviceSettings, max_devices: int) -> float:
+def _lease_timeout_s(settings: DeviceConfig, max_devices: int) -> float:
     """Creations are queued, and each has its own limit."""
     num_rounds = ceil(max_devices / settings.gym_parallel_creates)
     return settings.lease_timeout_s * GymLimits().max_create_attempts * num_rounds

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import httpx
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Loading, SplitSource, training_ids
 from cua_rl.environments.device import Device
-from cua_rl.environments.device_settings import DeviceSettings
 from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import GymTaskRef, first_text, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
@@ -42,7 +42,6 @@ class GymTask(Template):
     name: str
     number: int | None
     instruction: str
-    description: str
     aliases: frozenset[str]
     """All names that the server has for it."""
 
@@ -82,7 +81,7 @@ class GymSource(SplitSource):
     def shared_as(self) -> object:
         return (self.gym_base_url or DEFAULT_BASE_URL).rstrip("/"), self.gym_id or DEFAULT_GYM_ID
 
-    def completed(self, settings: DeviceSettings) -> "GymSource":
+    def completed(self, settings: DeviceConfig) -> "GymSource":
         return replace(
             self, gym_base_url=self.gym_base_url or settings.gym_base_url, gym_id=self.gym_id or settings.gym_id
         )
@@ -175,7 +174,6 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
         name=name,
         number=_number(fields, identifier, name),
         instruction=instruction,
-        description=description,
         tags=("gym", *tags),
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,

@@ -165,5 +165,5 @@ SIMULATOR = Environment(
     has_tiny_model=True,
     make_backend=_make_backend,
     smallest_screen=lambda order: _SCREEN.scaled(order.settings.screen_scale),
-    make_experts=DemoExperts,
+    experts=DemoExperts(),
 )

@@ -1,4 +1,4 @@
-"""Settings of a run's devices."""
+"""Configuration of the devices of a run."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ _TIME_LIMIT = (0.0, 86400.0)
 
 
 @chz.chz
-class DeviceSettings:
+class DeviceConfig:
     """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
 
     screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
