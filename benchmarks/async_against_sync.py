@@ -25,7 +25,7 @@ from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import AdapterRef, Datum, ModelTurn, Rollout
@@ -72,7 +72,7 @@ class SlowDevices:
         self.busy_s = 0.0
         self.durations_s: list[float] = []
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """A rollout whose length is a function of its task instance and member alone."""
         random = Random(f"{plan.task.seed}-{plan.member_index}")
         loop, models = asyncio.get_running_loop(), list[ModelTurn]()

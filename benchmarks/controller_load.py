@@ -52,7 +52,7 @@ from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.run.rollouts import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.config import ServerConfig
@@ -337,8 +337,8 @@ async def be_worker(options: argparse.Namespace) -> None:
     """A rollout worker with phones that are far away."""
     templates = {template.task_id: template for template in load_demo(options).templates}
 
-    def make_plan(planned: PlannedRollout) -> RolloutPlan:
-        return RolloutPlan(
+    def make_plan(planned: PlannedRollout) -> RolloutJob:
+        return RolloutJob(
             source=planned.source,
             group_id=planned.group_id,
             group_index=planned.group_index,

@@ -42,7 +42,7 @@ from cua_rl.events import (
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rl.advantages import group_advantages
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
@@ -118,7 +118,7 @@ async def run_source(
             await asyncio.sleep(pause_s)
             return group
 
-        plan = GroupPlan(source=source, group_size=size, params=PARAMS)
+        plan = GroupJob(source=source, group_size=size, params=PARAMS)
         return await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
 
 

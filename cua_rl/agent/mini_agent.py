@@ -35,7 +35,7 @@ _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniAgentSettings:
+class MiniAgentServer:
     """The server, its agent, and time limits."""
 
     base_url: str = DEFAULT_BASE_URL
@@ -56,7 +56,7 @@ class MiniAgentSettings:
 class MiniAgent:
     """Starts a run on a gbox-mini-agent server for each rollout."""
 
-    settings: MiniAgentSettings
+    settings: MiniAgentServer
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn

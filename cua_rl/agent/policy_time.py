@@ -26,10 +26,10 @@ class RolloutClock:
     charged between its calls of model and device (`charge_between_calls`).
     """
 
-    def __init__(self, *, policy_s: float = inf, turn_s: float = inf) -> None:
+    def __init__(self, *, task_timeout_s: float = inf, turn_timeout_s: float = inf) -> None:
         self._acts_between_calls = False
-        self._turn_s = self._turn_left_s = turn_s
-        self._policy_left_s = policy_s
+        self._turn_s = self._turn_left_s = turn_timeout_s
+        self._policy_left_s = task_timeout_s
         self._num_pauses = 0
         self._num_calls = 0
         self._num_waits = 0

@@ -51,7 +51,7 @@ def parse_command_line(
         topics = [argument for argument in argv[asked[0] + 1 :] if "=" not in argument and argument.isidentifier()]
         print(format_help(config_class, sections, shown_presets, topics[0] if topics else None))
         raise SystemExit(0)
-    given = GivenSettings(config_class)
+    given = GivenValues(config_class)
     arguments = list(_split_arguments(argv, given.names))
     for path in [text for name, text in arguments if name == CONFIG_FILE]:
         given.set_file(Path(path))
@@ -67,7 +67,7 @@ def load_config(config_class: type[Config], path: Path | str, **given: object) -
     Raises:
         ConfigError: as for a command line.
     """
-    settings = GivenSettings(config_class)
+    settings = GivenValues(config_class)
     settings.set_file(Path(path))
     # a group that is given whole wins over all its parts in the file
     parts = {
@@ -112,7 +112,7 @@ def _construct(
         raise ConfigError(f"{prefix}{str(error).strip()}") from error
 
 
-class GivenSettings:
+class GivenValues:
     """Collects what files and arguments say, by the full name of each setting."""
 
     def __init__(self, config_class: type[Any]) -> None:

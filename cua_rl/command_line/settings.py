@@ -20,7 +20,7 @@ from cua_rl.command_line.values import (
 from cua_rl.errors import ConfigError
 from cua_rl.json_types import is_array, is_object
 from cua_rl.masking import is_secret_name
-from cua_rl.settings import metadata_of, setting_fields
+from cua_rl.settings import metadata_of, setting_fields, walk_settings
 
 Sections = Mapping[str, Sequence[str]]
 """Headings of `--help`, and the settings or groups below each."""
@@ -79,6 +79,13 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
         if group is not None:
             settings.extend(list_settings(group, f"{setting.name}."))
     return settings
+
+
+def changed_settings(config: object) -> dict[str, object]:
+    """The settings that differ from the defaults of their class, by path; presets and what a run has chosen count."""
+    defaults = {setting.name: setting.default for setting in list_settings(type(config))}
+    values = {path: value for path, _, value in walk_settings(config) if not chz.is_chz(value)}
+    return {path: value for path, value in values.items() if value != defaults[path]}
 
 
 def _offered(field: Any) -> Any:

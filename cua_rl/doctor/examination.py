@@ -24,7 +24,7 @@ from cua_rl.run.preflight import Screen
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.training import canary_prompt
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan
+from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -53,7 +53,7 @@ class Examination:
     ask_driver: Callable[[str], str] = ask_nvidia_smi
     there: set[Need] = field(default_factory=set[Need])
     """Which of the next fields are set."""
-    plan: RunPlan = field(init=False)
+    plan: PreparedTraining = field(init=False)
     sampler: SamplingClient = field(init=False)
     gateway: Gateway = field(init=False)
     trainer: TrainingClient = field(init=False)

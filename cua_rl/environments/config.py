@@ -4,13 +4,14 @@ from typing import Literal
 
 import chz
 
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.settings import setting
 
 _TIME_LIMIT = (0.0, 86400.0)
 
 
 @chz.chz
-class DeviceConfig:
+class DeviceConfig(TimeLimits):
     """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
 
     screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
@@ -35,19 +36,6 @@ class DeviceConfig:
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )
     lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
-    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=_TIME_LIMIT)
-    turn_timeout_s: float = setting(
-        300.0,
-        "limit for the device's time in one turn, and for a model server without a new token; exceeding it is a fault",
-        within=_TIME_LIMIT,
-    )
-    task_timeout_s: float = setting(
-        1800.0,
-        "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
-        "process, the time between requests; exceeding it ends the rollout as if out of turns",
-        within=_TIME_LIMIT,
-    )
-    validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=_TIME_LIMIT)
     gym_base_url: str | None = setting(
         None, "gym server for task sources that name none; None is http://localhost:5010"
     )

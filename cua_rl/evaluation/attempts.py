@@ -8,7 +8,7 @@ from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.evaluation.evaluate import TaskOutcomes
 from cua_rl.events import Event, RolloutSource
 from cua_rl.rollout.group import run_member
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.types import SamplingParams
 
@@ -44,7 +44,7 @@ KeepAttempt = Callable[[Attempt], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptPlan:
+class AttemptJob:
     """The model, its tasks and the number of attempts at each."""
 
     model: str
@@ -64,7 +64,7 @@ class NoRecorder:
 
 
 async def run_missing_attempts(
-    runner: RolloutRunner, plan: AttemptPlan, known: Sequence[Attempt], keep: KeepAttempt
+    runner: RolloutRunner, plan: AttemptJob, known: Sequence[Attempt], keep: KeepAttempt
 ) -> None:
     """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
 
@@ -95,7 +95,7 @@ async def run_missing_attempts(
             running.create_task(run(position, number), name=f"attempt-{position}-{number}")
 
 
-def missing_attempts(plan: AttemptPlan, known: Iterable[Attempt]) -> list[tuple[int, int]]:
+def missing_attempts(plan: AttemptJob, known: Iterable[Attempt]) -> list[tuple[int, int]]:
     """(position, attempt) of missing attempts: the first attempt at every task, then the second, ..."""
     done = {(item.position, item.attempt) for item in known if item.model == plan.model and item.success is not None}
     wanted = [(position, number) for number in range(plan.num_attempts) for position in range(len(plan.tasks))]
@@ -143,9 +143,9 @@ def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, T
     return outcomes
 
 
-async def _run_attempt(runner: RolloutRunner, plan: AttemptPlan, position: int, number: int) -> Attempt:
+async def _run_attempt(runner: RolloutRunner, plan: AttemptJob, position: int, number: int) -> Attempt:
     task = plan.tasks[position]
-    rollout_plan = RolloutPlan(
+    rollout_plan = RolloutJob(
         source=RolloutSource(phase="eval", step=0),
         group_id=f"{plan.model}-{position}",
         group_index=position,

@@ -8,7 +8,7 @@ from math import fsum
 from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.reporting.comparison import EvalResult
-from cua_rl.rollout.group import GroupPlan, Runner, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
@@ -62,7 +62,7 @@ class Evaluator:
             await self.recorder.record(GroupEnded(source=source, group=group, advantages=None))
             return group
 
-        plan = GroupPlan(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
+        plan = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
         groups = await collect_groups(self.tasks, partial(run_group, self.runner, plan=plan), record_end)
         result = summarise([task_outcomes(group, task) for group, task in zip(groups, self.tasks, strict=True)])
         await self.recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))

@@ -28,7 +28,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPlan:
+class GpuPlacement:
     """The GPUs of server and trainer, by their names in CUDA_VISIBLE_DEVICES; empty tuples without GPUs."""
 
     server_gpus: tuple[str, ...]
@@ -118,7 +118,7 @@ def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia
     return tuple(Gpu(name=name, memory_gib=memory_gib.get(index)) for name, index in zip(names, found, strict=True))
 
 
-def require_platform(gpus: GpuPlan, platform: Platform | None) -> None:
+def require_platform(gpus: GpuPlacement, platform: Platform | None) -> None:
     """Raise `ConfigError` unless the installed vLLM computes where the plan wants its server; None: none is installed.
 
     Otherwise a server for CPUs would silently leave its GPUs idle.
@@ -149,7 +149,7 @@ def plan_gpus(
     *,
     has_server: bool = True,
     has_trainer: bool = True,
-) -> GpuPlan:
+) -> GpuPlacement:
     """Split the GPUs called `names` between server and trainer; raises `ConfigError` for settings that cannot be met.
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
@@ -185,7 +185,7 @@ def plan_gpus(
             f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
         )
     default = SHARED_UTILIZATION if set(serving) & set(training) else GPU_MEMORY_UTILIZATION
-    return GpuPlan(
+    return GpuPlacement(
         server_gpus=tuple(names[index] for index in serving),
         trainer_gpus=tuple(names[index] for index in training),
         num_trainer_processes=num_processes,

@@ -6,7 +6,7 @@ Arithmetic on the model's dimensions, what the run asks of it, and where its pro
 import math
 from dataclasses import dataclass
 
-from cua_rl.machine.gpus import GpuPlan, plan_gpus
+from cua_rl.machine.gpus import GpuPlacement, plan_gpus
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, ModelSizes
 from cua_rl.machine.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate_prefix_cache
@@ -63,7 +63,7 @@ class Request:
         """Whether the server does, on a GPU."""
         return self.server.dtype == "float32"
 
-    def gpus(self) -> GpuPlan:
+    def gpus(self) -> GpuPlacement:
         """Who uses which GPU; raises `ConfigError` for settings that cannot be met."""
         return plan_gpus(
             self.machine.gpus,
@@ -100,7 +100,7 @@ class WayToTrain:
     """Tokens, at most, of a row."""
 
 
-def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlan) -> dict[str, float]:
+def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlacement) -> dict[str, float]:
     """Bytes of a trainer process on its GPU."""
     if not request.has_trainer:
         return {}
@@ -139,7 +139,7 @@ def weight_bytes(request: Request) -> int:
     return BYTES_32 if request.is_float32 or not request.trainer.lora_rank else BYTES_16
 
 
-def optimizer_part(request: Request, gpus: GpuPlan, held: int, whole: int) -> dict[str, float]:
+def optimizer_part(request: Request, gpus: GpuPlacement, held: int, whole: int) -> dict[str, float]:
     """What training adds to the weights: gradients and two moments in float32, and gradients in one message.
 
     If all are trained, a process trains those that it has `held`, of which the `whole` ones are not sharded.
@@ -164,7 +164,9 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
 
 
-def cached_prefix(request: Request, gpus: GpuPlan, *, kv_cache: float, shape: RolloutShape, num_rollouts: int) -> float:
+def cached_prefix(
+    request: Request, gpus: GpuPlacement, *, kv_cache: float, shape: RolloutShape, num_rollouts: int
+) -> float:
     """What is left of the prompts of so many rollouts at a time, which the copies of the model share evenly."""
     block_tokens = _BLOCK_TOKENS if gpus.server_gpus else _CPU_BLOCK_TOKENS
     of_each = math.ceil(num_rollouts / len(gpus.server_copies))
@@ -195,7 +197,7 @@ def server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
     }
 
 
-def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str, float]:
+def host_parts(request: Request, gpus: GpuPlacement, sharding: Sharding) -> dict[str, float]:
     """Main memory of all processes on a machine with GPUs."""
     model = request.model
     parts: dict[str, float] = {}
@@ -217,7 +219,7 @@ def host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str,
     return parts
 
 
-def vision_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float = math.inf) -> float:
+def vision_cache_bytes(request: Request, gpus: GpuPlacement, *, beside: float = math.inf) -> float:
     """Main memory for the features of the screenshots that a step trains on, so that several passes encode them once;
     at least 2 GiB for each process, and beyond that a quarter of what is left `beside` everything else, as devices may
     be on this machine, too.
@@ -241,7 +243,7 @@ def _pinned_bytes(request: Request) -> float:
     return one * model.decoder_parameters * sum(rounded) / sum(exact)
 
 
-def image_cache_bytes(request: Request, gpus: GpuPlan, *, beside: float) -> float:
+def image_cache_bytes(request: Request, gpus: GpuPlacement, *, beside: float) -> float:
     """Main memory for the screenshots of all rollouts under way, as the servers keep them; at most half of what is left
     `beside` everything else.
 

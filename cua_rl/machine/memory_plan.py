@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 
 from cua_rl.errors import ConfigError
-from cua_rl.machine.gpus import GpuPlan
+from cua_rl.machine.gpus import GpuPlacement
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import (
     GIB,
@@ -48,11 +48,11 @@ _SMALLEST_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemoryBudget:
     """Chosen settings, and the bytes that follow from them, per process of each kind."""
 
     machine: Machine
-    gpus: GpuPlan
+    gpus: GpuPlacement
     gradient_checkpointing: bool
     micro_batch_tokens: int
     sharding: Sharding
@@ -162,7 +162,7 @@ class MemoryPlan:
         return {f"{group}.{name}": value for group, chosen in groups.items() for name, value in chosen.items()}
 
 
-def plan_memory(request: Request) -> MemoryPlan:
+def plan_memory(request: Request) -> MemoryBudget:
     """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
     plan = _plan_rollouts(request)
     if plan is None:
@@ -180,7 +180,7 @@ def plan_memory(request: Request) -> MemoryPlan:
     return plan
 
 
-def _plan_rollouts(request: Request) -> MemoryPlan | None:
+def _plan_rollouts(request: Request) -> MemoryBudget | None:
     """A plan with as many rollouts at a time as its KV cache holds, if their number was not set; warns of too many."""
     wanted, shape = request.num_rollouts, request.shape
     request = replace(request, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
@@ -229,7 +229,7 @@ def _require_whole_heads(num_kv_heads: int, tensor_parallel: int) -> None:
         )
 
 
-def _find_plan(request: Request) -> MemoryPlan | None:
+def _find_plan(request: Request) -> MemoryBudget | None:
     if not request.machine.gpus:
         return _plan_on_cpu(request)
     if request.machine.gpu_gib is None:
@@ -255,7 +255,7 @@ def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
         size *= 2
 
 
-def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan | None:
+def _fill_gpus(request: Request, gpus: GpuPlacement, num_contexts: int) -> MemoryBudget | None:
     """The first way to train that leaves the server room for `num_contexts` full contexts."""
     gpu = usable_bytes(request.machine.gpu_gib or 0.0)
     kept, outside = (1 - SPARE) * gpu, outside_bytes(gpus.tensor_parallel)
@@ -278,7 +278,7 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
             server["KV cache"] = utilization * gpu + outside - sum(fixed.values())
             halves = int(server["KV cache"] / sequence_bytes(request, context / 2, gpus.tensor_parallel))
             max_num_seqs = request.server.max_num_seqs or max(1, min(DEFAULT_NUM_SEQS, halves))
-        return MemoryPlan(
+        return MemoryBudget(
             machine=request.machine,
             gpus=replace(gpus, gpu_memory_utilization=utilization),
             gradient_checkpointing=way.recomputes,
@@ -292,7 +292,7 @@ def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan
     return None
 
 
-def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
+def _ways_to_train(request: Request, gpus: GpuPlacement) -> Iterator[WayToTrain]:
     """The fastest first. On a shared GPU, the KV cache gets what kept attention would take: it runs more rollouts."""
     trainer, context = request.trainer, request.context_tokens
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
@@ -315,7 +315,7 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[WayToTrain]:
                 yield WayToTrain(recomputes=recomputes, keeps_attention=keeps_attention, sharding=sharding, row=row)
 
 
-def _plan_on_cpu(request: Request) -> MemoryPlan:
+def _plan_on_cpu(request: Request) -> MemoryBudget:
     """Without GPUs everything is main memory, and weights are float32 unless the trainer's dtype is set."""
     model, wanted, gpus = request.model, request.trainer, request.gpus()
     row = wanted.micro_batch_tokens or max(ROW_TOKENS, request.context_tokens)
@@ -341,7 +341,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     host = {"weights": weights, "others": others, "vision cache": vision_cache_bytes(request, gpus)}
     if server:
         host["image cache"] = image_cache_bytes(request, gpus, beside=sum(host.values()))
-    return MemoryPlan(
+    return MemoryBudget(
         machine=request.machine,
         gpus=gpus,
         gradient_checkpointing=recomputes,
@@ -354,14 +354,14 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     )
 
 
-def _plan_unmeasured(request: Request) -> MemoryPlan:
+def _plan_unmeasured(request: Request) -> MemoryBudget:
     """GPUs whose memory the driver does not say: settings that save memory, and no check."""
     wanted, gpus = request.trainer, request.gpus()
     recomputes = True if wanted.gradient_checkpointing is None else wanted.gradient_checkpointing
     row = wanted.micro_batch_tokens or max(ROW_TOKENS, request.context_tokens)
     sharding = wanted.sharding or "none"
     way = WayToTrain(recomputes=recomputes, keeps_attention=False, sharding=sharding, row=row)
-    return MemoryPlan(
+    return MemoryBudget(
         machine=request.machine,
         gpus=gpus,
         gradient_checkpointing=recomputes,

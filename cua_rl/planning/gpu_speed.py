@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cua_rl.host.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
 from cua_rl.machine.model_sizes import BYTES_16, ModelSizes
 from cua_rl.planning.fleet import Speed
-from cua_rl.planning.plan_config import AssumptionSettings
+from cua_rl.planning.plan_config import Assumptions
 
 _PATCHES_PER_TOKEN = 4  # every family merges 2 x 2 patches into a token
 _PASS_S = 0.004  # of the server's process, per pass of the decoder: scheduling, adapters, log-probabilities
@@ -54,9 +54,7 @@ class TurnTokens:
         return self.screen + self.text + self.sampled
 
 
-def server_speed(
-    model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, assume: AssumptionSettings
-) -> Speed:
+def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, assume: Assumptions) -> Speed:
     """Speed of one copy of the model on `tensor_parallel` GPUs.
 
     A pass of the decoder reads all weights, whatever the batch, and the KV cache of every request in it. The prompt is
@@ -88,7 +86,7 @@ class TrainedSequence:
 
 
 def trained_token_s(
-    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, assume: AssumptionSettings
+    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, assume: Assumptions
 ) -> float:
     """Seconds of one GPU per token of such sequences; every screenshot passes the vision tower once."""
     num_tokens = sequence.prompt + sequence.num_turns * turn.total

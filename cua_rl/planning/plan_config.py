@@ -20,7 +20,7 @@ _RECORDED = (
 
 
 @chz.chz
-class AssumptionSettings:
+class Assumptions:
     """Durations and lengths; None is what the recorded run says, or without one the value in brackets."""
 
     num_turns: float | None = setting(None, "turns of a rollout, mean [half of max_turns]", at_least=1)
@@ -93,7 +93,7 @@ class PlanConfig(CLIConfig):
     device_usd_per_hour: float = setting(0.0, "price of a device", at_least=0)
     plot: Path | None = setting(Path("plan.png"), "file for the plot; None writes none")
     json: Path | None = setting(None, "file for all figures; None writes none")
-    assume: AssumptionSettings = chz.field(default_factory=AssumptionSettings)
+    assume: Assumptions = chz.field(default_factory=Assumptions)
 
 
 PLAN_SECTIONS = {

@@ -9,7 +9,7 @@ from random import Random
 
 from cua_rl.errors import ConfigError
 from cua_rl.machine.machine import find_machine
-from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.calibration import RecordedRun, calibrate
 from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
@@ -87,7 +87,7 @@ def find_prices(config: PlanConfig) -> Prices:
     return Prices(gpu=(kind.usd_per_hour if kind else 0.0) if gpu is None else gpu, device=config.device_usd_per_hour)
 
 
-def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, placement: Placement) -> Scenario:
+def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, placement: Placement) -> Scenario:
     assume, path = config.assume, _model_path(config)
     model = load_model_sizes(path)
     num_turns = assume.num_turns or config.max_turns / 2
@@ -188,7 +188,7 @@ def _schedule(config: CLIConfig) -> Schedule:
     )
 
 
-def _find_machine(config: PlanConfig) -> tuple[GpuKind | None, MemoryPlan | None]:
+def _find_machine(config: PlanConfig) -> tuple[GpuKind | None, MemoryBudget | None]:
     """The kind of GPU, and what fits where; None if the settings name no GPUs."""
     if config.gpus is None:
         return None, None
@@ -197,7 +197,7 @@ def _find_machine(config: PlanConfig) -> tuple[GpuKind | None, MemoryPlan | None
     return kind, resolve(config, machine, _model_path(config))[1]
 
 
-def _placement(plan: MemoryPlan) -> Placement:
+def _placement(plan: MemoryBudget) -> Placement:
     gpus = plan.gpus
     return Placement(
         num_servers=len(gpus.server_copies),

@@ -20,7 +20,7 @@ from cua_rl.rl.config import LoopConfig, SamplingSettings
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
@@ -214,7 +214,7 @@ class _Runner:
 
     world: _World
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         world, work = self.world, self.world.scenario.workload
         loop, random = asyncio.get_running_loop(), Random(f"{plan.task.seed}-{plan.member_index}")
         began, versions = loop.time(), list[int]()
@@ -330,7 +330,7 @@ class _Tasks:
         ]
 
 
-def _rollout(plan: RolloutPlan, rollout_id: str, versions: Sequence[int], reward: float, duration_s: float) -> Rollout:
+def _rollout(plan: RolloutJob, rollout_id: str, versions: Sequence[int], reward: float, duration_s: float) -> Rollout:
     turns = tuple(_turn(index, version) for index, version in enumerate(versions))
     return Rollout(
         rollout_id=rollout_id,

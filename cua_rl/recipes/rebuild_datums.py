@@ -1,6 +1,6 @@
 """Verify the record: rebuild the training data of each step from the database alone and compare it bit for bit.
 
-`python -m cua_rl.recipes.rebuild_datums log_path=runs/... [step=3]`. With a KL penalty, what is compared are the datums
+`python -m cua_rl.recipes.rebuild_datums run=runs/... [step=3]`. With a KL penalty, what is compared are the datums
 before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them.
 """
 
@@ -33,7 +33,7 @@ from cua_rl.run_folder.recorded_run import open_run_database
 class RebuildConfig:
     """Rebuild training data from the database and compare it with what was trained."""
 
-    log_path: Path = chz.field(doc="folder of the run")
+    run: Path = chz.field(doc="folder of the run")
     step: int | None = chz.field(default=None, doc="training step, counted from 1; None rebuilds all")
 
 
@@ -101,21 +101,21 @@ async def rebuild_step(
 
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
-    is_run = (config.log_path / "config.json").is_file()
-    settings = load_settings(config.log_path, "log_path") if is_run else {}
+    is_run = (config.run / "config.json").is_file()
+    settings = load_settings(config.run, "run") if is_run else {}
     if "model_path" not in settings:  # an evaluation has several models
         raise ConfigError(
-            f"log_path: expected the folder of a training run, got {str(config.log_path)!r} without its config.json; "
+            f"run: expected the folder of a training run, got {str(config.run)!r} without its config.json; "
             "name the folder that the run printed"
         )
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
-    async with open_run_database(str(config.log_path), os.environ) as (database, name), database.sessions() as session:
+    async with open_run_database(str(config.run), os.environ) as (database, name), database.sessions() as session:
         if name is None:  # the run's own database holds no other run, and the folder may have been moved
             training = next(iter(await latest_trainings(session, limit=1)), None)
         else:
             training = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
         if training is None:
-            raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
+            raise DatabaseError(f"expected a run in {config.run} in the database, got none; check run")
         steps = [step for step in await load_steps(session, training.id) if step.datums_sha256]
         wanted = [step for step in steps if config.step is None or step.step == config.step]
         if not wanted:

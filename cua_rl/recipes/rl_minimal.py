@@ -25,7 +25,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.datums import build_datums
-from cua_rl.rollout.group import GroupPlan, run_group
+from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
@@ -89,7 +89,7 @@ async def sample_groups(
     runner: RolloutRunner, tasks: Sequence[Task], group_size: int, params: SamplingParams
 ) -> list[RolloutGroup]:
     """`group_size` rollouts of every task, all side by side; a group's rollouts are those that no fault ended."""
-    plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=group_size, params=params)
+    plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=group_size, params=params)
     return await asyncio.gather(*(run_group(runner, task, index, plan) for index, task in enumerate(tasks)))
 
 

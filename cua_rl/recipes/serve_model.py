@@ -45,7 +45,7 @@ class ServeModelConfig:
     host: str = setting("127.0.0.1", "address of this host to listen on; choose that of the network of the runs")
     lora_rank: int = setting(32, "largest lora_rank of the runs", at_least=1)
     server: ServerConfig = chz.field(default_factory=ServerConfig)
-    log_path: str = setting("vllm.log", "file for the server's output")
+    log_file: Path = setting(Path("vllm.log"), "file for the server's output")
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
@@ -56,13 +56,13 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
     require_key(environ.get(API_KEY_VARIABLE))
     wanted = config.server
     assert wanted.port is not None, "a preset sees to that"
-    log_path = await asyncio.to_thread(Path(config.log_path).absolute)
+    log_path = await asyncio.to_thread(config.log_file.absolute)
     with boundary(
         ConfigError, f"host, port: expected a free port, got {wanted.port} of {config.host!r}; choose another"
     ):
         free_port(wanted.port, config.host)
     await require_vllm_args(wanted.vllm_args, "server.vllm_args")
-    with boundary(ConfigError, f"log_path: expected a file to write, got {str(log_path)!r}; choose another"):
+    with boundary(ConfigError, f"log_file: expected a file to write, got {str(log_path)!r}; choose another"):
         await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True)
         (await asyncio.to_thread(log_path.open, "ab")).close()
     model_path = await asyncio.to_thread(find_model, config.model_name)

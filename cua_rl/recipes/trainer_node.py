@@ -47,7 +47,7 @@ class TrainerNodeConfig:
         None, "with several nodes, the interface of the private network that connects them, such as eth1"
     )
     max_restarts: int = setting(10, "start the processes again after a death, this many times at most", at_least=0)
-    log_path: Path = setting(Path("trainer_node.log"), "file for the output of the processes")
+    log_file: Path = setting(Path("trainer_node.log"), "file for the output of the processes")
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
@@ -79,7 +79,7 @@ async def cli_main(config: TrainerNodeConfig) -> None:
     environment = _environment(config, meeting, token, num_processes)
     command = ["cua_rl.training.launch_ranks", str(num_processes), str(listen), str(model_path)]
     print(
-        f"node {config.node_rank} of {config.num_nodes}: {num_processes} trainer processes, log in {config.log_path}; "
+        f"node {config.node_rank} of {config.num_nodes}: {num_processes} trainer processes, log in {config.log_file}; "
         f"the run connects to {listen}, processes meet at {meeting} and talk on {environment['GLOO_SOCKET_IFNAME']}. "
         f"All ask for {TOKEN_VARIABLE}; nothing is encrypted",
         file=sys.stderr,
@@ -90,7 +90,7 @@ async def cli_main(config: TrainerNodeConfig) -> None:
         ranks = OwnedProcess(
             [*await asyncio.to_thread(computing_prefix), sys.executable, "-m", *command],
             name="trainer",
-            log_path=config.log_path,
+            log_path=config.log_file,
             environment=environment,
         )
         async with ranks:

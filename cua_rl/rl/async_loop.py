@@ -55,7 +55,7 @@ from cua_rl.rl.stages import (
     score_and_record,
 )
 from cua_rl.rl.train_step import TrainStepResult, train_step
-from cua_rl.rollout.group import GroupPlan, run_group
+from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, Datum, Rollout
@@ -172,7 +172,7 @@ class _AsyncRun:
         """Run a group, for which one slot is already granted, and put it into the buffer."""
         settings = self._settings
         source = RolloutSource(phase="step", step=place.last_step)
-        plan = GroupPlan(
+        plan = GroupJob(
             source=source,
             group_size=settings.config.group_size,
             params=settings.params,

@@ -48,7 +48,6 @@ class CurriculumSettings:
         False,
         "if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
     )
-    replay_capacity: int = setting(2, "replay_successes: maximum number of successes stored per task", at_least=1)
 
 
 @chz.chz

@@ -10,7 +10,7 @@ from cua_rl.events import RolloutSource, SourceStarted
 from cua_rl.rl import stages
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.train_step import TrainStepResult, train_step
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup
 
@@ -74,7 +74,7 @@ async def sample_groups(
             policy_version=adapter.policy_version,
         )
     )
-    plan = GroupPlan(
+    plan = GroupJob(
         source=source,
         group_size=settings.config.group_size,
         params=settings.params.seeded(step - 1),

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import CheckError, ConfigError, TaskError
 from cua_rl.judgement import Validation
 from cua_rl.masking import mask_known
-from cua_rl.rollout.time_limits import TimeLimits, time_limit
+from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import not_done, prepare, validate
 from cua_rl.tasks.task import Task
 
@@ -44,7 +45,7 @@ class FreshCheck:
     async def validate(self, task: Task, device: Device, answer: str | None) -> Validation:
         """Validate in time; raises `CheckError` if the check fails or is too slow, and the device's `DeviceError`."""
         try:
-            async with time_limit("validation", self.limits.validate_s):
+            async with time_limit("validation", self.limits.validate_timeout_s):
                 validation = await validate(task, device, answer)
         except TimeoutError as error:
             raise CheckError(str(error)) from error
@@ -64,7 +65,7 @@ class FreshCheck:
             trusted_at = self._trusted_at.get(instance)
             if trusted_at is None or time.monotonic() - trusted_at > _TRUST_S:
                 async with self.devices.lease(task.device_request()) as device:
-                    async with time_limit("set-up", self.limits.prepare_s):
+                    async with time_limit("set-up", self.limits.setup_timeout_s):
                         await self.prepare(task, device)
                     try:
                         await self.validate(task, device, None)

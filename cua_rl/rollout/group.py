@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from cua_rl.events import RolloutSource
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
 
@@ -20,11 +20,11 @@ MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three in a row are not
 class Runner(Protocol):
     """Runs one rollout to its end."""
 
-    async def run(self, plan: RolloutPlan) -> Rollout: ...
+    async def run(self, plan: RolloutJob) -> Rollout: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
+class GroupJob:
     """Settings shared by all groups of a step or an evaluation."""
 
     source: RolloutSource
@@ -67,7 +67,7 @@ async def collect_groups(
     return [ended[index] for index in sorted(ended)]
 
 
-async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:
+async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> RolloutGroup:
     """Run all members of one group side by side; `index` is the group's place in its step or evaluation."""
     group_id = uuid4().hex
     async with asyncio.TaskGroup() as running:
@@ -75,7 +75,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
             running.create_task(
                 run_member(
                     runner,
-                    RolloutPlan(
+                    RolloutJob(
                         source=plan.source,
                         group_id=group_id,
                         group_index=index,
@@ -103,7 +103,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
     )
 
 
-async def run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
+async def run_member(runner: Runner, plan: RolloutJob) -> list[Rollout]:
     """All attempts for a member: faulty ones, repeated on fresh devices with other seeds, then the one that counts."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:

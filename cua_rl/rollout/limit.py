@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cua_rl.errors import SamplingError
 from cua_rl.host.system import free_memory_frac as measure_free_memory_frac
 from cua_rl.rollout.group import Runner
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.sampling.load import ServerLoad
 from cua_rl.types import Rollout
 
@@ -96,7 +96,7 @@ class LimitedRunner:
     limit: RolloutLimit
     num_granted: int = 0
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """Run one rollout in a slot."""
         if self.num_granted:
             self.num_granted -= 1

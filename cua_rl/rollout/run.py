@@ -11,13 +11,14 @@ from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import CheckError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
-from cua_rl.rollout.time_limits import TimeLimits, time_limit
+from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, AgentTurn, Rollout, SamplingParams, Turn
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlan:
+class RolloutJob:
     """The rollout to run: its position in the run, its task instance, and the policy."""
 
     source: RolloutSource
@@ -65,7 +66,7 @@ class RolloutRunner:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_check", FreshCheck(devices=self.devices, limits=self.time_limits))
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
         async with self._beginning:  # hundreds starting at once would stay in lockstep and block the loop in each stage
             await asyncio.sleep(0)
@@ -103,7 +104,7 @@ class RolloutRunner:
             judgement=outcome.judgement,
         )
 
-    async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
+    async def _attempt(self, plan: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
         """Lease, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
         outcome: Outcome | None = None
         try:
@@ -118,10 +119,12 @@ class RolloutRunner:
             validation = await self._check.verdict(plan.task, failure)
         return replace(outcome, validation=validation)
 
-    async def _act(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
+    async def _act(self, plan: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
         task, max_turns = plan.task, min(plan.task.max_turns, self.max_turns)
-        clock = RolloutClock(policy_s=self.time_limits.agent_s, turn_s=self.time_limits.turn_s)
+        clock = RolloutClock(
+            task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
+        )
         first_success_turn: int | None = None
 
         async def on_turn(done: AgentTurn) -> None:
@@ -149,7 +152,7 @@ class RolloutRunner:
                 max_turns=max_turns,
             )
         )
-        async with time_limit("set-up", self.time_limits.prepare_s):
+        async with time_limit("set-up", self.time_limits.setup_timeout_s):
             await self._check.prepare(task, device)
             instruction = await instruct(task, device)
         async with clock.limit():

@@ -1,21 +1,8 @@
-"""Time limits of the stages of a rollout."""
+"""Ends the stages of a rollout that take too long."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimits:
-    """Time limits of the stages of a rollout, seconds; the pool has its own for the lease."""
-
-    prepare_s: float = 300.0
-    turn_s: float = 300.0
-    """For the device in one turn, and for a model server without progress; exceeding it is a fault."""
-    agent_s: float = 1800.0
-    """Budget for the policy's own time in the whole rollout; exceeding it ends the rollout like the turn limit."""
-    validate_s: float = 60.0
 
 
 @asynccontextmanager

@@ -1,16 +1,25 @@
 """What a run has decided, in about ten lines: what a dry run begins with."""
 
+import json
 import sys
 from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.settings import changed_settings
 from cua_rl.reporting.step_line import num_of
 
 if TYPE_CHECKING:  # a run imports nothing that only another recipe needs
-    from cua_rl.run.evaluation_plan import EvaluationPlan
-    from cua_rl.run.sft_plan import SftPlan
-    from cua_rl.run.training_plan import RunPlan
+    from cua_rl.run.evaluation_plan import PreparedEvaluation
+    from cua_rl.run.sft_plan import PreparedSft
+    from cua_rl.run.training_plan import PreparedTraining
+
+
+def print_resolved(config: object, more: Mapping[str, object]) -> None:
+    """Print a configuration without open choices as JSON, with `more`, and how it differs from the defaults."""
+    changed = plain_config(changed_settings(config))
+    print(json.dumps({**plain_config(config), **more, "changed_from_defaults": changed}, indent=2))
 
 
 def print_decisions(decisions: Mapping[str, str]) -> None:
@@ -19,7 +28,7 @@ def print_decisions(decisions: Mapping[str, str]) -> None:
         print(f"{name:10}{decision}", file=sys.stderr)
 
 
-def training_decisions(plan: "RunPlan") -> dict[str, str]:
+def training_decisions(plan: "PreparedTraining") -> dict[str, str]:
     """Model, device, tasks, steps, loss, context, memory, folder and cost of a training run."""
     config, templates, lag = plan.config, plan.train_tasks.templates, plan.config.max_steps_off_policy
     num_rollouts = config.max_steps * config.groups_per_batch * config.group_size
@@ -50,13 +59,13 @@ def training_decisions(plan: "RunPlan") -> dict[str, str]:
     }
 
 
-def _device(plan: "RunPlan | EvaluationPlan") -> str:
+def _device(plan: "PreparedTraining | PreparedEvaluation") -> str:
     config = plan.config
     places = f"at most {config.max_concurrent_rollouts:,} at a time"
     return f"{plan.device_plan.backend.abilities.name}, {places}, agent {config.agent.name}"
 
 
-def _charges(plan: "RunPlan") -> str:
+def _charges(plan: "PreparedTraining") -> str:
     """Who charges for the run beside the machine."""
     charges = [f"; {charged}"] if (charged := plan.device_plan.environment.charges) else []
     charges += ["; the judge's service may charge for its votes"] if plan.judge is not None else []
@@ -64,7 +73,7 @@ def _charges(plan: "RunPlan") -> str:
     return "".join(charges)
 
 
-def sft_decisions(plan: "SftPlan") -> dict[str, str]:
+def sft_decisions(plan: "PreparedSft") -> dict[str, str]:
     """The same of supervised training."""
     config = plan.config
     return {
@@ -77,7 +86,7 @@ def sft_decisions(plan: "SftPlan") -> dict[str, str]:
     }
 
 
-def evaluation_decisions(plan: "EvaluationPlan") -> dict[str, str]:
+def evaluation_decisions(plan: "PreparedEvaluation") -> dict[str, str]:
     """The same of an evaluation."""
     config = plan.config
     num_attempts = len(plan.models) * len(plan.tasks) * config.num_attempts

@@ -19,8 +19,8 @@ from cua_rl.environments.contract import (
 from cua_rl.environments.device import Grounder, Screen
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.environments.table import DEFAULT_DEVICE, ENVIRONMENTS, find_environment, parse_sources
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.run.rollout_config import RolloutConfig, Tasks
 from cua_rl.tasks.expert import Experts
 
@@ -109,12 +109,6 @@ class OpenDevices:
 async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
     """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
     devices = config.devices
-    limits = TimeLimits(
-        prepare_s=devices.setup_timeout_s,
-        turn_s=devices.turn_timeout_s,
-        agent_s=devices.task_timeout_s,
-        validate_s=devices.validate_timeout_s,
-    )
     pool_limits = PoolLimits(
         lease_timeout_s=plan.environment.lease_timeout_s(devices, max_devices),
         makes_per_s=devices.device_creations_per_s,
@@ -125,7 +119,7 @@ async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: 
         if finder is not None and finder.open_grounder is not None:
             grounder = await stack.enter_async_context(finder.open_grounder(plan.order))
         pool = await stack.enter_async_context(open_pool(plan.backend, max_devices=max_devices, limits=pool_limits))
-        yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
+        yield OpenDevices(pool=pool, grounder=grounder, time_limits=devices)
 
 
 def complete_sources(tasks: Tasks, settings: DeviceConfig) -> list[Source]:

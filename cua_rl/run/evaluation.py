@@ -1,7 +1,6 @@
 """Runs an evaluation: makes the missing attempts, one model at a time, and writes the results."""
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -14,7 +13,7 @@ from cua_rl.agent.agent import RecordingAccess
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
-    AttemptPlan,
+    AttemptJob,
     attempt_record,
     missing_attempts,
     parse_attempts,
@@ -28,13 +27,13 @@ from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.decisions import evaluation_decisions, print_decisions
+from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_resolved
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
-    EvaluationPlan,
     LocalModel,
     Model,
+    PreparedEvaluation,
     RemoteModel,
     plan_evaluation,
     read_api_key,
@@ -70,7 +69,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         if config.behavior_if_log_dir_exists == "resume" and (plan.log_path / "config.json").is_file():
             require_same_evaluation(load_settings(plan.log_path, "log_path"), plan.settings())
             print(f"resumes the evaluation in {plan.log_path}", file=sys.stderr)
-        print(json.dumps(plan.settings(), indent=2))
+        print_resolved(plan.config, plan.settings())
         return
     for model in plan.models:
         if isinstance(model, LocalModel):
@@ -101,7 +100,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         print_comparison(comparison, title=_title(plan))
 
 
-def _load_known(folder: LogDirectory, plan: EvaluationPlan) -> list[Attempt]:
+def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]:
     """Attempts already made by the evaluation that is resumed; none for a new one."""
     if folder.decision is not Decision.RESUME or not folder.config_path.exists():
         return []
@@ -146,7 +145,9 @@ class Surroundings:
     judge: Judge | None
 
 
-async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surroundings, record: AttemptFile) -> None:
+async def _run_models(
+    plan: PreparedEvaluation, folder: LogDirectory, around: Surroundings, record: AttemptFile
+) -> None:
     """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
     for model in plan.models:
         if isinstance(model, RemoteModel):
@@ -167,7 +168,7 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
 
 
 async def _run_model(
-    plan: EvaluationPlan, model: Model, access: RecordingAccess, around: Surroundings, record: AttemptFile
+    plan: PreparedEvaluation, model: Model, access: RecordingAccess, around: Surroundings, record: AttemptFile
 ) -> None:
     attempt_plan = _attempt_plan(plan, model)
     num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()
@@ -206,13 +207,13 @@ class Progress:
             print(f"{self.model}: {self.num_done} of {self.num_attempts}, {self.num_solved} solved", flush=True)
 
 
-def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
-    return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
+def _attempt_plan(plan: PreparedEvaluation, model: Model) -> AttemptJob:
+    return AttemptJob(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
 
 
 @asynccontextmanager
 async def _serve_model(
-    plan: EvaluationPlan, model: LocalModel, servers: Sequence[ModelServer]
+    plan: PreparedEvaluation, model: LocalModel, servers: Sequence[ModelServer]
 ) -> AsyncGenerator[Gateway]:
     """A gateway to the model, once its adapter is loaded and verified to change the base model."""
     renderer = plan.engines[model.model_path].renderer
@@ -226,14 +227,14 @@ async def _serve_model(
             yield gateway
 
 
-def _write_results(plan: EvaluationPlan, folder: LogDirectory, attempts: Sequence[Attempt]) -> Comparison:
+def _write_results(plan: PreparedEvaluation, folder: LogDirectory, attempts: Sequence[Attempt]) -> Comparison:
     comparison = compare_models(attempts, [model.name for model in plan.models])
     write_comparison(folder.path, comparison, title=_title(plan), settings=plan.settings())
     write_comparison_plot(folder.path / "results.png", comparison, title=_title(plan))
     return comparison
 
 
-def _title(plan: EvaluationPlan) -> str:
+def _title(plan: PreparedEvaluation) -> str:
     config = plan.config
     attempts = "one attempt each" if config.num_attempts == 1 else f"{config.num_attempts} attempts each"
     return f"{num_of(len(plan.tasks), 'task')}, {attempts}, temperature {config.temperature:g}"

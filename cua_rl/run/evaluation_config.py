@@ -33,7 +33,7 @@ class EvaluateConfig(RolloutConfig):
     # Models
     models: Models = setting(
         doc="models to compare; the others are tested against the first: a name each, and model_name and "
-        "adapter, or base_url, model, api, api_key_env and extra",
+        "adapter (a folder, a run, or run@step), or base_url, model, api, api_key_env and extra",
         factory=lambda: [{"name": "base"}],
     )
 

@@ -22,7 +22,7 @@ from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_parts import Request
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -33,7 +33,7 @@ from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
-from cua_rl.run_folder.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
+from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.sampling.config import ServerConfig
@@ -90,11 +90,11 @@ class LocalEngine:
 
     renderer: Renderer
     server: ServerConfig
-    memory: MemoryPlan
+    memory: MemoryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationPlan:
+class PreparedEvaluation:
     """An evaluation configuration with all references resolved."""
 
     config: EvaluateConfig
@@ -119,7 +119,7 @@ class EvaluationPlan:
         }
 
 
-async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
+async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
@@ -165,7 +165,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
     config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
     max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
-    return EvaluationPlan(
+    return PreparedEvaluation(
         config=config,
         log_path=log_path,
         models=models,
@@ -318,7 +318,7 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         name=name,
         model_name=pinned_name(model_name, model_path),
         model_path=model_path,
-        adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
+        adapter=None if adapter is None else load_adapter_folder(find_saved(adapter, "sampler_weights"), model_path),
     )
 
 

@@ -11,7 +11,7 @@ from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
-from cua_rl.run.training_plan import RunPlan
+from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve
 from cua_rl.run_folder.log_directory import LogDirectory
 
@@ -34,7 +34,9 @@ def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
         stack.callback(ours.removeHandler, handler)
 
 
-def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int, curve: Curve) -> RunReport:
+def open_report(
+    stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory, first_step: int, curve: Curve
+) -> RunReport:
     config = plan.config
     display = stack.enter_context(
         ProgressDisplay(
@@ -64,7 +66,7 @@ def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, firs
 
 
 async def finish_report(
-    report: RunReport, plan: RunPlan, folder: LogDirectory, *, setup_time_s: float, train_time_s: float
+    report: RunReport, plan: PreparedTraining, folder: LogDirectory, *, setup_time_s: float, train_time_s: float
 ) -> None:
     """Write summary.json and reward.png and print the table that ends the run."""
     summary = RunSummary(

@@ -7,7 +7,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.families import find_family
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import Request
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.run.preflight import rollout_shape
@@ -20,7 +20,7 @@ FLOAT32_ROUNDING = 0.02
 """Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
 
 
-def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIConfig, MemoryPlan]:
+def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIConfig, MemoryBudget]:
     """The configuration of a run of this model on this machine, and the memory that it takes.
 
     Depends on its arguments and the model's folder alone. Raises `ConfigError` for what cannot fit.
@@ -75,7 +75,7 @@ def rounding_limit(config: CLIConfig) -> float:
     return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
 
 
-def plan_trainer(request: Request) -> MemoryPlan:
+def plan_trainer(request: Request) -> MemoryBudget:
     """The memory of what the run starts; its trainer may be on other hosts. Raises `ConfigError` if it cannot fit."""
     trainer, is_here = request.trainer, request.trainer.address is None
     if trainer.loader == "unsloth":  # loads the whole model onto each GPU

@@ -16,13 +16,14 @@ from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates, load_outcom
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan
+from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
+_REPLAY_CAPACITY = 2  # successes of a task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ async def follow_move(attempt: EarlierAttempt, run_name: str, url: str, *, is_ow
 
 async def load_weights(
     trainer: TrainingClient,
-    plan: RunPlan,
+    plan: PreparedTraining,
     folder: LogDirectory,
     checkpoint: Checkpoint | None,
     *,
@@ -163,9 +164,7 @@ async def load_memory(
     """
     memory = Memory(
         rates=SuccessRates() if config.curriculum.task_sampling == "success_rate" else None,
-        replay=ReplayBuffer(
-            capacity_per_task=config.curriculum.replay_capacity if config.curriculum.replay_successes else 0
-        ),
+        replay=ReplayBuffer(capacity_per_task=_REPLAY_CAPACITY if config.curriculum.replay_successes else 0),
         outcomes_path=folder.path / OUTCOMES_NAME,
     )
     outcomes = load_outcomes(folder.path / OUTCOMES_NAME, num_done)

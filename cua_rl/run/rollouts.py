@@ -17,7 +17,7 @@ from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History, make_history
-from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentServer
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.environments.contract import Environment
 from cua_rl.errors import ConfigError
@@ -96,7 +96,7 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     """The configured agent; external programs write their output to `log_folder`."""
     agent, devices = config.agent, config.devices
     if agent.name == "mini_agent":
-        mini = MiniAgentSettings(
+        mini = MiniAgentServer(
             base_url=agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
             agent=agent.gbox_mini_agent_agent,
             action_space=agent.gbox_mini_agent_standard_action_space,

@@ -16,11 +16,11 @@ from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
-from cua_rl.run.decisions import print_decisions, sft_decisions
+from cua_rl.run.decisions import print_decisions, print_resolved, sft_decisions
 from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.sft_plan import SftPlan, log_path, plan_sft, require_same_run
+from cua_rl.run.sft_plan import PreparedSft, log_path, plan_sft, require_same_run
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
@@ -49,7 +49,7 @@ async def run_sft(config: SftConfig) -> None:
         if config.model_name is not None:  # the demo needs no memory plan
             print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
-            print(json.dumps(settings, indent=2))
+            print_resolved(plan.config, plan.effective())
             return
         await asyncio.to_thread(fetch_weights, config.model_name, plan.config.trainer.model_path)
         with prepare_log_directory(plan.log_path, behavior) as folder:
@@ -62,7 +62,7 @@ async def run_sft(config: SftConfig) -> None:
             _print_summary(plan, folder)
 
 
-async def _run(plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None) -> None:
+async def _run(plan: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None) -> None:
     first_step = checkpoint.step + 1 if checkpoint else 1
     folder.truncate_after(checkpoint.step if checkpoint else -1)
     async with AsyncExitStack() as stack:
@@ -87,7 +87,7 @@ async def _run(plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | Non
 
 
 async def _start_trainer(
-    stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack, plan: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
     client = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
@@ -99,7 +99,7 @@ async def _start_trainer(
     return trainer
 
 
-def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
+def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
     """Write summary.json, and print the results and the command that continues with reinforcement learning."""
     records = read_records(folder.metrics_path)
     losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
@@ -135,7 +135,7 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
 class SftLoop:
     """A run. Batches and learning rates depend only on seed and step, so a resumed run is identical."""
 
-    plan: SftPlan
+    plan: PreparedSft
     folder: LogDirectory
     trainer: TrainingClient
     log: MetricLog

@@ -16,14 +16,14 @@ from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
-from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
-from cua_rl.run.devices import require_own_model
+from cua_rl.run.devices import find_experts, require_own_model
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_plan import check_trainer
@@ -68,7 +68,7 @@ class OpenedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SftPlan:
+class PreparedSft:
     """A supervised configuration with all references resolved, data included."""
 
     config: SftConfig
@@ -78,7 +78,7 @@ class SftPlan:
     data: OpenedData
     max_steps: int
     checkpoint_path: Path | None
-    memory: MemoryPlan
+    memory: MemoryBudget
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json, `dry_run` and resume checks."""
@@ -97,7 +97,7 @@ class SftPlan:
         }
 
 
-async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> SftPlan:
+async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> PreparedSft:
     """Resolve the configuration; raises `ConfigError` for the first problem.
 
     `devices` are where experts work; they stay open as long as the plan is used.
@@ -131,7 +131,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     config, memory = _resolve(config, machine, model_path, data.longest_tokens)
-    return SftPlan(
+    return PreparedSft(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),
@@ -145,7 +145,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
 
 def _resolve(
     config: SftConfig, machine: Machine, model_path: Path, longest_tokens: int
-) -> tuple[SftConfig, MemoryPlan]:
+) -> tuple[SftConfig, MemoryBudget]:
     """The configuration without open choices of the trainer; there is no model server."""
     trainer = with_values(
         config.trainer,
@@ -184,7 +184,7 @@ def log_path(config: SftConfig) -> Path:
     return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
-def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
+def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
     """Raises `ConfigError` if the run began with other data or settings that its batches depend on."""
     before = attempt.settings
     now = plain_config(plan.config) | plan.effective()

@@ -1,7 +1,6 @@
 """Runs a training: starts its components, trains, and records how it ended."""
 
 import asyncio
-import json
 import logging
 import shutil
 import sys
@@ -31,14 +30,14 @@ from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
-from cua_rl.run.decisions import print_decisions, training_decisions
+from cua_rl.run.decisions import print_decisions, print_resolved, training_decisions
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, log_path, plan_run, sampling_params
+from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run, sampling_params
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
     Curve,
@@ -79,7 +78,7 @@ async def run_training(config: CLIConfig) -> None:
     if config.model_name is not None:  # the demo needs no memory plan
         print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
-        print(json.dumps(settings, indent=2))
+        print_resolved(plan.config, plan.effective() | ({CHANGED: settings[CHANGED]} if attempt else {}))
         return
     await asyncio.to_thread(fetch_weights, config.model_name, plan.config.server.model_path)
     with prepare_log_directory(plan.log_path, behavior) as folder:
@@ -94,7 +93,11 @@ async def run_training(config: CLIConfig) -> None:
 
 
 async def _run(
-    plan: RunPlan, folder: LogDirectory, started: float, attempt: EarlierAttempt | None, stored: Mapping[str, Any]
+    plan: PreparedTraining,
+    folder: LogDirectory,
+    started: float,
+    attempt: EarlierAttempt | None,
+    stored: Mapping[str, Any],
 ) -> None:
     """Start the components, train, and record how the run ended."""
     checkpoint = attempt.checkpoint if attempt else None
@@ -152,7 +155,7 @@ async def _run(
     await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
 
-async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> str:
+async def _open_database(stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory) -> str:
     """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
     url = plan.database_url
     if url is None:
@@ -171,7 +174,7 @@ class Engine:
 
 
 async def _start_engine(
-    stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
@@ -191,7 +194,7 @@ async def _start_engine(
 
 
 async def prove_adapters(
-    trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
+    trainer: TrainingClient, sampler: SamplingClient, plan: PreparedTraining, folder: Path
 ) -> dict[AdapterPart, tuple[float, float]]:
     """Verify that the server applies adapters as the trainer does, before the first step.
 
@@ -218,7 +221,7 @@ async def prove_adapters(
 
 
 def _loop_settings(
-    plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
+    plan: PreparedTraining, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
 ) -> LoopSettings:
     config = plan.config
     return LoopSettings(
@@ -233,7 +236,7 @@ def _loop_settings(
 
 
 def _parts(
-    plan: RunPlan,
+    plan: PreparedTraining,
     folder: LogDirectory,
     engine: Engine,
     rollouts: Rollouts,
@@ -266,12 +269,14 @@ def _parts(
     )
 
 
-def canary_prompt(plan: RunPlan) -> ModelInput:
+def canary_prompt(plan: PreparedTraining) -> ModelInput:
     """The prompt of the canary: with an image if the adapter affects the vision tower."""
     return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
 
 
-def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce: Callable[[], None]) -> ServedPolicy:
+def _served_policy(
+    plan: PreparedTraining, engine: Engine, folder: LogDirectory, announce: Callable[[], None]
+) -> ServedPolicy:
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
         announce()

@@ -14,7 +14,7 @@ from cua_rl.host.processes import free_port, is_loopback
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform, visible_gpus
 from cua_rl.machine.machine import find_machine
-from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class PreparedTraining:
     """A training configuration without open choices, and the objects that it names."""
 
     config: CLIConfig
@@ -66,7 +66,7 @@ class RunPlan:
     reward: RewardFunction
     judge: JudgeConfig | None
     """None if no task needs one, and none is asked for beside validators."""
-    memory: MemoryPlan
+    memory: MemoryBudget
     checkpoint_path: Path | None
     database_url: str | None
     """None for the embedded database."""
@@ -96,7 +96,7 @@ class RunPlan:
 
 async def plan_run(
     config: CLIConfig, environ: Mapping[str, str] = os.environ, *, reference: Path | None = None
-) -> RunPlan:
+) -> PreparedTraining:
     """Resolve the configuration, for a resumed run with its copy of the weights that it began with; raises
     `ConfigError` for the first problem.
     """
@@ -137,7 +137,7 @@ async def plan_run(
     config, memory = resolve(config, machine, model_path)
     if config.base_url is None and config.machine is None:  # otherwise the run is on another machine
         require_platform(memory.gpus, installed_platform())
-    return RunPlan(
+    return PreparedTraining(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),

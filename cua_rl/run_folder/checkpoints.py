@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
@@ -31,11 +31,21 @@ def find_damage(folder: Path) -> str | None:
     return next((damage for file in files if (damage := find_file_damage(file))), None)
 
 
+def find_saved(text: str, kind: Literal["weights", "sampler_weights"]) -> Path:
+    """The folder that a person names: by its path, or as `run@step`; of a run alone, its newest `sampler_weights`."""
+    run, _, step = text.rpartition("@")
+    folder = Path(text).expanduser().absolute()
+    if run and step.isdecimal() and not folder.exists():
+        return Path(run).expanduser().absolute() / kind / f"{int(step):06d}"
+    records = read_records(folder / "checkpoints.jsonl") if kind == "sampler_weights" else []
+    return folder / str(records[-1]["sampler_path"]) if records else folder
+
+
 def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Path | None:
     """The folder given by `load_checkpoint_path`; raises `ConfigError` if it is damaged or has another LoRA size."""
     if path is None:
         return None
-    folder = Path(path).expanduser().absolute()
+    folder = find_saved(path, "weights")
     if (folder / "checkpoints.jsonl").is_file():  # a whole run: resume it, or start from its newest weights
         states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
         newest = next((state for state in reversed(states) if find_damage(folder / state) is None), None)

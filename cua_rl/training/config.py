@@ -53,7 +53,6 @@ class TrainerConfig:
     num_processes: int | None = setting(
         None, "data-parallel processes; None is one per GPU of the trainer, one without GPUs", at_least=1
     )
-    num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", at_least=1)
     sharding: Sharding | None = setting(
         None,
         "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
@@ -92,6 +91,7 @@ class TrainerConfig:
     seed: int = setting(0, "seed of the adapter's initial weights, and of everything random", by_run=True)
     max_pixels: int | None = setting(None, "server.max_pixels", by_run=True)
     gpu_names: tuple[str, ...] = setting((), "its GPUs in CUDA_VISIBLE_DEVICES; () are all visible ones", by_run=True)
+    num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", by_run=True)
     keeps_attention: bool = setting(
         False, "with gradient_checkpointing, keep the results of attention all the same", by_run=True
     )
@@ -212,7 +212,7 @@ class LearningConfig:
 
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
     load_checkpoint_path: str | None = setting(
-        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+        None, "folder weights/<step> of an earlier run, or run@step: start from its weights with a fresh optimizer"
     )
     seed: int = setting(0, "seed of the order of tasks or data, task instances and initial adapter weights", at_least=0)
     learning_rate: float = setting(

@@ -30,7 +30,7 @@ from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.judge import open_judge
 from cua_rl.run.rollouts import configured_history, make_runner, open_gateway
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, sampling_params
+from cua_rl.run.training_plan import PreparedTraining, sampling_params
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.settings import walk_settings, with_values
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner
@@ -58,7 +58,7 @@ class Rollouts:
     """Called after each publication."""
 
 
-async def open_local_devices(stack: AsyncExitStack, plan: RunPlan) -> OpenDevices | None:
+async def open_local_devices(stack: AsyncExitStack, plan: PreparedTraining) -> OpenDevices | None:
     """The devices of the run, unless workers have them."""
     if plan.config.has_workers:
         return None
@@ -68,7 +68,7 @@ async def open_local_devices(stack: AsyncExitStack, plan: RunPlan) -> OpenDevice
 
 async def open_rollouts(
     stack: AsyncExitStack,
-    plan: RunPlan,
+    plan: PreparedTraining,
     sampler: SamplingClient,
     recorder: Recorder,
     own: DatabaseRecorder,
@@ -89,7 +89,7 @@ async def open_rollouts(
 
 
 async def _local_rollouts(
-    stack: AsyncExitStack, plan: RunPlan, sampler: SamplingClient, devices: OpenDevices, recorder: Recorder
+    stack: AsyncExitStack, plan: PreparedTraining, sampler: SamplingClient, devices: OpenDevices, recorder: Recorder
 ) -> Rollouts:
     """Runners in this process; evaluations and training share the devices."""
     gateway = await stack.enter_async_context(
@@ -113,7 +113,7 @@ async def _local_rollouts(
 
 @asynccontextmanager
 async def open_workers(
-    plan: RunPlan,
+    plan: PreparedTraining,
     sampler: SamplingClient,
     recorder: Recorder,
     own: DatabaseRecorder,
@@ -126,7 +126,7 @@ async def open_workers(
     remember_secrets({TOKEN_VARIABLE: token})
     await recorder.flush()  # from now on the row of this attempt has a key
     setup = make_setup(plan, sampler, own, url)
-    runner = RemoteRunner(sampler, recorder, lambda: setup, lease_s=config.workers.silence_s)
+    runner = RemoteRunner(sampler, recorder, lambda: setup)
     async with AsyncExitStack() as stack:
         app = make_worker_app(runner, token)
         address = await stack.enter_async_context(serve_app(app, config.workers.host, config.workers.port or 0))
@@ -141,7 +141,7 @@ async def open_workers(
         yield runner
 
 
-def make_setup(plan: RunPlan, sampler: SamplingClient, own: DatabaseRecorder, url: str) -> WorkerSetup:
+def make_setup(plan: PreparedTraining, sampler: SamplingClient, own: DatabaseRecorder, url: str) -> WorkerSetup:
     """What the workers of a run need to know."""
     if own.training_id is None:
         raise RuntimeError("expected the recorder to know its training; record TrainingStarted first")
@@ -177,7 +177,7 @@ def settings_of(config: CLIConfig) -> dict[str, str]:
     }
 
 
-def _make_attempt(plan: RunPlan, address: str, token: str, name: str, environ: Mapping[str, str]) -> Attempt:
+def _make_attempt(plan: PreparedTraining, address: str, token: str, name: str, environ: Mapping[str, str]) -> Attempt:
     """How a worker of the run's own is run; it shares the run's devices evenly with the others."""
     config = plan.config
     num_slots = ceil(config.max_concurrent_rollouts / config.rollout_workers)

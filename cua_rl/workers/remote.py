@@ -18,7 +18,7 @@ from uuid import uuid4
 from cua_rl.environments.pool_meter import MeterReading, merge_readings
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.types import AdapterRef, Rollout, StopReason
 from cua_rl.workers.worker_wire import (
     Ended,
@@ -56,7 +56,7 @@ class Adapters(Protocol):
 class _Lease:
     """A rollout that waits for a worker or has one."""
 
-    plan: RolloutPlan
+    plan: RolloutJob
     ended: asyncio.Future[Rollout]
     worker: "_Worker | None" = None
     started_at: float = field(default_factory=time.time)
@@ -121,7 +121,7 @@ class RemoteRunner:
         self._readings, self._num_given_up = [], 0
         return metrics
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """Run one rollout in a worker; raises what stops the run."""
         if plan.source not in self._durable:
             await self._recorder.flush()
@@ -294,7 +294,7 @@ class ReportingRunner:
         self._recorder = recorder
         self._max_turns = max_turns
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """Run one rollout."""
         rollout = await self._runner.run(plan)
         if rollout.device_id is not None:
@@ -314,7 +314,7 @@ class ReportingRunner:
         return rollout
 
 
-def _planned(plan: RolloutPlan) -> PlannedRollout:
+def _planned(plan: RolloutJob) -> PlannedRollout:
     return PlannedRollout(
         rollout_id=plan.rollout_id,
         source=plan.source,

@@ -15,7 +15,7 @@ from cua_rl.codec import decode, encode
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder
 from cua_rl.rollout.group import Runner
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.types import AdapterRef
 from cua_rl.workers.worker_wire import (
     Ended,
@@ -58,7 +58,7 @@ class Workplace:
     runner: Runner
     recorder: Recorder
     policies: Policies
-    make_plan: Callable[[PlannedRollout], RolloutPlan]
+    make_plan: Callable[[PlannedRollout], RolloutJob]
     device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
     """Metrics of the devices since the last call."""
 

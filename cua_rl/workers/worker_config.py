@@ -37,9 +37,6 @@ class WorkerSettings:
         "port at which workers that are started by hand register; None is for those of rollout_workers alone",
         within=(0, 65535),
     )
-    silence_s: float = setting(
-        15.0, "a worker that is silent for this long is given up, and its rollouts run again", within=(0.0, 600.0)
-    )
 
 
 @chz.chz

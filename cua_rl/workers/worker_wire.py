@@ -52,7 +52,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRollout:
-    """A `RolloutPlan` whose task is named by its template and seed: tasks hold functions."""
+    """A `RolloutJob` whose task is named by its template and seed: tasks hold functions."""
 
     rollout_id: str
     source: RolloutSource

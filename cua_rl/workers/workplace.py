@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 from zlib import crc32
 
-from cua_rl.command_line.parsing import GivenSettings, make_config
+from cua_rl.command_line.parsing import GivenValues, make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
@@ -19,7 +19,7 @@ from cua_rl.database.writer import write_worker_events
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.masking import remember_secrets
 from cua_rl.rewards.load_reward import load_reward
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.run.devices import open_devices, plan_devices
 from cua_rl.run.judge import open_judge, plan_judge
 from cua_rl.run.rollouts import configured_history, freeze_loaded_objects, make_runner, open_gateway
@@ -135,7 +135,7 @@ async def open_workplace(
             watch_goal=run_config.sampling.watch_goal,
         )
 
-        def make_plan(planned: PlannedRollout) -> RolloutPlan:
+        def make_plan(planned: PlannedRollout) -> RolloutJob:
             tasks = train_tasks if planned.source.phase == "step" or eval_tasks is None else eval_tasks
             return _make_plan(planned, tasks)
 
@@ -171,7 +171,7 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
-    given = GivenSettings(CLIConfig)
+    given = GivenValues(CLIConfig)
     for name, text in setup.settings.items():
         given.set_text(name, text)
     run_config = make_config(CLIConfig, given.values)
@@ -179,13 +179,13 @@ def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
     return with_values(run_config, gateway=gateway, max_concurrent_rollouts=config.device_slots)
 
 
-def _make_plan(planned: PlannedRollout, tasks: TaskSet) -> RolloutPlan:
+def _make_plan(planned: PlannedRollout, tasks: TaskSet) -> RolloutJob:
     template = next((one for one in tasks.templates if one.task_id == planned.task_id), None)
     if template is None:
         raise ConfigError(
             f"expected the task files of the run on this machine, got none with {planned.task_id!r}; copy them here"
         )
-    return RolloutPlan(
+    return RolloutJob(
         source=planned.source,
         group_id=planned.group_id,
         group_index=planned.group_index,

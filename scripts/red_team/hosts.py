@@ -81,7 +81,7 @@ def programs(host: SecondHost) -> Sequence[Program]:
             name=f"node{rank}",
             words=(
                 *(f"{recipes}.trainer_node", f"listen={here}:29400", f"rendezvous={here}:29500", "num_processes=1"),
-                *("num_nodes=2", f"node_rank={rank}", f"interface={host.interface}", f"log_path=node{rank}.log"),
+                *("num_nodes=2", f"node_rank={rank}", f"interface={host.interface}", f"log_file=node{rank}.log"),
             ),
             secret="CUA_RL_TRAINER_TOKEN",
             says="nothing is encrypted",

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
 from cua_rl.environments.gym.client import GymLimits
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
@@ -59,7 +59,7 @@ class GymBench:
 
     async def run(self, number: int = 0) -> Rollout:
         return await self.runner.run(
-            RolloutPlan(
+            RolloutJob(
                 source=RolloutSource(phase="step", step=1),
                 group_id="g",
                 group_index=0,
@@ -94,7 +94,7 @@ async def open_bench(
             SamplingClient(server, namespace="run", max_attempts=1) as sampling,
         ):
             gateway = Gateway(sampling, renderer, PARAMS)
-            settings = MiniAgentSettings(
+            settings = MiniAgentServer(
                 base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=slack_s, max_run_time_s=20
             )
             async with gateway.serve(), GymExecutions(limits=limits) as executions:

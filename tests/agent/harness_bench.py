@@ -13,12 +13,12 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
@@ -98,7 +98,7 @@ class Bench:
             max_turns=20,
             time_limits=time_limits or TimeLimits(),
         )
-        plan = RolloutPlan(
+        plan = RolloutJob(
             source=RolloutSource(phase="step", step=1),
             group_id="g",
             group_index=0,
@@ -119,10 +119,10 @@ async def run_out_of_time(
 ) -> Rollout:
     """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
     for agent_s in (first_s, 4 * first_s, 16 * first_s):
-        rollout = await run(TimeLimits(agent_s=agent_s))
+        rollout = await run(TimeLimits(task_timeout_s=agent_s))
         if "hangs" in bench.log(name):
             return rollout
-    return await run(TimeLimits(agent_s=64 * first_s))
+    return await run(TimeLimits(task_timeout_s=64 * first_s))
 
 
 @asynccontextmanager

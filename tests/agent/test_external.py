@@ -23,6 +23,7 @@ from starlette.routing import Route
 from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.environments.pool import DevicePool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.host.guest_account import claim_guest_account
@@ -31,8 +32,7 @@ from cua_rl.host.users import GUEST_UIDS, can_change_user
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
@@ -107,7 +107,7 @@ class Bench:
             time_limits=time_limits or TimeLimits(),
         )
         source = RolloutSource(phase="step", step=1)
-        plan = RolloutPlan(
+        plan = RolloutJob(
             source=source,
             group_id="g",
             group_index=0,
@@ -199,7 +199,7 @@ async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns
         assert (await desk.ask()).status_code == 403
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=15.0))
+    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
     assert [turn.agent.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
@@ -212,7 +212,7 @@ async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> 
     async def work(desk: Desk) -> Any:
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.1))
+    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=0.1))
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
 
@@ -223,7 +223,7 @@ async def test_a_model_server_that_hangs_is_a_fault_and_not_the_agents_time(benc
     async def work(desk: Desk) -> Any:
         await desk.ask()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(turn_s=0.2, agent_s=15.0))
+    rollout = await bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2, task_timeout_s=15.0))
     bench.fake.gate.set()
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.SAMPLING_ERROR, None)
@@ -354,7 +354,7 @@ async def test_an_action_that_outlasts_its_rollout_is_answered_that_the_rollout_
         await asyncio.Event().wait()
 
     bench.device = Stuck()
-    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_s=0.2)))
+    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2)))
     desk = Desk(await told)
     async with desk.http:
         acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))

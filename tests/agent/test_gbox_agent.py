@@ -232,7 +232,7 @@ async def test_the_answer_of_a_question_is_kept() -> None:
 
 async def test_a_wait_that_uses_up_the_policys_time_is_cut_short_and_ends_the_work() -> None:
     model, device = ScriptedModel([call(action="wait", time=60)], [DONE]), FakeDevice()
-    outcome, turns = await work(model, device, clock=RolloutClock(policy_s=0.0))
+    outcome, turns = await work(model, device, clock=RolloutClock(task_timeout_s=0.0))
     assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.MAX_TIME, 1, 1)
     assert turns[0].action == Wait(duration_s=60.0)  # as the model asked for it
     assert device.actions == [Wait(duration_s=0.0)]
@@ -240,7 +240,7 @@ async def test_a_wait_that_uses_up_the_policys_time_is_cut_short_and_ends_the_wo
 
 async def test_an_action_that_is_refused_when_time_runs_out_is_no_failure_of_the_agent() -> None:
     model, device = ScriptedModel([call(action="system_button", button="Home")]), FakeDevice(reject="No Home key.")
-    outcome, turns = await work(model, device, clock=RolloutClock(policy_s=0.0))
+    outcome, turns = await work(model, device, clock=RolloutClock(task_timeout_s=0.0))
     assert (outcome.stop_reason, outcome.error, turns[0].action_error) == (StopReason.MAX_TIME, None, "No Home key.")
 
 

@@ -24,12 +24,12 @@ from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
 from cua_rl.environments.harness_world import HarnessResult, parse_result
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import Rollout, RolloutGroup, StopReason
 from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 from tests.live_processes import processes_with
@@ -128,7 +128,7 @@ class AsksUntilRefused:
 
 
 async def test_rule_2_a_program_that_hangs_once_the_policy_is_out_of_turns_is_no_fault(bench: Bench) -> None:
-    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(agent_s=2.0))
+    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(task_timeout_s=2.0))
 
     assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
 
@@ -400,7 +400,7 @@ async def test_a_server_that_hangs_is_left_when_its_time_is_up(bench: Bench) -> 
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
     async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
         clock = IdleClock()
-        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(agent_s=0.2))
+        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(task_timeout_s=0.2))
 
     assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
     assert clock.look() < 10

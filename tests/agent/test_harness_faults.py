@@ -22,13 +22,13 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, HarnessCommand, HarnessProgram, RunEnd
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
 from cua_rl.host.scratch import MARK, scratch_folder
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup
@@ -105,9 +105,9 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
         reward=score_reward,
         recorder=FakeRecorder(),
         max_turns=2,
-        time_limits=TimeLimits(agent_s=10.0),
+        time_limits=TimeLimits(task_timeout_s=10.0),
     )
-    plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
+    plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
 
     async def as_it_is(group: RolloutGroup, _: Task | None) -> RolloutGroup:
         return group

@@ -8,8 +8,8 @@ import pytest_asyncio
 from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
 from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
 from cua_rl.conversation import EncodedImage
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import StopReason
 from tests.agent.gym_bench import GymBench, call, open_bench
 
@@ -94,7 +94,7 @@ async def test_a_hung_run_is_a_fault_that_frees_its_device(bench: GymBench) -> N
 
 
 async def test_a_run_that_takes_its_time_ends_as_with_its_steps_used_up(small_renderer: Qwen3VLRenderer) -> None:
-    async with open_bench(small_renderer, time_limits=TimeLimits(agent_s=3.0), slack_s=60.0) as bench:
+    async with open_bench(small_renderer, time_limits=TimeLimits(task_timeout_s=3.0), slack_s=60.0) as bench:
         bench.mini.hangs_after_steps = 1
         bench.fake.default_answer = call(action="wait", time=0)
 

@@ -8,7 +8,7 @@ from cua_rl.environments.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
 from cua_rl.evaluation.attempts import (
     Attempt,
-    AttemptPlan,
+    AttemptJob,
     NoRecorder,
     attempt_record,
     missing_attempts,
@@ -21,7 +21,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.types import SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, make_task
 
-PLAN = AttemptPlan(
+PLAN = AttemptJob(
     model="m",
     tasks=[make_task("first"), make_task("second")],
     num_attempts=2,

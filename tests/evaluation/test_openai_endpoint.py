@@ -14,7 +14,7 @@ from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.judge.judge import may_use_proxy
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.evaluation.fake_endpoint import GIVE_UP, KEY, TAP, FakeEndpoint
@@ -51,7 +51,7 @@ async def attempt(url: str, *, api: Api = "responses", key: str = KEY, **extra: 
             max_turns=3,
         )
         source = RolloutSource(phase="eval", step=0)
-        plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
+        plan = RolloutJob(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
         return await runner.run(plan)
 
 

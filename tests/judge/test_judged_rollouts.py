@@ -9,7 +9,7 @@ from cua_rl.environments.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.events import RolloutSource
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeJudge, FakeRecorder, make_task
 
@@ -46,7 +46,7 @@ async def run(
     task = make_task(is_validated=is_validated)
     source = RolloutSource(phase="step", step=0)
     return await runner.run(
-        RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=params)
+        RolloutJob(source=source, group_id="g", group_index=0, member_index=0, task=task, params=params)
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cua_rl.machine.memory_parts import Request, outside_bytes, usable_bytes
-from cua_rl.machine.memory_plan import MemoryPlan
+from cua_rl.machine.memory_plan import MemoryBudget
 
 PAGE = 20 * 2**20  # PyTorch's allocator maps large tensors by pages of 20 MiB
 
@@ -55,7 +55,7 @@ class Allocator:
         self.pages = {page for start, end in self.live for page in range(start // PAGE, (end - 1) // PAGE + 1)}
 
 
-def least_free_share_of_a_day(request: Request, plan: MemoryPlan, *, num_steps: int, seed: int) -> float:
+def least_free_share_of_a_day(request: Request, plan: MemoryBudget, *, num_steps: int, seed: int) -> float:
     """Steps whose rows differ in length, beside a server that may die and start again.
 
     Raises:
@@ -77,7 +77,9 @@ def least_free_share_of_a_day(request: Request, plan: MemoryPlan, *, num_steps: 
     return least / total
 
 
-def _day(request: Request, plan: MemoryPlan, trainer: Allocator, draw: random.Random, num_steps: int) -> Iterator[str]:
+def _day(
+    request: Request, plan: MemoryBudget, trainer: Allocator, draw: random.Random, num_steps: int
+) -> Iterator[str]:
     """Every change of the trainer's memory, as the layers of its model make them."""
     model, rank = request.model, request.trainer.lora_rank
     passing = 0 if plan.sharding == "none" else 2 * model.layer_parameters  # bfloat16: a layer that comes and goes

@@ -9,7 +9,7 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.machine.gpus import (
-    GpuPlan,
+    GpuPlacement,
     ask_nvidia_smi,
     plan_gpus,
     require_platform,
@@ -22,11 +22,11 @@ from cua_rl.training.config import TrainerConfig
 SERVER, TRAINER = ServerConfig(), TrainerConfig()
 
 
-def plan(num_gpus: int, server: ServerConfig = SERVER, trainer: TrainerConfig = TRAINER, **has: bool) -> GpuPlan:
+def plan(num_gpus: int, server: ServerConfig = SERVER, trainer: TrainerConfig = TRAINER, **has: bool) -> GpuPlacement:
     return plan_gpus([f"gpu{index}" for index in range(num_gpus)], server, trainer, num_heads=32, **has)
 
 
-def split(found: GpuPlan) -> tuple[str, str]:
+def split(found: GpuPlacement) -> tuple[str, str]:
     return "".join(name[-1] for name in found.server_gpus), "".join(name[-1] for name in found.trainer_gpus)
 
 

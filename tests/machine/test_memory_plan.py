@@ -13,7 +13,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.families import FAMILIES
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import GIB, Request, outside_bytes, usable_bytes
-from cua_rl.machine.memory_plan import MemoryPlan, plan_memory
+from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
 from cua_rl.machine.prefix_cache import RolloutShape, simulate_prefix_cache
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
@@ -64,7 +64,7 @@ def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_floa
 
 
 def test_processes_that_share_each_row_hold_a_longer_context() -> None:
-    def plan(num_sharing: int) -> MemoryPlan:
+    def plan(num_sharing: int) -> MemoryBudget:
         trainer = TrainerConfig(context_parallel=num_sharing, sharding="full", gradient_checkpointing=True)
         return plan_memory(request("8B", "8x80", context=262_144, trainer=trainer))
 
@@ -73,7 +73,7 @@ def test_processes_that_share_each_row_hold_a_longer_context() -> None:
     assert plan(4).trainer["activations"] < 40 * GIB
 
 
-def total_gib(plan: MemoryPlan, kind: str) -> float:
+def total_gib(plan: MemoryBudget, kind: str) -> float:
     return sum({"trainer": plan.trainer, "server": plan.server}[kind].values()) / GIB
 
 
@@ -420,7 +420,7 @@ def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
 def test_pinned_matrices_take_powers_of_two_of_main_memory() -> None:
     wanted = request("4B", "1x22.5", context=8192, image_tokens=768)
 
-    def plan(host_gib: float) -> MemoryPlan:
+    def plan(host_gib: float) -> MemoryBudget:
         return plan_memory(replace(wanted, machine=replace(wanted.machine, host_gib=host_gib)))
 
     # 2560 x 4096 and 2560 x 1024 numbers of 2 bytes take 1.6 times their size, 2560 x 9728 1.35 times
@@ -540,7 +540,7 @@ def preset_request(name: PresetName, num_rollouts: int = 0) -> Request:
     return replace(wanted, num_rollouts=num_rollouts, shape=shape)
 
 
-def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryPlan:
+def preset_plan(name: PresetName, num_rollouts: int = 0) -> MemoryBudget:
     return plan_memory(preset_request(name, num_rollouts))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cua_rl.errors import ConfigError
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.gpu_speed import GPU_KINDS, TurnTokens, image_flop, server_speed, token_flop
-from cua_rl.planning.plan_config import AssumptionSettings, PlanConfig
+from cua_rl.planning.plan_config import Assumptions, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
 from cua_rl.training.config import TrainerConfig
@@ -44,7 +44,7 @@ def test_the_vision_tower_costs_more_than_in_proportion_to_the_screenshot() -> N
 
 def test_a_small_batch_takes_as_long_as_reading_the_weights() -> None:
     turn = TurnTokens(screen=0, text=0, sampled=1, context=0)
-    assume = AssumptionSettings(trainer_mfu=1.0, server_mfu=1.0, bandwidth_frac=1.0)
+    assume = Assumptions(trainer_mfu=1.0, server_mfu=1.0, bandwidth_frac=1.0)
 
     one = server_speed(MODEL_4B, GPU_KINDS["h100"], 1, turn, assume)
     two = server_speed(MODEL_4B, GPU_KINDS["h100"], 2, turn, assume)
@@ -65,7 +65,7 @@ def test_gpus_are_placed_as_a_run_would_place_them() -> None:
 
 
 def test_what_is_assumed_is_what_was_set() -> None:
-    assume = AssumptionSettings(device_s=7.0, num_turns=3, constant_group_frac=0.0)
+    assume = Assumptions(device_s=7.0, num_turns=3, constant_group_frac=0.0)
     scenario = planned_scenario(config(assume=assume, max_concurrent_rollouts=77, rollout_workers=4), [])
 
     assert scenario.workload.turn.own.mean == 7.0
@@ -90,8 +90,8 @@ def test_the_price_is_that_of_the_kind_unless_it_is_set() -> None:
         ({"gpus": "1xl4", "model_name": str(MODELS / "Qwen3-VL-32B-Instruct")}, "memory"),
         ({"base_url": "http://10.0.0.2:8000/v1"}, "base_url: expected None with gpus=8xh100"),
         ({"trainer": TrainerConfig(address="10.0.0.1:29400")}, r"trainer\.address: expected None with gpus=8xh100"),
-        ({"assume": AssumptionSettings(num_turns=21)}, r"assume\.num_turns: expected at most max_turns=20, got 21"),
-        ({"assume": AssumptionSettings(constant_group_frac=1.5)}, "expected a share, at most 1, got 1.5"),
+        ({"assume": Assumptions(num_turns=21)}, r"assume\.num_turns: expected at most max_turns=20, got 21"),
+        ({"assume": Assumptions(constant_group_frac=1.5)}, "expected a share, at most 1, got 1.5"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -27,7 +27,7 @@ def test_a_long_key_is_accepted() -> None:
         ("host=no.such.host.invalid", "of 'no.such.host.invalid', choose another"),
         ("gpu_memory_utilization=2", "gpu_memory_utilization: expected a number above 0"),
         ("vllm_args=--block-size '32", "vllm_args: expected options of vLLM's server"),
-        ("log_path={folder}/file/vllm.log", "file/vllm.log', choose another"),
+        ("log_file={folder}/file/vllm.log", "file/vllm.log', choose another"),
     ],
 )
 def test_a_server_that_cannot_start_is_explained(
@@ -38,7 +38,7 @@ def test_a_server_that_cannot_start_is_explained(
 
     # with a model that does not exist, nothing would start anyway
     nowhere = f"model_name={tmp_path}/nowhere"
-    elsewhere = [f"log_path={tmp_path}/vllm.log", f"port={free_port()}"]
+    elsewhere = [f"log_file={tmp_path}/vllm.log", f"port={free_port()}"]
     assert main([nowhere, *elsewhere, argument.format(folder=tmp_path)]) == 2
     assert words in capsys.readouterr().err.replace("\n    ", ", ")
 

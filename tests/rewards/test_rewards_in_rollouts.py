@@ -10,7 +10,7 @@ from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import RewardFunction, binary_reward, comprehensive_reward
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.types import Reward, Rollout, SamplingParams
 from tests.builders import group
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
@@ -31,7 +31,7 @@ async def run(agent: Any, reward: RewardFunction, *, watch_goal: bool = False) -
     )
     params = SamplingParams(max_tokens=8, temperature=1.0)
     source = RolloutSource(phase="step", step=1)
-    plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=make_task(), params=params)
+    plan = RolloutJob(source=source, group_id="g", group_index=0, member_index=0, task=make_task(), params=params)
     return await runner.run(plan)
 
 

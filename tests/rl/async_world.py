@@ -11,7 +11,7 @@ from cua_rl.rl.async_loop import AsyncStart, train
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer
@@ -31,7 +31,7 @@ class World:
         self.most_rollouts = 0
         self._running = 0
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         """Run one rollout of up to three turns, each with the policy that is served then."""
         number, self.num_rollouts = self.num_rollouts, self.num_rollouts + 1
         self._running += 1
@@ -48,7 +48,7 @@ class World:
         )
         return rollout
 
-    def reward(self, plan: RolloutPlan) -> float:
+    def reward(self, plan: RolloutJob) -> float:
         return float(plan.member_index % 2)
 
     async def pause(self) -> None:

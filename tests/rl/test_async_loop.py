@@ -10,7 +10,7 @@ from cua_rl.events import BatchTaken, CheckpointSaved, GroupEnded, RolloutSource
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
 from cua_rl.rl.group_buffer import WaitingGroup, require_lag
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.types import AdapterRef, Rollout
 from tests.fakes import FakeTrainer
 from tests.rl.async_world import World, largest_lag, times_trained
@@ -68,7 +68,7 @@ async def test_rollouts_never_exceed_the_limit() -> None:
 
 async def test_a_failing_rollout_ends_the_run_and_everything_in_it() -> None:
     class Broken(World):
-        async def run(self, plan: RolloutPlan) -> Rollout:
+        async def run(self, plan: RolloutJob) -> Rollout:
             if self.num_rollouts == 20:
                 self.num_rollouts += 1
                 raise RuntimeError("a defect")
@@ -85,7 +85,7 @@ async def test_a_failing_rollout_ends_the_run_and_everything_in_it() -> None:
 
 async def test_constant_groups_are_replaced_as_often_as_the_refill_factor_allows() -> None:
     class Easy(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 1.0 if plan.group_index % 2 else super().reward(plan)
 
     world = Easy()
@@ -101,7 +101,7 @@ async def test_constant_groups_are_replaced_as_often_as_the_refill_factor_allows
 
 async def test_asynchronous_steps_are_divided_by_all_judged_rollouts_replaced_ones_too() -> None:
     class Easy(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 1.0 if plan.group_index % 2 else super().reward(plan)
 
     for max_refill_factor in (1, 2):
@@ -117,7 +117,7 @@ async def test_asynchronous_steps_are_divided_by_all_judged_rollouts_replaced_on
 
 async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound() -> None:
     class Easy(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 1.0 if plan.group_index % 2 else super().reward(plan)
 
     world = Easy()
@@ -132,7 +132,7 @@ async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound()
 
 async def test_parity_is_measured_once_where_only_the_kl_term_trains() -> None:
     class Equals(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 0.0
 
     world = Equals(seed=4)
@@ -146,7 +146,7 @@ async def test_parity_is_measured_once_where_only_the_kl_term_trains() -> None:
 
 async def test_steps_that_teach_nothing_keep_the_policy_and_its_turns_do_not_grow_old() -> None:
     class Solved(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 1.0
 
     world = Solved()
@@ -232,7 +232,7 @@ async def test_the_parity_gate_has_something_to_look_at_every_ten_steps_even_if_
 
 async def test_where_nothing_teaches_the_parity_gate_looks_at_that_and_rollouts_go_on() -> None:
     class Failed(World):
-        def reward(self, plan: RolloutPlan) -> float:
+        def reward(self, plan: RolloutJob) -> float:
             return 0.0
 
     world = Failed()

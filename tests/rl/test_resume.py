@@ -9,7 +9,7 @@ from typing import Any
 from cua_rl.rl.curriculum import Memory, SuccessRates, SuccessRateStream, load_outcomes
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rl.sync_loop import train
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.types import Datum, Rollout, SamplingParams
@@ -41,7 +41,7 @@ class SeededRunner:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         place = f"{self.learner.weight} {plan.task.task_id} {plan.task.seed} {plan.params.seed}"
         number = int.from_bytes(sha256(place.encode()).digest()[:4], "big")
         sampled = [number % 7, number % 11]

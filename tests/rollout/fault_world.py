@@ -26,6 +26,7 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.harness.environment import HarnessTask
 from cua_rl.environments.harness_world import HarnessResult, HarnessWorld
 from cua_rl.environments.pool import DevicePool, DeviceRequest
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import AbsentError, DeviceError, UnusableError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.evaluation.statistics import sum_tasks
@@ -34,7 +35,6 @@ from cua_rl.judgement import Validation
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, AgentTurn, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
@@ -57,7 +57,7 @@ BETA: Mapping[str, tuple[float, float]] = {"weak": (0.4, 1.8), "middling": (1.0,
 """How the success rates of a policy's tasks are distributed."""
 SHARE = 0.8
 """Of the failures, those in which the policy does what could pass for a fault."""
-LIMITS = TimeLimits(turn_s=120.0, agent_s=600.0, validate_s=60.0)
+LIMITS = TimeLimits(turn_timeout_s=120.0, task_timeout_s=600.0, validate_timeout_s=60.0)
 
 
 def true_success(policy: str) -> float:

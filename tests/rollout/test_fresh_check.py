@@ -9,10 +9,10 @@ import pytest
 
 from cua_rl.actions import Click
 from cua_rl.agent.device_step import perform
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import AbsentError, CheckError, ConfigError, DeviceError, TaskError, UnusableError
 from cua_rl.judgement import Judgement, JudgeVote, Validation
-from cua_rl.rollout.group import GroupPlan, run_group
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, StopReason
 from tests.builders import judgement
@@ -58,9 +58,7 @@ async def test_what_is_absent_or_hangs_when_it_is_read_is_not_done(error: Except
 async def test_a_check_that_fails_on_what_the_policy_left_is_not_done_and_one_trial_serves_its_group() -> None:
     bench = Bench(FakeAgent(["{", "1", "{", "{"]))
 
-    group = await run_group(
-        bench.runner, task_with(read_json), 0, GroupPlan(source=SOURCE, group_size=4, params=PARAMS)
-    )
+    group = await run_group(bench.runner, task_with(read_json), 0, GroupJob(source=SOURCE, group_size=4, params=PARAMS))
 
     assert sorted(group.rewards) == [0.0, 0.0, 0.0, 1.0]
     assert not group.faulty
@@ -112,7 +110,7 @@ async def test_a_check_that_never_ends_on_what_the_policy_left_is_not_done() -> 
             await asyncio.Event().wait()
         return await read_json(device, answer)
 
-    bench = Bench(FakeAgent(["endless"]), time_limits=TimeLimits(validate_s=0.05))
+    bench = Bench(FakeAgent(["endless"]), time_limits=TimeLimits(validate_timeout_s=0.05))
     rollout = await run(bench, task_with(validate))
 
     assert outcome(rollout) == (StopReason.FINISHED, 0.0)

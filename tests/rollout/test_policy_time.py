@@ -10,11 +10,11 @@ import pytest
 from cua_rl.actions import Action, Click, Wait
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Event, RolloutSource
 from cua_rl.reporting.comparison import EvalResult
-from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeRecorder, make_task
@@ -82,14 +82,14 @@ async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> Eval
 
 
 def test_a_policy_that_waits_too_long_where_it_would_fail_is_not_reported_as_twice_as_good() -> None:
-    result = run_jumping(evaluate(Waiting(Random(5), wait_s=60.0), TimeLimits(agent_s=30.0)))
+    result = run_jumping(evaluate(Waiting(Random(5), wait_s=60.0), TimeLimits(task_timeout_s=30.0)))
 
     assert (result.num_rollouts, result.num_faults) == (400, 0)
     assert result.success_rate == pytest.approx(0.3, abs=0.05)  # 0.60 where what runs out of time is left out
 
 
 async def test_the_last_turn_of_a_rollout_that_waits_too_long_is_kept_and_the_wait_cut_short() -> None:
-    bench = SlowBench(Waiting(Random(5), wait_s=60.0, respond_s=0.0), time_limits=TimeLimits(agent_s=0.01))
+    bench = SlowBench(Waiting(Random(5), wait_s=60.0, respond_s=0.0), time_limits=TimeLimits(task_timeout_s=0.01))
     rollouts = [await bench.runner.run(plan()) for _ in range(10)]
 
     waited = [rollout for rollout in rollouts if rollout.stop_reason is StopReason.MAX_TIME]
@@ -100,7 +100,7 @@ async def test_the_last_turn_of_a_rollout_that_waits_too_long_is_kept_and_the_wa
 
 
 def test_time_of_sampling_is_nobodys_and_that_of_the_device_never_the_policys() -> None:
-    limits = TimeLimits(turn_s=100.0, agent_s=5.0)
+    limits = TimeLimits(turn_timeout_s=100.0, task_timeout_s=5.0)
 
     class HangingBench(SlowBench):
         overhead_s = 101.0
@@ -128,7 +128,7 @@ def test_an_outage_of_the_database_is_nobodys_time() -> None:
             await asyncio.sleep(600.0)
 
     async def run() -> Rollout:
-        bench = Bench(FakeAgent(["1"]), time_limits=TimeLimits(turn_s=100.0, agent_s=5.0))
+        bench = Bench(FakeAgent(["1"]), time_limits=TimeLimits(turn_timeout_s=100.0, task_timeout_s=5.0))
         return await replace(bench.runner, recorder=Away()).run(plan())
 
     ended = run_jumping(run())
@@ -148,7 +148,7 @@ def test_a_wait_longer_than_the_limit_of_a_turn_is_no_fault_and_a_device_that_ha
             return Hanging()
 
     async def run(bench: type[SlowBench]) -> set[StopReason]:
-        limits = TimeLimits(turn_s=10.0, agent_s=100.0)
+        limits = TimeLimits(turn_timeout_s=10.0, task_timeout_s=100.0)
         agent = Waiting(Random(5), wait_s=50.0)
         return {(await bench(agent, time_limits=limits).runner.run(plan())).stop_reason for _ in range(10)}
 
@@ -158,7 +158,7 @@ def test_a_wait_longer_than_the_limit_of_a_turn_is_no_fault_and_a_device_that_ha
 
 def test_between_the_calls_of_an_agent_outside_it_is_the_agents_time() -> None:
     async def run() -> tuple[float, float, bool]:
-        clock = RolloutClock(policy_s=10.0, turn_s=10.0)
+        clock = RolloutClock(task_timeout_s=10.0, turn_timeout_s=10.0)
         clock.charge_between_calls()
         async with clock.limit():
             await asyncio.sleep(2.0)  # the agent thinks
@@ -186,7 +186,7 @@ def test_credit_for_an_earlier_turn_gives_a_call_that_hangs_no_more_time() -> No
 
     async def run() -> float:
         began = asyncio.get_running_loop().time()
-        clock = RolloutClock(policy_s=100.0, turn_s=10.0)
+        clock = RolloutClock(task_timeout_s=100.0, turn_timeout_s=10.0)
         clock.charge_between_calls()
         with pytest.raises(TimeoutError):
             await hang(clock)
@@ -197,7 +197,7 @@ def test_credit_for_an_earlier_turn_gives_a_call_that_hangs_no_more_time() -> No
 
 async def test_a_timed_device_is_the_device_but_for_its_time() -> None:
     device = FakeDevice(state="7")
-    timed = TimedDevice(device, RolloutClock(policy_s=1.0, turn_s=1.0))
+    timed = TimedDevice(device, RolloutClock(task_timeout_s=1.0, turn_timeout_s=1.0))
 
     assert (timed.device_id, timed.kind, await timed.query("state")) == (device.device_id, device.kind, "7")
     await timed.close()

@@ -8,15 +8,15 @@ import pytest
 
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.environments.pool import DevicePool
+from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import DeviceError, SamplingError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.masking import make_key
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
-from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, collect_groups, run_group
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.rollout.group import MAX_ATTEMPTS, GroupJob, collect_groups, run_group
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.types import AgentTurn, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
@@ -47,8 +47,8 @@ class Bench:
         return self.devices[-1]
 
 
-def plan() -> RolloutPlan:
-    return RolloutPlan(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
+def plan() -> RolloutJob:
+    return RolloutJob(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
 
 
 async def test_what_a_program_printed_reaches_the_record_without_escapes_and_spent_keys(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_a_cancelled_rollout_gives_its_device_back() -> None:
 
 
 async def run_groups(bench: Bench, num_groups: int, group_size: int) -> list[RolloutGroup]:
-    plan = GroupPlan(source=SOURCE, group_size=group_size, params=PARAMS)
+    plan = GroupJob(source=SOURCE, group_size=group_size, params=PARAMS)
 
     async def end(group: RolloutGroup, _: object) -> RolloutGroup:
         return group
@@ -175,7 +175,7 @@ class Pausing:
 
 
 async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
-    limits = TimeLimits(turn_s=0.1)
+    limits = TimeLimits(turn_timeout_s=0.1)
 
     slow = await Bench(Pausing(60.0), time_limits=limits).runner.run(plan())
     steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())
@@ -199,5 +199,5 @@ async def test_a_group_of_which_too_few_survive_is_kept_but_teaches_nothing() ->
     assert score_group(small, "mean").advantages == (0.0, 0.0)
 
 
-def group_plan(min_group_size: int) -> GroupPlan:
-    return GroupPlan(source=SOURCE, group_size=3, params=PARAMS, min_group_size=min_group_size)
+def group_plan(min_group_size: int) -> GroupJob:
+    return GroupJob(source=SOURCE, group_size=3, params=PARAMS, min_group_size=min_group_size)

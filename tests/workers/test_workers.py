@@ -18,8 +18,8 @@ from cua_rl.codec import MessageError, decode, encode
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.http_server import serve_app
-from cua_rl.rollout.group import GroupPlan, run_group
-from cua_rl.rollout.run import RolloutPlan
+from cua_rl.rollout.group import GroupJob, run_group
+from cua_rl.rollout.run import RolloutJob
 from cua_rl.sampling.server import ServedModel
 from cua_rl.types import AdapterRef, Rollout, SamplingParams, StopReason
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner, WorkerRefused
@@ -85,7 +85,7 @@ class FakePlace:
     policies: FakeAdapters = field(default_factory=FakeAdapters)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
 
-    async def run(self, plan: RolloutPlan) -> Rollout:
+    async def run(self, plan: RolloutJob) -> Rollout:
         self.begun.append(plan.rollout_id)
         try:
             await self.gate.wait()
@@ -101,12 +101,12 @@ class FakePlace:
         return Workplace(runner=self, recorder=self.recorder, policies=self.policies, make_plan=remade)
 
 
-def remade(planned: PlannedRollout) -> RolloutPlan:
+def remade(planned: PlannedRollout) -> RolloutJob:
     return replace(plan(), rollout_id=planned.rollout_id, member_index=planned.member_index)
 
 
-def plan() -> RolloutPlan:
-    return RolloutPlan(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
+def plan() -> RolloutJob:
+    return RolloutJob(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
 
 
 @dataclass
@@ -172,7 +172,7 @@ async def test_rollouts_go_to_the_worker_with_the_most_free_slots_and_wait_while
 
 
 async def test_a_rollout_whose_worker_dies_is_a_fault_and_runs_again_once_in_another(bench: Bench) -> None:
-    group_plan = GroupPlan(source=SOURCE, group_size=2, params=PARAMS)
+    group_plan = GroupJob(source=SOURCE, group_size=2, params=PARAMS)
     async with bench.worker("b") as b:
         async with bench.worker("a") as a:
             group = asyncio.create_task(run_group(bench.runner, make_task(), 0, group_plan))
@@ -189,7 +189,7 @@ async def test_a_rollout_whose_worker_dies_is_a_fault_and_runs_again_once_in_ano
 
 
 async def test_a_rollout_that_runs_again_goes_before_those_of_later_groups(bench: Bench) -> None:
-    group_plan = GroupPlan(source=SOURCE, group_size=2, params=PARAMS)
+    group_plan = GroupJob(source=SOURCE, group_size=2, params=PARAMS)
     later = replace(plan(), group_index=1)
     async with bench.worker("b", num_slots=1) as b:
         async with bench.worker("a", num_slots=1) as a:

@@ -23,7 +23,7 @@ from cua_rl.rl.advantages import score_group
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch, build_batch
 from cua_rl.rl.train_step import TrainStepResult, train_step
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -73,7 +73,7 @@ class Engine:
             max_turns=max_turns,
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
-        plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
+        plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
         groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), _with_spread)
         scored = [score_group(group, "mean") for group in groups]
         batch = await asyncio.to_thread(build_batch, scored, self.renderer.image_token_id)

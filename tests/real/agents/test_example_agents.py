@@ -16,7 +16,7 @@ from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
@@ -51,7 +51,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
                 max_turns=5,
             )
             return await runner.run(
-                RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
+                RolloutJob(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
             )
 
 

@@ -100,9 +100,7 @@ async def test_rollouts_are_found_by_id_in_the_order_asked_for(url: str, session
 
 
 async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, tmp_path: Path) -> None:
-    config = CLIConfig(
-        curriculum=CurriculumSettings(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
-    )
+    config = CLIConfig(curriculum=CurriculumSettings(task_sampling="success_rate", replay_successes=True))
     success = first_success(EARLIER)
     assert success is not None
     with prepare_log_directory(tmp_path / "run", "resume") as folder:

@@ -37,7 +37,7 @@ NAMED_RUN = re.compile(r"runs/(?:<run>|my-run|demo|x|\.\.\.)(?=[/\s'\"]|$)")
 NAMED_STEP = re.compile(r"weights/\d{6}")
 SMALLER: Mapping[str, tuple[str, ...]] = {
     "train": (*SMALL, "eval_tasks=none", "max_steps=1", "monitor=false"),
-    "sft": ("max_steps=1", "batch_size=2", "num_eval_conversations=1", "num_threads=1"),
+    "sft": ("max_steps=1", "batch_size=2", "num_eval_conversations=1"),
     "evaluate": ("num_tasks=4",),
     "serve_monitor": ("port=0",),
 }
@@ -112,7 +112,7 @@ def recorded(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Ge
     folder = tmp_path_factory.mktemp("place")
     (folder / "runs").mkdir()
     run = Run(folder / "runs" / "recorded", f"max_steps={NUM_STEPS}", f"base_url={server.base_url}", "monitor=false")
-    whole = ["lora_rank=0", "max_steps=1", "batch_size=2", "num_eval_conversations=0", "num_threads=1"]
+    whole = ["lora_rank=0", "max_steps=1", "batch_size=2", "num_eval_conversations=0"]
     assert sft([f"log_path={folder / 'runs' / 'whole'}", *whole]) == 0
     assert run.finish() == 0, run.output()
     with serve_in_thread(JudgeEndpoint(lambda asked: verdict(asked.number % 2 == 0))) as judge_url:
@@ -172,5 +172,5 @@ def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Record
 def test_a_run_that_was_exported_and_imported_rebuilds_what_was_trained(recorded: Recorded, kind: str) -> None:
     recorded.finish("cua_rl.recipes.export_trajectories", "run=runs/recorded", f"out={kind}", f"format={kind}")
     recorded.finish("cua_rl.recipes.import_trajectories", f"path={kind}", f"log_path=runs/from_{kind}")
-    said = recorded.finish("cua_rl.recipes.rebuild_datums", f"log_path=runs/from_{kind}")
+    said = recorded.finish("cua_rl.recipes.rebuild_datums", f"run=runs/from_{kind}")
     assert said.count(" equal\n") >= NUM_STEPS, said

@@ -92,7 +92,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
     assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) == 1
     assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
-    command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"log_path={folder}"]
+    command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"run={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
     assert rebuilt.stdout.count("equal") == 3

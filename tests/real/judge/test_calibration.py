@@ -22,7 +22,7 @@ from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, TrainingEnde
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
+from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.judge import make_judge_config, require_precision
 from cua_rl.settings import with_values
@@ -100,7 +100,7 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
             recorder=recorder,
             max_turns=2,
         )
-        plan = GroupPlan(source=source, group_size=MEMBERS, params=params)
+        plan = GroupJob(source=source, group_size=MEMBERS, params=params)
         groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
         await recorder.record(TrainingEnded(status="completed"))
     return [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cua_rl.host.users import computing_environment
-from cua_rl.machine.gpus import GpuPlan
+from cua_rl.machine.gpus import GpuPlacement
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import plan_memory
@@ -73,7 +73,7 @@ def make_folder(shape: Shape, folder: Path) -> Path:
     return folder
 
 
-def plan_shape(shape: Shape, folder: Path) -> GpuPlan:
+def plan_shape(shape: Shape, folder: Path) -> GpuPlacement:
     images = load_image_settings(folder)
     request = Request(
         model=load_model_sizes(folder),

@@ -30,7 +30,7 @@ REQUEST = {"input": "hi", "max_output_tokens": 4}
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def process(tiny_model: Path, tmp_path: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
-    options = [f"model_name={tiny_model}", f"port={free_port()}", f"log_path={tmp_path / 'vllm.log'}"]
+    options = [f"model_name={tiny_model}", f"port={free_port()}", f"log_file={tmp_path / 'vllm.log'}"]
     words = [*options, "lora_rank=8", "max_model_len=2048", "max_images=4", "max_num_seqs=8", "dtype=float32"]
     command = [sys.executable, "-m", "cua_rl.recipes.serve_model", *words]
     serving = await asyncio.create_subprocess_exec(

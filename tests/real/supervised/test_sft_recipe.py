@@ -17,7 +17,7 @@ from cua_rl.recipes.train import main as train
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records, write_records
 
-SMALL = ["batch_size=2", "num_eval_conversations=2", "save_every=1", "eval_every=2", "num_threads=1"]
+SMALL = ["batch_size=2", "num_eval_conversations=2", "save_every=1", "eval_every=2", "trainer.num_threads=1"]
 # of three datums, one of two processes has one
 WITH_ADAPTER = ("error_rate=0.5", "max_steps=4", "lora_rank=8", "num_eval_conversations=3", "learning_rate=0.003")
 

@@ -62,7 +62,7 @@ def test_import_train_export_import(tmp_path: Path) -> None:
         "atif/s1",
     ]
 
-    small = ["max_steps=2", "batch_size=2", "num_eval_conversations=1", "num_threads=1", "learning_rate=0.002"]
+    small = ["max_steps=2", "batch_size=2", "num_eval_conversations=1", "learning_rate=0.002"]
     trained = tmp_path / "trained"
     run(sft, "data=rollouts", f"from_run={imported}", f"log_path={trained}", *small)
     losses = [

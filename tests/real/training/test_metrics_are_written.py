@@ -174,7 +174,7 @@ async def written(runs: Runs) -> set[str]:
 def imitated(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a supervised run writes."""
     folder = tmp_path_factory.mktemp("sft") / "run"
-    small = ["max_steps=1", "batch_size=1", "num_eval_conversations=1", "save_every=0", "num_threads=1"]
+    small = ["max_steps=1", "batch_size=1", "num_eval_conversations=1", "save_every=0"]
     talk = '{"input": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}\n'
     (folder.parent / "talks.jsonl").write_text(2 * talk.replace("Hi.", "Hi.") + talk.replace("Hi", "Good morning"))
     assert sft([f"log_path={folder}", f"data={folder.parent / 'talks.jsonl'}", *small]) == 0

@@ -78,7 +78,7 @@ def nodes(hosts: Sequence[Host], model_path: Path, folder: Path) -> Generator[st
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank, host in enumerate(hosts):
-            own = [f"node_rank={rank}", f"interface={host.interface}", f"log_path={folder / f'node{rank}.log'}"]
+            own = [f"node_rank={rank}", f"interface={host.interface}", f"log_file={folder / f'node{rank}.log'}"]
             started.append(subprocess.Popen([*host.prefix, *command, *own], cwd=folder))
         yield f"{first}:29400"
         for node in started:
