@@ -99,7 +99,7 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
                     await recorder.record(event)
         # the run is read while its database is in use
         async with open_recorded_run(str(folder), None) as (session, training):
-            found = await load_successes(session, training.id)
+            found = await load_successes(session, training.id, num_steps=None, max_per_task=None, seed=0)
     num_successes = len(successes(group))
     assert (found.num_successes, found.num_repeats) == (2 * num_successes, num_successes)
     assert list(found.rollouts) == successes(group)
