@@ -53,7 +53,7 @@ _PEM = re.compile(
 _WEB_USER = re.compile(
     r"((?:https?|wss?|ftp)://)(?!user:password@)[^\s/?#\"'<>@\\]{1,512}@(?=[^\s@\"'<>/]|\Z)", re.IGNORECASE
 )
-# a password in a database's URL may hold a slash or another @; the @ of a path does not end a password
+# a password in a database's URL may hold a slash or another @; the @ of a path ends no password
 _URL_PASSWORD = re.compile(
     r"(://(?!user:password@)[^\s/:@\"'<>\\]{0,256}:)(?!\d{1,5}[/?])[^\s\"'<>\\]{1,512}(@)(?=[^\s@\"'<>]*(?:[\s\"'<>\\]|\Z))"
 )
@@ -114,7 +114,7 @@ _PREFIXES = (
 )
 _SHORT_PREFIXES = r"(?:r8_|fw_|dapi|pul-|v1\.0-|ak-|as-|key-)"
 """With which words of prose begin, too."""
-# prose behind a prefix has no digit; `risk-` is not `sk-`
+# prose behind a prefix has no digit; `risk-` is no `sk-`
 _FORMS = re.compile(
     rf"(?<![\w.-])(?:{'|'.join(map(re.escape, _PREFIXES.split()))})(?=[\w-]{{0,64}}\d)[\w-]{{16,}}"
     rf"|(?<![\w.-]){_SHORT_PREFIXES}(?=[A-Za-z0-9]{{0,64}}\d)[A-Za-z0-9]{{16,}}"
@@ -142,12 +142,12 @@ _given: set[str] = set()  # secrets of this process's configuration, which may t
 
 
 def mask_secrets(config: Mapping[str, object], secrets: Sequence[str] = ()) -> dict[str, object]:
-    """The configuration with *** for every secret, wherever it is; also for each of `secrets`."""
+    """The configuration with stars for every secret, wherever it stands; also for each of `secrets`."""
     return _Masker(secrets).mapping(config)
 
 
 def mask_text(text: str, secrets: Sequence[str] = ()) -> str:
-    """The text with *** for every secret in it, and for each of `secrets`."""
+    """The text with stars for every secret in it, and for each of `secrets`."""
     return _Masker(secrets).text(text)
 
 
@@ -264,7 +264,7 @@ class _Masker:
                 return self.sequence(name, list(cast("Sequence[object]", value)))
             case None | bool():
                 return value
-            case _:  # the id of a token is not a secret
+            case _:  # the id of a token is no secret
                 is_id = name.lower().endswith("token") and isinstance(value, int) and value < 10**7
                 return self.named(str(value)) if is_secret_name(name) and not is_id else value
 

@@ -120,7 +120,7 @@ class Judge:
         """The endpoint's answer; raises `JudgeError` if there is none, `ConfigError` if it refuses the request."""
         from openai import APIStatusError
 
-        assert self._client is not None, "expected the judge to be entered first"
+        assert self._client is not None, "the judge was not entered"
         where = f"the judge {self.config.model!r} at {self.config.base_url}"
         try:
             with boundary(JudgeError, f"asking {where}"):

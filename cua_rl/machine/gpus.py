@@ -150,7 +150,7 @@ def require_platform(gpus: GpuPlan, platform: Platform | None) -> None:
 
 
 def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPlan:
-    """Split the GPUs called `names` between server and trainer; raises `ConfigError` for settings that cannot be met.
+    """Split the GPUs called `names` between server and trainer; raises `ConfigError` for wishes that cannot be met.
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
     the trainer gets the others. If only one side is configured, the other side gets the remaining GPUs.

@@ -167,7 +167,7 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     """Bytes that a server process keeps of one request on its GPU."""
     model = request.model
     scale = 2 if request.demand.serves_float32 else 1
-    # the states of linear attention in use, and those from which the next turn continues
+    # the states of linear attention in use, and those from which the next turn goes on
     states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
 

@@ -34,7 +34,7 @@ _STEP_STATUS = {
 }
 _DEVICE_STATUS = {"terminated": "released", "error": "failed", "failed": "failed"}
 _MAX_SECONDS = 1e11
-_MAX_SETTINGS_CHARACTERS = 2**20  # masking more takes over two seconds, here and whenever they are shown
+_MAX_SETTINGS_CHARACTERS = 2**20  # masking takes two seconds for them, here and whenever they are shown
 _STAGES = {"model_inference": "respond", "action_exec": "execute", "screenshot_after": "observe"}
 _NOT_SETTINGS = {
     *sent.SentTraining.model_fields,
@@ -89,7 +89,7 @@ def require_short_settings(length: int) -> None:
 
 
 def task_of(item: sent.SentTask) -> Task:
-    """The task as far as it is shown; its sender validates it."""
+    """The task as far as it is shown; whoever sent it validates it."""
     return Task(
         task_id=item.task_id or item.client_id or item.name or "task",
         seed=item.cua_rl.seed,
@@ -217,7 +217,7 @@ def judgement_of(given: object) -> Judgement | None:
 
 
 def turn_columns(item: sent.SentTurn) -> Columns:
-    """What this item says about the turn, apart from its screenshots."""
+    """What this item says of the turn, its screenshots apart."""
     timings = _as_object((item.metrics_json or {}).get("stage_timings"))
     stages = {
         _STAGES.get(name, name): float(value)
@@ -294,7 +294,7 @@ def action_columns(item: sent.SentAction) -> Columns:
 
 
 def validation_of(item: sent.SentValidation) -> Validation:
-    """A validator's result; what is not text is shown as JSON."""
+    """A validator's result; what is no text is shown as JSON."""
     texts = [item.validation_query or "", item.expected_result, item.actual_result]
     query, expected, actual = (
         value if isinstance(value, str) else "" if value is None else dumps(value) for value in texts

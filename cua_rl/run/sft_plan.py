@@ -205,7 +205,7 @@ def require_same_run(plan: SftPlan, attempt: EarlierAttempt) -> None:
         if before.get(name) != now[name]:
             raise ConfigError(
                 f"{name}: expected {before.get(name)!r} as when the run in {str(attempt.path)!r} began, got "
-                f"{now[name]!r}; keep it, or choose another log_path"
+                f"{now[name]!r}; go on with the same, or choose another log_path"
             )
 
 
@@ -258,7 +258,7 @@ async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int,
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "
-            f"{successes.image_token_id}: this model has other tokens; name the model that was recorded"
+            f"{successes.image_token_id}: its tokens mean nothing to this model; name the model that was recorded"
         )
     examples = await asyncio.to_thread(build_recorded_examples, successes.rollouts, renderer.image_token_id)
     datums = [datum for example in examples for datum in example]

@@ -108,9 +108,7 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
     try:
         line: object = json.loads(raw)
     except ValueError as error:
-        raise RequestError(
-            expected="a JSON object", got=f"a line that is not JSON ({error})", do="correct it"
-        ) from None
+        raise RequestError(expected="a JSON object", got=f"a line that is no JSON ({error})", do="correct it") from None
     if not isinstance(line, Mapping) or ("messages" in line) == ("input" in line):
         keys = sorted(map(str, cast("Mapping[object, object]", line))) if isinstance(line, Mapping) else line
         raise FieldPath("line").error("an object with either messages or input", keys, "write one of the two")
@@ -130,7 +128,7 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
 
 
 def _require_known(fields: Mapping[str, object], known: frozenset[str], at: FieldPath) -> None:
-    """Ignoring a field, such as a misspelt one, would teach another conversation."""
+    """A field that is passed over, such as a misspelt one, would teach another conversation."""
     if unknown := sorted(key for key, value in fields.items() if key not in known and value is not None):
         raise at.error(f"only fields that are read ({', '.join(sorted(known))})", unknown, "remove or rename them")
 

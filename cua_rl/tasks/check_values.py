@@ -98,9 +98,9 @@ def _require_choice(
 
 
 def _near(value: str, choices: Mapping[str, str]) -> list[str]:
-    """The choices that may go by this name."""
+    """The choices that people may call so."""
     wanted = value.strip().lower()
-    if wanted.isdecimal():  # numbers that look alike are not similar
+    if wanted.isdecimal():  # numbers that look alike are not near
         return []
     called = [name for name, label in choices.items() if wanted and wanted in (label.lower(), *label.lower().split())]
     if called:

@@ -11,7 +11,7 @@ from cua_rl.errors import DeviceError, TaskError
 from cua_rl.json_types import Json
 
 AttachDevice = Callable[[str], Awaitable[Device]]
-"""From the id of a device that the server holds to the device; closing it only detaches from it."""
+"""From the id of a device that the server holds to the device; closing it only lets go of it."""
 
 
 class GymDevice:

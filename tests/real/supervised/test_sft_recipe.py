@@ -87,7 +87,7 @@ def test_a_run_without_an_adapter_writes_a_whole_model(tmp_path: Path, capsys: p
     assert make_renderer(model).name == "qwen3_vl"
     assert {file.name for file in model.iterdir()} >= {file.name for file in TINY_QWEN3_VL.iterdir()} - {"README.md"}
     said = capsys.readouterr().out
-    (arguments,) = re.findall(r"continue with: python -m cua_rl\.recipes\.train (.+)", said)
+    (arguments,) = re.findall(r"go on: python -m cua_rl\.recipes\.train (.+)", said)
     assert shlex.split(arguments) == [f"model_name={model}", "server.max_pixels=65536"]
     assert train([*shlex.split(arguments), "dry_run=true"]) == 0
 
