@@ -27,12 +27,12 @@ def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) 
 
 def require_ray(environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token."""
-    # All nodes of a cluster listen for each other, and run whatever they are sent: without a token, from anyone.
+    # All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
     if environ.get("RAY_AUTH_MODE") not in ("token", "k8s"):
         raise ConfigError(
             f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="
             f"{environ.get('RAY_AUTH_MODE', '')!r}; set it to token on all nodes before `ray start`, and here "
-            "(docs/more_machines.md)"
+            "(docs/rollout_workers.md)"
         )
     if find_spec("ray") is None:
         raise ConfigError(
@@ -73,7 +73,7 @@ def connect(ray: Any) -> None:
 
 
 def reachable(address: str, node: str) -> str:
-    """The address for other nodes: a wildcard address means something else there."""
+    """The address for other nodes: one that stands for all of this node's means something else there."""
     parts = urlsplit(address)
     if parts.hostname not in ("0.0.0.0", "::"):
         return address
