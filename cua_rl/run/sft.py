@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: starts the trainer, draws batches, trains; measures the held-out loss, saves."""
+"""Supervised fine-tuning: starts the trainer, draws batches, trains; measures the held-out loss and saves at times."""
 
 import asyncio
 import json
@@ -128,7 +128,7 @@ def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
     # the policy must see what it was trained on
     seen = {"renderer_name": config.renderer_name, "server.max_pixels": config.max_pixels}
     arguments = [f"{name}={value}" for name, value in (model | seen).items() if value is not None]
-    print(f"continue with: python -m cua_rl.recipes.train {shlex.join(arguments)}")
+    print(f"go on: python -m cua_rl.recipes.train {shlex.join(arguments)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
