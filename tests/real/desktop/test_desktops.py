@@ -253,8 +253,8 @@ display = Display()
 root = display.screen().root
 listed, title = display.intern_atom("_NET_CLIENT_LIST"), display.intern_atom("_NET_WM_NAME")
 window = root.create_window(0, 0, 1, 1, 0, X.CopyFromParent)
-for _ in range(640):
-    window.change_property(title, Xatom.STRING, 8, bytes([116]) * 100_000, X.PropModeAppend)
+for _ in range(96):  # 24 MB; the server copies the whole title each time
+    window.change_property(title, Xatom.STRING, 8, bytes([116]) * 250_000, X.PropModeAppend)
 for kind, size, value in ((Xatom.WINDOW, 32, [window.id] * 3), (Xatom.STRING, 8, b"words")):
     root.change_property(listed, kind, size, value)
     display.sync()
