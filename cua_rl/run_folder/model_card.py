@@ -96,8 +96,8 @@ def _results(
 
 
 def _held_out(record: Mapping[str, Any]) -> str | None:
-    names = ("success_rate", "success_rate_low", "success_rate_high", "num_rollouts")
-    rate, low, high, num_rollouts = (record.get(f"eval/held_out/{name}") for name in names)
+    rate, num_rollouts = record.get("eval/held_out/success_rate"), record.get("eval/held_out/num_rollouts")
+    low, high = record.get("eval/held_out/success_rate_low"), record.get("eval/held_out/success_rate_high")
     if rate is not None and low is not None and high is not None:
         interval = f"95 % interval {100 * low:.1f}-{100 * high:.1f} %, {num_of(round(num_rollouts or 0), 'rollout')}"
         return f"success {100 * rate:.1f} % ({interval})"
