@@ -19,7 +19,7 @@ from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
-from cua_rl.recipes.serve_model import ServeModelConfig
+from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.trainer_node import TrainerNodeConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
@@ -49,7 +49,7 @@ RECIPES = (
     Recipe(module="plan", config_class=PlanConfig),
     Recipe(module="rollout_worker", config_class=WorkerConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
-    Recipe(module="serve_model", config_class=ServeModelConfig),
+    Recipe(module="serve_model", config_class=ServeModelConfig, presets=SERVE_PRESETS),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),

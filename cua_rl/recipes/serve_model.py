@@ -31,9 +31,14 @@ from cua_rl.training.config import TrainerConfig
 _SHORTEST_KEY = 16
 
 
-def serve_presets(given: Given) -> Given:
+FOR_OTHER_HOSTS: dict[str, object] = {"server.port": 8000}
+SERVE_PRESETS = {"In every server for other hosts": FOR_OTHER_HOSTS}
+"""What replaces defaults, for `--help` and docs/settings.md."""
+
+
+def serve_presets(_: Given) -> Given:
     """A server for other hosts has a port."""
-    return {"server.port": 8000}
+    return FOR_OTHER_HOSTS
 
 
 @with_presets(serve_presets, explain_field, accept_value)
@@ -102,7 +107,7 @@ def require_key(key: str | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit status."""
-    return run_recipe(ServeModelConfig, cli_main, argv)
+    return run_recipe(ServeModelConfig, cli_main, argv, SERVE_PRESETS)
 
 
 if __name__ == "__main__":

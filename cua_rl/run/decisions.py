@@ -16,10 +16,9 @@ if TYPE_CHECKING:  # a run imports nothing that only another recipe needs
     from cua_rl.run.training_plan import PreparedTraining
 
 
-def print_resolved(config: object, more: Mapping[str, object]) -> None:
-    """Print a configuration without open choices as JSON, with `more`, and how it differs from the defaults."""
-    changed = plain_config(changed_settings(config))
-    print(json.dumps({**plain_config(config), **more, "changed_from_defaults": changed}, indent=2))
+def print_settings(stored: Mapping[str, object], resolved: object) -> None:
+    """Print what config.json would say, and how the configuration without open choices differs from the defaults."""
+    print(json.dumps({**stored, "changed_from_defaults": plain_config(changed_settings(resolved))}, indent=2))
 
 
 def print_decisions(decisions: Mapping[str, str]) -> None:

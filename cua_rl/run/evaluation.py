@@ -27,7 +27,7 @@ from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_resolved
+from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_settings
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -69,7 +69,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         if config.behavior_if_log_dir_exists == "resume" and (plan.log_path / "config.json").is_file():
             require_same_evaluation(load_settings(plan.log_path, "log_path"), plan.settings())
             print(f"resumes the evaluation in {plan.log_path}", file=sys.stderr)
-        print_resolved(plan.config, plan.settings())
+        print_settings(plan.settings(), plan.config)
         return
     for model in plan.models:
         if isinstance(model, LocalModel):

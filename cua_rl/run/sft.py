@@ -16,7 +16,7 @@ from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
-from cua_rl.run.decisions import print_decisions, print_resolved, sft_decisions
+from cua_rl.run.decisions import print_decisions, print_settings, sft_decisions
 from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
@@ -49,7 +49,7 @@ async def run_sft(config: SftConfig) -> None:
         if config.model_name is not None:  # the demo needs no memory plan
             print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
-            print_resolved(plan.config, plan.effective())
+            print_settings(settings, plan.config)
             return
         await asyncio.to_thread(fetch_weights, config.model_name, plan.config.trainer.model_path)
         with prepare_log_directory(plan.log_path, behavior) as folder:

@@ -30,7 +30,7 @@ from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
-from cua_rl.run.decisions import print_decisions, print_resolved, training_decisions
+from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
@@ -78,7 +78,7 @@ async def run_training(config: CLIConfig) -> None:
     if config.model_name is not None:  # the demo needs no memory plan
         print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
-        print_resolved(plan.config, plan.effective() | ({CHANGED: settings[CHANGED]} if attempt else {}))
+        print_settings(settings, plan.config)
         return
     await asyncio.to_thread(fetch_weights, config.model_name, plan.config.server.model_path)
     with prepare_log_directory(plan.log_path, behavior) as folder:
