@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+from cua_rl.environments.table import ENVIRONMENTS
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.training_config import CLIConfig
@@ -19,6 +20,8 @@ from cua_rl.workers.worker_config import TOKEN_VARIABLE, WorkerSettings
 from tests.fakes import FakeRecorder
 from tests.jumping_time import run_jumping
 from tests.rollout.test_workers import SETUP, FakeAdapters, plan
+
+PHONES = ENVIRONMENTS["simulator"]
 
 
 @pytest.mark.parametrize(
@@ -37,12 +40,12 @@ def test_workers_on_other_nodes_are_told_an_address_that_means_this_one(address:
 def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: str) -> None:
     config = CLIConfig(workers=WorkerSettings(host="0.0.0.0", port=8300))
     with pytest.raises(ConfigError, match=r"workers\.host: expected a token of at least 16"):
-        check_workers(config, "simulator", {TOKEN_VARIABLE: token})
+        check_workers(config, PHONES, {TOKEN_VARIABLE: token})
     if token:  # where a proxy makes loopback an address for other machines
         with pytest.raises(ConfigError, match="at least 16 random characters"):
-            check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {TOKEN_VARIABLE: token})
-    check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
-    check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
+            check_workers(CLIConfig(workers=WorkerSettings(port=8300)), PHONES, {TOKEN_VARIABLE: token})
+    check_workers(config, PHONES, {TOKEN_VARIABLE: "a-long-random-text"})
+    check_workers(CLIConfig(workers=WorkerSettings(port=8300)), PHONES, {})
 
 
 @pytest.mark.parametrize(
@@ -54,11 +57,13 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
     ],
 )
 def test_where_agents_reach_a_gateway_is_refused_if_workers_would_not_heed_it(gateway: GatewaySettings) -> None:
-    check_workers(CLIConfig(gateway=gateway), "simulator", {})
+    check_workers(CLIConfig(gateway=gateway), PHONES, {})
     for workers in ({"rollout_workers": 2}, {"workers": WorkerSettings(port=8300)}):
         with pytest.raises(ConfigError, match="gateway: expected no host, port or public_url with rollout workers"):
-            check_workers(CLIConfig(gateway=gateway, **workers), "simulator", {})
-    check_workers(CLIConfig(rollout_workers=2, gateway=GatewaySettings(allowed_media_domains=["a.org"])), "page", {})
+            check_workers(CLIConfig(gateway=gateway, **workers), PHONES, {})
+    check_workers(
+        CLIConfig(rollout_workers=2, gateway=GatewaySettings(allowed_media_domains=["a.org"])), ENVIRONMENTS["page"], {}
+    )
 
 
 async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run() -> None:
@@ -110,11 +115,11 @@ def test_two_workers_that_start_at_once_connect_to_the_cluster_once() -> None:
 def test_the_plan_of_a_run_says_that_ray_is_missing() -> None:
     config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
     with pytest.raises(ConfigError, match="expected the package ray"):
-        check_workers(config, "simulator", {"RAY_AUTH_MODE": "token"})
+        check_workers(config, PHONES, {"RAY_AUTH_MODE": "token"})
 
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "disabled"}])
 def test_workers_are_not_started_on_a_ray_cluster_that_anybody_can_use(mode: dict[str, str]) -> None:
     config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
     with pytest.raises(ConfigError, match="expected a Ray cluster that asks for a token"):
-        check_workers(config, "simulator", mode)
+        check_workers(config, PHONES, mode)
