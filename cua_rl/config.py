@@ -13,7 +13,7 @@ from cua_rl.settings import setting
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Sharding = Literal["none", "full", "hybrid", "offload"]
 Loader = Literal["hf", "unsloth"]
-Kernels = Literal["torch", "liger"]
+Kernels = Literal["torch", "compiled"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 
@@ -34,7 +34,7 @@ class TrainerConfig:
     model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
     lora: LoraConfig | None = setting(doc="LoRA settings; None trains all parameters (supervised)", factory=LoraConfig)
     loader: Loader = setting("hf", "what loads the model: hf (Transformers) or unsloth")
-    kernels: Kernels = setting("torch", "RMSNorm and SwiGLU of the language model: torch or liger (liger-kernel)")
+    kernels: Kernels = setting("torch", "norms, rotations and SwiGLU of the language model: torch or compiled")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "float32", "precision of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
     )

@@ -35,7 +35,6 @@ _LIBRARIES = {
     "FlashAttention": r"flash-attn(?:-\d+)?",  # vLLM brings its own
     "flash-linear-attention": "flash-linear-attention",
     "causal-conv1d": "causal-conv1d",
-    "Liger": "liger-kernel",
     "Unsloth": "unsloth",
 }
 _STEERS_LIBRARIES = ("CUDA_", "NCCL_", "VLLM_", "PYTORCH_", "TORCH_", "TRITON_", "NVIDIA_")

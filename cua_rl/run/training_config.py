@@ -77,7 +77,7 @@ class TrainerSettings:
     )
     loader: Loader = setting("hf", "what loads the model: hf (Transformers), or unsloth on a GPU (docs/models.md)")
     kernels: Kernels = setting(
-        "torch", "RMSNorm and SwiGLU of the language model: torch, or liger (liger-kernel) on a GPU (docs/models.md)"
+        "torch", "norms, rotations and SwiGLU of the language model: torch, or compiled (docs/models.md)"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"

@@ -1,9 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Cheaper layers for Qwen models with the same results: packed attention, the last layer, LoRA, the patch embedding,
-and experts that stay in their files.
+experts that stay in their files, and compiled norms, rotations and SwiGLU.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from types import MethodType
 from typing import Any
@@ -109,6 +111,37 @@ def attention_kernel(num_heads: int, num_kv_heads: int, head_dim: int, *, device
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def compile_elementwise(language_model: nn.Module) -> None:
+    """Let PyTorch compile norms, the rotation of queries and keys, and SwiGLU: each then reads and writes memory once.
+
+    Parameters keep their names. Matrix products and attention stay as they are.
+    """
+    for module in language_model.modules():
+        children = dict(module.named_children())
+        if "RMSNorm" in type(module).__name__:
+            module.forward = MethodType(_compiled(type(module).forward), module)
+        elif {"gate_proj", "up_proj", "down_proj"} <= children.keys():
+            module.forward = MethodType(_swiglu_mlp, module)
+        elif "q_proj" in children:
+            source: Any = sys.modules[type(module).__module__]
+            rotate = source.apply_rotary_pos_emb
+            source.apply_rotary_pos_emb = _compiled(getattr(rotate, "_torchdynamo_orig_callable", rotate))
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # for rows of any length; of norms there is a version for rows and one for heads, with gradients and without
+    return torch.compile(function, dynamic=True)
+
+
+def _swiglu_mlp(module: Any, hidden: Tensor) -> Tensor:
+    return module.down_proj(_compiled(_gated)(module.act_fn, module.gate_proj(hidden), module.up_proj(hidden)))
+
+
+def _gated(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    return activation(gate) * up
 
 
 def keep_predictors_only(model: Any) -> None:

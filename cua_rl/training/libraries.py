@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false
-"""Optional libraries of the trainer: Unsloth loads the model, liger-kernel computes norms and MLPs.
+"""What a trainer needs only if its settings ask for it: Unsloth, which loads the model, and a compiler.
 
-Does not import torch; the libraries are imported where they are used.
+Does not import torch; Unsloth is imported where it is used.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import MethodType
+from shutil import which
 from typing import Any
 
 from cua_rl.config import Kernels, Loader
@@ -19,24 +19,27 @@ _UNSLOTH_REMEDY = (
     "install it where the trainer runs (pip install unsloth; while it needs an older Transformers than this package, "
     "in an environment of its own for recipes.trainer_node, with trainer.address), or set trainer.loader=hf"
 )
-_LIGER_REMEDY = "install it where the trainer runs (pip install liger-kernel), or set trainer.kernels=torch"
+_COMPILERS = {True: ("CC", "gcc", "clang"), False: ("CXX", "g++", "clang++")}
+"""By whether there is a GPU: a variable that names the compiler, and those that Triton and PyTorch look for."""
 
 
 def require_libraries(loader: Loader, kernels: Kernels, *, has_gpu: bool) -> None:
-    """Raises `ConfigError` if the chosen libraries are not installed here, or have no GPU to compute on."""
-    for setting, package, is_wanted, remedy in (
-        ("trainer.loader=unsloth", "unsloth", loader == "unsloth", _UNSLOTH_REMEDY),
-        ("trainer.kernels=liger", "liger_kernel", kernels == "liger", _LIGER_REMEDY),
-    ):
-        if not is_wanted:
-            continue
-        if find_spec(package) is None:  # looked up, not imported: that takes seconds and changes Transformers
-            raise ConfigError(f"{setting}: expected the package {package}, got none; {remedy}")
-        if not has_gpu:
-            raise ConfigError(
-                f"{setting}: expected a GPU, got none; see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES does "
-                f"not hide it, or {remedy.rpartition(', or ')[2]}"
-            )
+    """Raises `ConfigError` if what the settings ask for is not installed here, or has no GPU to compute on."""
+    variable, *names = _COMPILERS[has_gpu]
+    if kernels == "compiled" and not any(map(which, (os.environ.get(variable) or "", *names))):
+        raise ConfigError(
+            f"trainer.kernels=compiled: expected a compiler where the trainer runs, got none of {' and '.join(names)}; "
+            f"install one (apt-get install g++), name it in {variable}, or set trainer.kernels=torch"
+        )
+    if loader != "unsloth":
+        return
+    if find_spec("unsloth") is None:  # looked up, not imported: that takes seconds and changes Transformers
+        raise ConfigError(f"trainer.loader=unsloth: expected the package unsloth, got none; {_UNSLOTH_REMEDY}")
+    if not has_gpu:
+        raise ConfigError(
+            "trainer.loader=unsloth: expected a GPU, got none; see whether nvidia-smi lists one and "
+            "CUDA_VISIBLE_DEVICES does not hide it, or set trainer.loader=hf"
+        )
 
 
 def load_with_unsloth(model_path: Path, *, dtype: Any, device: Any, trains_base: bool) -> Any:
@@ -60,29 +63,3 @@ def load_with_unsloth(model_path: Path, *, dtype: Any, device: Any, trains_base:
         local_files_only=True,
     )
     return model
-
-
-def use_liger_kernels(language_model: Any) -> None:
-    """Let liger-kernel compute every RMSNorm and SwiGLU; parameters keep their names.
-
-    Raises:
-        ConfigError: the model's norms or MLPs are of another kind.
-    """
-    liger: Any = import_module("liger_kernel.transformers")
-    num_norms = 0
-    for module in list(language_model.modules()):
-        children = dict(module.named_children())
-        if hasattr(module, "variance_epsilon") and not children:
-            # in half precision, round before the weight is applied, as Qwen's own norm does; backward not in place,
-            # because the residual stream reads the same gradient
-            module.offset, module.casting_mode, module.in_place, module.row_mode = 0.0, "llama", False, None
-            module.forward = MethodType(liger.LigerRMSNorm.forward, module)
-            num_norms += 1
-        elif {"gate_proj", "up_proj", "down_proj"} <= children.keys():
-            module.forward = MethodType(liger.LigerSwiGLUMLP.forward, module)
-    activation = language_model.config.hidden_act
-    if activation != "silu" or not num_norms or language_model.config.model_type.startswith("qwen3_5"):
-        raise ConfigError(
-            f"trainer.kernels: expected a model with RMSNorm and SwiGLU as Qwen3-VL has them, got "
-            f"{language_model.config.model_type} with {activation}; set trainer.kernels=torch"
-        )

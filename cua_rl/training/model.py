@@ -33,6 +33,7 @@ from cua_rl.training.layers import (
     PACKED_ATTENTION,
     FusedLoraLinear,
     attention_kernel,
+    compile_elementwise,
     keep_predictors_only,
     leave_experts_in_files,
     require_separate_sequences,
@@ -40,7 +41,7 @@ from cua_rl.training.layers import (
     stream_frozen_weights,
     use_linear_patch_embedding,
 )
-from cua_rl.training.libraries import load_with_unsloth, use_liger_kernels
+from cua_rl.training.libraries import load_with_unsloth
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import Place, shard_weights
 from cua_rl.training.vision import BLANKS
@@ -63,8 +64,8 @@ class PolicyModel:
             base.to(device=self.device, dtype=torch.float32 if config.lora is None else None)
         use_linear_patch_embedding(base.model.visual)
         separate_sequences(base.model.language_model)
-        if config.kernels == "liger":
-            use_liger_kernels(base.model.language_model)
+        if config.kernels == "compiled":
+            compile_elementwise(base.model.language_model)
         if config.loader == "unsloth":
             require_separate_sequences(base.model.language_model)
         keep_predictors_only(base.model)

@@ -70,7 +70,7 @@ BAD = [
     (["trainer.context_parallel=2"], "trainer.context_parallel: expected a divisor of the 1 trainer processes"),
     (["trainer_sharding=hybrid"], "trainer.sharding: expected 'full' on one machine"),
     (["trainer.loader=unsloth"], "trainer.loader=unsloth: expected the package unsloth, got none"),
-    (["trainer.kernels=liger"], "trainer.kernels=liger: expected the package liger_kernel, got none"),
+    (["trainer.kernels=liger"], "expected trainer.kernels to be one of torch, compiled"),
     (["trainer.loader=unsloth", "trainer.sharding=full"], "trainer.sharding: expected 'none' with trainer.loader"),
     (["trainer.address=0.0.0.0:29400"], "trainer.address: expected the IP address of one interface"),
     (["trainer.address=10.0.0.1:29400"], "CUA_RL_TRAINER_TOKEN: expected at least 32 random characters"),

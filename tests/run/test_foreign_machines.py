@@ -32,7 +32,7 @@ COMMANDS = {
     f"train 8B {SHORT} machine=4x80 trainer.sharding=full": ("full", 2),
     "sft 2B data=experts max_model_len=8192 machine=4x80 lora_rank=0": ("none", 4),
     f"train 4B {SHORT} machine=4x80 trainer.loader=unsloth": ("none", 2),
-    f"train 4B {SHORT} machine=1x80 trainer.kernels=liger": ("none", 1),
+    f"train 4B {SHORT} machine=1x80 trainer.kernels=compiled": ("none", 1),
     "train 4B preset=24gb-4b machine=1x22.5": ("offload", 1),
     "train 4B preset=h100-4b machine=1x79.6": ("none", 1),
     "train 8B preset=h100-8b machine=1x79.6": ("none", 1),
