@@ -118,12 +118,12 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, kind: str = "a file") -> str:
     """The content of a file with tasks; raises `ConfigError`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
+        raise ConfigError(f"expected {kind} with tasks at {str(path)!r}, got {error}; check file_path") from error
 
 
 def parse_json(text: str, where: str) -> object:

@@ -23,6 +23,8 @@ from tests.workers.test_workers import SETUP, FakeAdapters, plan
 
 PHONES = ENVIRONMENTS["simulator"]
 
+PHONES = ENVIRONMENTS["simulator"]
+
 
 @pytest.mark.parametrize(
     ("address", "node", "expected"),

@@ -161,7 +161,7 @@ def _read_entries(config: PageSource) -> Iterator[tuple[str, object, Path, str]]
 
 def _read_file(path: Path) -> list[object]:
     """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
-    text = read_text(path)
+    text = read_text(path, "a JSON file")
     if path.suffix == ".jsonl":
         return [parse_json(line, str(path)) for line in text.split("\n") if line.strip()]
     content = parse_json(text, str(path))

@@ -16,16 +16,17 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from cua_rl.environments.device import DeviceAbilities
+from cua_rl.environments.android.preparation import make_goal_false
+from cua_rl.environments.android.shell import DeviceShell
+from cua_rl.environments.device import Device, DeviceAbilities, ShellDevice
 from cua_rl.environments.phone.check_values import require_possible, suggest_values
-from cua_rl.environments.phone.lasting_devices import make_undone
 from cua_rl.environments.phone.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.query_values import NEEDED_ROWS
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.phone.start_fields import parse_start
-from cua_rl.errors import ConfigError, boundary
+from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.tasks.fields import Fields, read_mapping
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
 from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
@@ -62,6 +63,17 @@ class DescribedTask(Template):
         names = Template.fixed_names(self, is_seeded=is_seeded)
         has_more = is_seeded or self.goal is None
         return names if has_more else names | {self.instruction.lower()}
+
+
+async def make_undone(goal: Goal, device: Device) -> None:
+    """Undo a goal that holds on a device whose state lasts; raises `TaskError` if it cannot be undone."""
+    if device.kind == "android" and isinstance(device, ShellDevice):
+        await make_goal_false(DeviceShell(device), goal.query, goal.expected, goal.how)
+    elif goal.how != "told" and goal.is_met(await device.query(goal.query), None):
+        raise TaskError(
+            f"expected {goal.query!r} to be anything but {goal.expected!r} when the task begins, got that on "
+            f"{device.device_id!r}; undo it, or use a device with a shell"
+        )
 
 
 def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False) -> DescribedTask:

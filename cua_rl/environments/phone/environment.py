@@ -9,12 +9,11 @@ from typing import cast
 
 from cua_rl.environments.contract import DeviceOrder, Environment, Loading, Source
 from cua_rl.environments.device import DeviceAbilities, Screen
-from cua_rl.environments.phone.custom import DescribedTask, parse_custom_task
+from cua_rl.environments.phone.custom import DescribedTask, make_undone, parse_custom_task
 from cua_rl.environments.phone.demo.expert import DemoExperts
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.phone.demo.template import TaskTemplate
-from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
-from cua_rl.environments.phone.lasting_devices import held_out_templates, make_undone
+from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES, held_out_templates
 from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, given, parse_json, read_text, require_known
