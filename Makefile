@@ -4,13 +4,13 @@
 PYTHON := .venv/bin/python
 
 # checks and tests use only what is installed
-check check-security test fast: export HF_HUB_OFFLINE := 1
+check check-security fast paths rest: export HF_HUB_OFFLINE := 1
 
 # bytecode of what is imported is kept wherever this runs: without it, every start of vLLM or torch compiles them anew
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses test-ship record-clients monitor migration bench
+.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -23,6 +23,9 @@ train: setup ## train; with no ARGS, the tiny model on the simulated phone
 
 check: setup ## format, lint, types, import direction, size, fast tests: before every commit
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target fast types format lint imports size
+
+static: setup # what `check` has besides tests, and pyright
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target strict-types types format lint imports size
 
 types:
 	.venv/bin/pyrefly check --output-format=min-text
@@ -46,9 +49,22 @@ imports:
 size:
 	$(PYTHON) -m scripts.code_size
 
-# tests of one file share a browser or a database, some of all files a model server: tests/groups.py
-test: setup ## all tests, with the real model server, trainer and database: before every push
-	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --ignore=tests/real/harnesses
+test: setup ## fast tests, and a test with the real thing for each part and path; about 6 minutes: before every push
+	@$(MAKE) --no-print-directory fast
+	@$(MAKE) --no-print-directory paths
+
+test-all: test ## all tests, each once; about 25 minutes: when server, trainer, database, monitor or processes change
+	@$(MAKE) --no-print-directory rest
+
+# tests of one file share a browser or a database, some of all files a model server: tests/groups.py, which also names
+# the test of each path
+REAL := $(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
+
+paths:
+	$(REAL) $$($(PYTHON) -m tests.groups)
+
+rest:
+	$(REAL) tests/real --ignore=tests/real/harnesses $$($(PYTHON) -m tests.groups --deselect)
 
 check-security: setup ## attack a small run in the ways of docs/security.md, and print what held; as root, also as other users
 	@$(PYTHON) -m scripts.red_team $(ARGS)
@@ -80,7 +96,7 @@ test-harnesses: setup ## make the environments of examples/harnesses, train a st
 	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
 	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 
-bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md
+bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/dev/performance.md
 	$(PYTHON) -m benchmarks.run $(ARGS)
 
 migration: setup ## draft a database migration after a change of the models: make migration MESSAGE="describe changes"

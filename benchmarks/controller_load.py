@@ -323,7 +323,7 @@ async def open_workers(
             for n in range(options.workers)
         ]
         watching = asyncio.create_task(runner.watch())
-        while len(runner.workers) < options.workers:  # noqa: ASYNC110 - nobody else waits for them
+        while len(runner.workers) < options.workers:  # noqa: ASYNC110 - nothing else waits for them
             await asyncio.sleep(0.1)
         try:
             yield runner

@@ -32,7 +32,7 @@ WINDOW = 3  # steps; one step of 128 rollouts has a standard error of about 0.03
 
 
 def run(folder: Path, num_steps: int, *options: str) -> list[dict[str, Any]]:
-    """Train in `folder`, or go on with what was begun there; the metrics of every step."""
+    """Train in `folder`, or continue what was begun there; the metrics of every step."""
     command = [
         *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={folder}", f"max_steps={num_steps}"),
         *("eval_tasks=none", "save_every=4", "behavior_if_log_dir_exists=resume", *options),

@@ -1,4 +1,4 @@
-"""Speed, utilisation, memory and success of a real training run on one GPU: one JSON object (docs/baselines.md).
+"""Speed, utilisation, memory and success of a real training run on one GPU: one JSON object (docs/dev/baselines.md).
 
     python -m benchmarks.gpu_baseline [--model ID] [--steps 10] [--minutes 15] [--folder DIR] [key=value ...]
 
@@ -110,7 +110,7 @@ def sampling_flop(model: ModelSizes, lora_rank: int, requests: Sequence[Request]
 def measure(
     steps: Sequence[DoneStep], requests: Sequence[Request], sampling_tflop: float, peak_tflop_per_s: float | None
 ) -> dict[str, Any]:
-    """The figures of docs/baselines.md from all steps, and from the requests of those after the first.
+    """The figures of docs/dev/baselines.md from all steps, and from the requests of those after the first.
 
     Raises:
         CuaError: something that is measured has not taken place.

@@ -35,10 +35,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.doctor.doctor import check_canary, check_parity, check_plan, compare_answers, start_server, start_trainer
 from cua_rl.doctor.examination import Examination, long_datum
+from cua_rl.environments.device import Screen
 from cua_rl.host.processes import free_port
 from cua_rl.machine.memory_parts import GIB
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
-from cua_rl.run.preflight import Screen
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.config import ServerConfig
@@ -48,7 +48,7 @@ from cua_rl.settings import with_values
 from cua_rl.training.config import LossConfig
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 
-CONFIGS = Path(__file__).parents[1] / "tests" / "run" / "model_configs"
+CONFIGS = Path(__file__).parents[1] / "tests" / "machine" / "model_configs"
 SCREEN = Screen(kind="android", width_px=720, height_px=1280)
 MAX_PIXELS = 720 * 1280
 STEP_TOKENS = 1280  # one screenshot, and an answer of about 300 tokens

@@ -1,4 +1,4 @@
-"""Run the quick benchmarks, keep their figures, and write them into docs/performance.md: `make bench`.
+"""Run the quick benchmarks, keep their figures, and write them into docs/dev/performance.md: `make bench`.
 
     .venv/bin/python -m benchmarks.run [trainer_memory publish_latency]    # all quick ones without names
 
@@ -21,7 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "dev" / "performance.md"
 BEGIN, END = "<!-- figures: written by benchmarks/run.py -->", "<!-- end of figures -->"
 TIMEOUT_S = 900
 QUICK: Mapping[str, str] = {

@@ -4,9 +4,9 @@
     .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... [--tokens 4096 16384]
     .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... --recomputed --sharding full --processes 2
 
-What it prints for the folders of tests/run/model_configs is tests/run/trainer_peaks.jsonl. With --sharding, a process
-is one of several that hold the layers together (full), or main memory holds them (offload). Peaks are then measured
-with 4, 8 and 12 layers, which lie on a line, and the whole model's follows from it.
+What it prints for the folders of tests/machine/model_configs is tests/machine/trainer_peaks.jsonl. With --sharding, a
+process is one of several that hold the layers together (full), or main memory holds them (offload). Peaks are then
+measured with 4, 8 and 12 layers, which lie on a line, and the whole model's follows from it.
 The trainer's own model code runs on fake tensors, which have shapes and no data, and a dispatch mode adds up the
 storages that are alive. One row of text and screenshots, forward, backward, and the optimizer's moments; one JSON line
 each. What differs on a GPU: its allocator rounds up and fragments, and libraries take work space.
@@ -66,7 +66,7 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (aten.index.Tensor, aten.index_put_.default):  # a mask without data selects nobody knows how much
+        if func in (aten.index.Tensor, aten.index_put_.default):  # a mask without data selects an unknown number
             args = (args[0], self._as_positions(args[1]), *args[2:])
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):

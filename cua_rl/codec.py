@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from reprlib import repr as short
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import chz
 
@@ -34,7 +34,7 @@ Codecs = tuple[Callable[[Any, Put], object], Callable[[Any, Take], Any]]
 
 
 class MessageError(CuaError):
-    """Bytes that are no message of the expected type."""
+    """Bytes that are not a message of the expected type."""
 
 
 class Codec:
@@ -152,7 +152,8 @@ class Codec:
 def _field_types(kind: type[Any]) -> Mapping[str, Any]:
     """What the constructor takes."""
     if chz.is_chz(kind):
-        return {name: one.x_type for name, one in cast("Mapping[str, Any]", chz.chz_fields(kind)).items()}
+        declared: Mapping[str, Any] = chz.chz_fields(kind)
+        return {name: one.x_type for name, one in declared.items()}
     hints = get_type_hints(kind)
     if is_dataclass(kind):
         return {one.name: hints[one.name] for one in fields(kind) if one.init}

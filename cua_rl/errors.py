@@ -93,7 +93,7 @@ class AbsentError(TaskError):
 
 
 class CheckError(TaskError):
-    """The check of a task failed itself, or took too long: the policy's doing, if it works on a fresh device."""
+    """The check of a task itself failed, or took too long: caused by the policy if it works on a fresh device."""
 
 
 class AgentError(TaskError):
@@ -117,11 +117,11 @@ class TrainerDeathError(TrainingError):
 
 
 class AdapterError(TrainingError):
-    """An adapter was loaded by the server but changes nothing, or not as the trainer says."""
+    """An adapter was loaded by the server but has no effect, or another one than in the trainer."""
 
 
 class DatabaseError(CuaError):
-    """The database is away, or a row that must exist does not."""
+    """The database cannot be reached, or a row that must exist does not."""
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def boundary(kind: type[CuaError], doing: str) -> Generator[None]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The error that says something: of a group, as tasks side by side raise it, the first one; else `error`."""
+    """The error to report: of a group, as concurrent tasks raise it, the first one; else `error`."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""Families of models that can be trained: what this package has to know of each beyond the files of a checkpoint.
+"""Families of models that can be trained: what this package needs to know about each beyond the files of a checkpoint.
 
 Transformers and vLLM find the model's classes by `model_type`; image settings are read from the checkpoint. What else
 differs shows in the modules themselves: norms of queries and keys, and visual features for the first decoder layers
@@ -37,7 +37,7 @@ class Family:
     """Models with one architecture and one chat format."""
 
     renderer: str
-    """The renderer of its chat format (`renderers/renderer.py`); Thinking models are told by their chat template."""
+    """The renderer of its chat format (`renderers/renderer.py`); a chat template marks Thinking models."""
     lora_targets: Mapping[LoraModule, str]
     """Regular expressions of the linear layers that get an adapter, by their names in Transformers."""
     served_modules: Sequence[str] = ()

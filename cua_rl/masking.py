@@ -16,8 +16,9 @@ import secrets as random_secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
 from urllib.parse import quote, quote_plus, unquote
+
+from cua_rl.json_types import is_array, is_object, sequence
 
 MASK = "***"
 
@@ -53,7 +54,7 @@ _PEM = re.compile(
 _WEB_USER = re.compile(
     r"((?:https?|wss?|ftp)://)(?!user:password@)[^\s/?#\"'<>@\\]{1,512}@(?=[^\s@\"'<>/]|\Z)", re.IGNORECASE
 )
-# a password in a database's URL may hold a slash or another @; the @ of a path ends no password
+# a password in a database's URL may hold a slash or another @; the @ of a path does not end a password
 _URL_PASSWORD = re.compile(
     r"(://(?!user:password@)[^\s/:@\"'<>\\]{0,256}:)(?!\d{1,5}[/?])[^\s\"'<>\\]{1,512}(@)(?=[^\s@\"'<>]*(?:[\s\"'<>\\]|\Z))"
 )
@@ -114,7 +115,7 @@ _PREFIXES = (
 )
 _SHORT_PREFIXES = r"(?:r8_|fw_|dapi|pul-|v1\.0-|ak-|as-|key-)"
 """With which words of prose begin, too."""
-# prose behind a prefix has no digit; `risk-` is no `sk-`
+# prose behind a prefix has no digit; `risk-` is not `sk-`
 _FORMS = re.compile(
     rf"(?<![\w.-])(?:{'|'.join(map(re.escape, _PREFIXES.split()))})(?=[\w-]{{0,64}}\d)[\w-]{{16,}}"
     rf"|(?<![\w.-]){_SHORT_PREFIXES}(?=[A-Za-z0-9]{{0,64}}\d)[A-Za-z0-9]{{16,}}"
@@ -142,12 +143,12 @@ _given: set[str] = set()  # secrets of this process's configuration, which may t
 
 
 def mask_secrets(config: Mapping[str, object], secrets: Sequence[str] = ()) -> dict[str, object]:
-    """The configuration with stars for every secret, wherever it stands; also for each of `secrets`."""
+    """The configuration with *** for every secret, wherever it is; also for each of `secrets`."""
     return _Masker(secrets).mapping(config)
 
 
 def mask_text(text: str, secrets: Sequence[str] = ()) -> str:
-    """The text with stars for every secret in it, and for each of `secrets`."""
+    """The text with *** for every secret in it, and for each of `secrets`."""
     return _Masker(secrets).text(text)
 
 
@@ -208,16 +209,13 @@ def is_secret_name(name: str) -> bool:
 
 def secret_names(value: object) -> list[str]:
     """Names in nested JSON data that look like names of secrets."""
-    match value:
-        case Mapping():
-            entries = cast("Mapping[str, object]", value).items()
-            return [
-                found for name, entry in entries for found in ([name] if is_secret_name(name) else secret_names(entry))
-            ]
-        case list():
-            return [name for entry in cast("list[object]", value) for name in secret_names(entry)]
-        case _:
-            return []
+    if is_object(value):
+        return [
+            found
+            for name, entry in value.items()
+            for found in ([name] if is_secret_name(name) else secret_names(entry))
+        ]
+    return [name for entry in sequence(value) for name in secret_names(entry)]
 
 
 def secrets_in(arguments: Sequence[str]) -> list[str]:
@@ -254,21 +252,20 @@ class _Masker:
         return masked
 
     def value(self, name: str, value: object) -> object:
-        match value:
-            case str():
-                return self.named(value) if is_secret_name(name) else self.text(value)
-            case Mapping():
-                entries = {str(key): entry for key, entry in cast("Mapping[object, object]", value).items()}
-                return self.under(name, entries) if is_secret_name(name) else self.mapping(entries)
-            case Sequence():
-                return self.sequence(name, list(cast("Sequence[object]", value)))
-            case None | bool():
-                return value
-            case _:  # the id of a token is no secret
-                is_id = name.lower().endswith("token") and isinstance(value, int) and value < 10**7
-                return self.named(str(value)) if is_secret_name(name) and not is_id else value
+        if isinstance(value, str):
+            return self.named(value) if is_secret_name(name) else self.text(value)
+        if is_object(value):
+            entries = {str(key): entry for key, entry in value.items()}
+            return self.under(name, entries) if is_secret_name(name) else self.mapping(entries)
+        if is_array(value):
+            return self.sequence(name, value)
+        if value is None or isinstance(value, bool):
+            return value
+        # the id of a token is not a secret
+        is_id = name.lower().endswith("token") and isinstance(value, int) and value < 10**7
+        return self.named(str(value)) if is_secret_name(name) and not is_id else value
 
-    def sequence(self, name: str, items: list[object]) -> list[object]:
+    def sequence(self, name: str, items: Sequence[object]) -> list[object]:
         """A list; in command lines and pairs of name and value, the item after a secret name is a secret."""
         masked: list[object] = []
         is_secret = False
@@ -276,7 +273,7 @@ class _Masker:
             masked.append(self.named(item) if is_secret and isinstance(item, str) else self.value(name, item))
             is_name = isinstance(item, str) and not is_secret and is_secret_name(item)
             is_pair = len(items) == 2 and "=" not in str(item)
-            is_secret = is_name and (is_pair or cast("str", item).startswith("-"))
+            is_secret = is_name and (is_pair or str(item).startswith("-"))
         return masked
 
     def under(self, name: str, entries: Mapping[str, object]) -> dict[str, object]:

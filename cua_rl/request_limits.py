@@ -10,12 +10,12 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 
 from cua_rl.errors import CuaError
+from cua_rl.json_types import is_object, sequence
 
 BODY_S, MIN_BYTES_PER_S = 10.0, 100_000
 """A body may take this long, plus the time that its size takes at this rate."""
@@ -134,8 +134,9 @@ def parse_json(text: bytes | str) -> object:
     Raises:
         RequestRefused: the text is not JSON; the parser's error is its cause.
     """
-    marks = (b",", b":", b"[", b"{") if isinstance(text, bytes) else (",", ":", "[", "{")
-    counts = [text.count(cast("Any", mark)) for mark in marks]
+    counts = [
+        text.count(mark.encode()) if isinstance(text, bytes) else text.count(mark) for mark in (",", ":", "[", "{")
+    ]
     if sum(counts) > MAX_VALUES:
         raise RequestRefused(413, f"expected at most {MAX_VALUES} values in a body, got more; send smaller ones")
     try:
@@ -156,10 +157,7 @@ def check_depth(value: object) -> None:
         if depth > MAX_DEPTH:
             raise _too_deep()
         depth += 1
-        containers = cast(
-            "list[dict[str, object] | list[object]]", [item for item in front if isinstance(item, dict | list)]
-        )
-        front = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        front = [inner for item in front for inner in (item.values() if is_object(item) else sequence(item))]
 
 
 def _too_deep() -> RequestRefused:

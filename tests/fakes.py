@@ -4,18 +4,21 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cua_rl.actions import Action
-from cua_rl.agent.agent import AgentOutcome
+from cua_rl.agent.agent import Agent, AgentOutcome
 from cua_rl.conversation import EncodedImage
-from cua_rl.environments.device import DeviceKind
+from cua_rl.environments.device import Device, DeviceKind
 from cua_rl.errors import CuaError
-from cua_rl.events import Event
+from cua_rl.events import Event, Recorder
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.rl.served_policy import SavedPolicy
+from cua_rl.rl.stages import Policy
+from cua_rl.rl.train_step import Trainer
+from cua_rl.rollout.outcome import Judge
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
@@ -31,7 +34,7 @@ class FakeDevice:
     kind: DeviceKind = "android"
     state: str = "0"
     is_closed: bool = False
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list[Action])
 
     async def observe(self) -> EncodedImage:
         return EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
@@ -216,3 +219,8 @@ class FakePolicy:
     async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
         self.saved.append(step)
         return Path(f"/weights/{step}"), Path(f"/sampler_weights/{step}")
+
+
+if TYPE_CHECKING:  # what they stand in for
+    _world: tuple[Device, Judge, Agent, Recorder] = (FakeDevice(), FakeJudge(), FakeAgent([]), FakeRecorder())
+    _learner: tuple[Trainer, Policy] = (FakeTrainer(), FakePolicy())

@@ -1,17 +1,42 @@
-"""A pytest plugin: which tests run in one process with `--dist=loadgroup`.
+"""Which tests of tests/real `make test` runs, and, as a pytest plugin, which run in one process.
 
-Tests of one file share its fixtures, so they stay together. A model server takes 2 GiB until its process ends, so all
-files that use a shared one make one group. pytest-xdist's own groups are marks that it appends to node ids, which
-pytest 9.2 ignores (pytest-xdist issue 1386).
+With `--dist=loadgroup`, tests of one file share its fixtures, so they stay together. A model server takes 2 GiB until
+its process ends, so all files that use a shared one make one group. pytest-xdist's own groups are marks that it appends
+to node ids, which pytest 9.2 ignores (pytest-xdist issue 1386).
+
+`python -m tests.groups` prints the tests of `PATHS`; with `--deselect`, options of pytest that leave them out.
 """
 
 import re
+import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
+
+PATHS: Mapping[str, str] = {
+    "a run is killed and resumed": (
+        "end_to_end/test_demo_run.py::test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans"
+    ),
+    "rollout workers of a run": (
+        "end_to_end/test_rollout_workers.py::test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole"
+    ),
+    "model server and trainer agree": (
+        "end_to_end/test_injected_faults.py::test_without_a_fault_sampler_and_trainer_agree"
+    ),
+    "an agent that is a program": (
+        "agents/test_agents_train.py::test_an_example_agent_trains_one_step_unchanged[plain_openai]"
+    ),
+    "the trainer's process": "training/test_client.py::test_a_step_through_a_real_worker",
+    "the database": "database/test_recorder.py::test_groups_are_rebuilt_bit_for_bit",
+    "a page in a browser": "browser/test_browser_pages.py::test_mouse_actions_arrive_where_the_screenshot_shows_them",
+    "a desktop": "desktop/test_desktops.py::test_an_editor_gets_clicks_keys_and_any_character",
+    "pages of the monitor": "monitor_web/test_pages.py::test_every_page_shows_its_data_and_can_be_read_by_all",
+}
+"""The test in tests/real that stands for each part and path; `make test` runs these, `make test-all` all others too."""
 
 _SHARED_SERVERS = ("server", "vllm")
 """Fixtures of tests/real that last for a whole session."""
@@ -39,3 +64,8 @@ def group_of_file(path: Path) -> str:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
     return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+if __name__ == "__main__":
+    before = "--deselect=" if "--deselect" in sys.argv else ""
+    sys.stdout.writelines(f"{before}tests/real/{test}\n" for test in PATHS.values())

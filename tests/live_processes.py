@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from cua_rl.host.users import SystemUser
+from tests.patience import IdleClock
 
 _STRANGER_UID = 61_200
 """Above those that programs of a run get."""
@@ -24,8 +25,8 @@ def is_alive(pid: int) -> bool:
 
 def wait_until_dead(*pids: int, timeout_s: float = 60.0) -> bool:
     """Wait until none of the processes is running; False if one still is at the time limit."""
-    deadline = time.monotonic() + timeout_s
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+    clock = IdleClock()
+    while any(map(is_alive, pids)) and clock.look() < timeout_s:
         time.sleep(0.05)
     return not any(map(is_alive, pids))
 
@@ -57,7 +58,7 @@ def stranger_connects(port: int) -> bool:
     """Whether a user who has nothing to do with us reaches this loopback port; if we are not root, whether we do."""
     stranger = SystemUser(uid=_STRANGER_UID if os.geteuid() == 0 else None)
     command = stranger.command(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"])
-    return subprocess.run(command, capture_output=True, check=False, cwd="/", timeout=60).returncode == 0
+    return subprocess.run(command, capture_output=True, check=False, cwd="/").returncode == 0
 
 
 def processes_with(word: str) -> list[int]:

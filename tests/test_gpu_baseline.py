@@ -108,7 +108,7 @@ def test_every_step_has_the_same_tasks_on_other_phones() -> None:
 
 
 def test_the_page_has_every_field() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "dev" / "baselines.md").read_text(encoding="utf-8")
     figures = measure(STEPS, REQUESTS, sampling_tflop=1.0, peak_tflop_per_s=1.0)
     nested = {f"{name}.{part}" for name, value in figures.items() if isinstance(value, dict) for part in value}
     plain = {name for name, value in figures.items() if not isinstance(value, dict)}

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from cua_rl.host.system import raise_descriptor_limit
 from cua_rl.http_server import ConnectionLimits, serve_app
+from tests.patience import patience
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -91,7 +92,7 @@ QUICK = ConnectionLimits(head_s=0.2, stall_s=0.2, max_waiting=3, burst_s=0.0, ma
 async def test_a_request_that_is_never_whole_is_closed(sent: bytes) -> None:
     async with served(QUICK) as port:
         reader, writer = await ask(port, sent)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await is_closed(reader)
         writer.close()
 
@@ -132,7 +133,7 @@ async def test_a_large_body_that_nobody_reads_leaves_the_connection_to_the_next_
         reader, writer = await ask(port, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % 2**20)
         await reader.readuntil(b"hello")
         writer.write(bytes(2**20) + GET)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -142,7 +143,7 @@ async def test_a_client_that_sends_a_refused_body_to_its_end_reads_the_answer() 
     async with served(ConnectionLimits()) as port:
         head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
         reader, writer = await ask(port, head)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             for _ in range(size // 2**20):
                 writer.write(bytes(2**20))
                 await writer.drain()
@@ -155,7 +156,7 @@ async def test_a_refused_body_that_never_ends_is_closed() -> None:
         head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % 2**40
         reader, writer = await ask(port, head)
         await reader.readuntil(b"hello")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             with pytest.raises(ConnectionError):
                 await send_for_ever(writer)
         writer.close()
@@ -168,7 +169,7 @@ async def test_an_answer_that_is_not_read_is_given_up() -> None:
         while writer.transport.is_reading():  # until this side's buffer is full
             await asyncio.sleep(0.01)
         await asyncio.sleep(4 * QUICK.stall_s)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await is_closed(reader)  # an endless answer has an end
         writer.close()
 
@@ -176,7 +177,7 @@ async def test_an_answer_that_is_not_read_is_given_up() -> None:
 async def test_the_oldest_half_open_connections_make_room_for_new_ones() -> None:
     async with served(replace(QUICK, head_s=60.0)) as port:
         half_open = [await ask(port, b"GET") for _ in range(4)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await is_closed(half_open[0][0])
         for _ in range(20):
             reader, writer = await ask(port)
@@ -193,7 +194,7 @@ async def test_a_peer_with_too_many_connections_gets_no_more() -> None:
         for reader, _ in busy:
             await reader.read(100)
         refused, writer = await ask(port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await is_closed(refused)
         for _, other in [*busy, (refused, writer)]:
             other.close()
@@ -205,7 +206,7 @@ async def test_too_many_connections_of_all_peers_cost_the_one_with_the_most_that
         many = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(5)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         more = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.3", 0)) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             assert await is_closed(many[0][0])
             assert await is_closed(many[1][0])
         writer.write(GET)
@@ -226,7 +227,7 @@ async def test_heads_that_arrive_before_the_first_answer_wait_outside_the_server
                     await writer.drain()
         reader, _ = await ask(port)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             assert b"hello" in await reader.readuntil(b"hello")
         writer.transport.abort()
 

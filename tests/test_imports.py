@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ PROGRAM = "import sys, cua_rl.run.training; print(*(name for name in sys.argv[1:
 
 def test_a_training_run_imports_without_heavy_libraries() -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True
     ).stdout.split()
 
     assert loaded == []
@@ -22,7 +23,7 @@ def test_a_training_run_imports_without_heavy_libraries() -> None:
 @pytest.mark.parametrize("suffix", ["agent", "rl.sync_loop", "rollout.run", "sampling.client", "training.client"])
 def test_each_part_of_the_controller_imports_alone(suffix: str) -> None:
     """A module that works only after another one was imported would fail here."""
-    subprocess.run([sys.executable, "-c", f"import cua_rl.{suffix}"], check=True, timeout=120, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", f"import cua_rl.{suffix}"], check=True, cwd=Path.cwd())
 
 
 RUNS_WHAT_IT_READS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "copyreg"}
@@ -76,3 +77,52 @@ def test_readers_of_code_are_found(tmp_path: Path) -> None:
     )
 
     assert find_readers_of_code(path) == {"pickle", "multiprocessing", "all_gather_object", "torch.load", "recv()"}
+
+
+def find_imports(folder: Path) -> dict[str, set[str]]:
+    """The modules of a package that each of its modules imports anywhere: in functions and for type checkers too."""
+    paths = {".".join(path.relative_to(folder.parent).with_suffix("").parts): path for path in folder.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    imports: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names=names):
+                    found |= {alias.name for alias in names}
+                case ast.ImportFrom(module=str(origin), names=names):
+                    inner = {f"{origin}.{alias.name}" for alias in names}
+                    found |= inner & paths.keys() or {origin}
+                case _:
+                    pass
+        imports[module] = found & paths.keys() - {module}
+    return imports
+
+
+def find_circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next, and the last is the first; none if there is no circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    imports = find_imports(Path("cua_rl"))
+
+    assert "cua_rl.types" in imports["cua_rl.rl.stages"]
+    assert find_circle(imports) == []
+
+
+def test_a_circle_is_found_even_if_one_of_its_imports_is_in_a_function(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "one.py").write_text("from package import two\n")
+    (package / "two.py").write_text("def run():\n    from package.three import name\n")
+    (package / "three.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.one\n")
+    (package / "four.py").write_text("import package.one\n")
+
+    circle = find_circle(find_imports(package))
+
+    assert set(circle) == {"package.one", "package.two", "package.three"}

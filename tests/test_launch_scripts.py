@@ -15,7 +15,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import check_learning
 
 ROOT = Path(__file__).parents[1]
-MODELS = ROOT / "tests" / "run" / "model_configs"
+MODELS = ROOT / "tests" / "machine" / "model_configs"
 SIX_GPUS = ("server.gpus=0,1", "server.tensor_parallel=2", "trainer.gpus=2,3,4,5")
 
 

@@ -36,9 +36,7 @@ def run_tests(folder: Path, *options: str, allowed: str) -> subprocess.Completed
         str(folder),
     ]
     own = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUA_RL_ALLOWED_SKIPS": allowed}
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False, timeout=120
-    )
+    return subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False)
 
 
 def test_allowed_skips_are_listed_by_reason_and_pass(tmp_path: Path) -> None:

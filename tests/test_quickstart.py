@@ -3,13 +3,20 @@
 import json
 import runpy
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from cua_rl.environments.android.queries import ANDROID_QUERIES
+from cua_rl.environments.phone.demo.expert import Finish, decide
+from cua_rl.environments.phone.demo.phone import make_simulated_phone
+from cua_rl.environments.phone.demo.templates import TEMPLATES
+from cua_rl.environments.phone.simulator.device import perform
+from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
-from cua_rl.environments.query_values import PHONE_QUERIES
+from cua_rl.environments.query_values import PHONE_QUERIES, Query, Values
 from cua_rl.recipes.train import main
 
 ROOT = Path(__file__).parents[1]
@@ -47,15 +54,50 @@ def test_the_examples_pass_a_dry_run(
     assert main(["dry_run=true", *arguments]) == 0, capsys.readouterr().err
 
 
-def test_the_table_of_queries_is_the_one_that_checks_are_read_by() -> None:
+def values_seen() -> Mapping[str, Counter[str]]:
+    """What each query answers while scripted experts solve every demo task once; how often is its count."""
+    seen = {name: Counter[str]() for name in SIMULATOR_QUERIES}
+    for seed, template in enumerate(TEMPLATES.values()):
+        phone = make_simulated_phone(template.make_task(seed))
+        states = [phone.state]
+        while (
+            not isinstance((decision := decide(template, phone)).action, Finish) and len(states) <= template.max_turns
+        ):
+            phone.state = perform(phone.state, decision.action, phone.scale)
+            states.append(phone.state)
+        goal = template.instance(seed).goal.query
+        for name, query in SIMULATOR_QUERIES.items():
+            called = goal if goal.partition(":")[0] == name else query_called(name, query)
+            seen[name].update(read_query(state, called) for state in states)
+    return seen
+
+
+def query_called(name: str, query: Query) -> str:
+    return f"{name}:{query.argument.example}" if query.argument else name
+
+
+def shown(value: str, values: Values) -> str:
+    """As a check writes it, at most 60 characters of it."""
+    is_json = not isinstance(values.example, str) and value not in ("", "untouched")
+    text = value if is_json else json.dumps(value)
+    if "=" in text:  # in a code span it would be a setting to copy
+        return text
+    return f"`{text}`" if len(text) <= 60 else f"`{text[:56]}`..."
+
+
+def test_the_table_of_queries_is_what_checks_and_phones_say() -> None:
     page = (ROOT / "TASK_CONFIG_QUICKSTART.md").read_text()
-    rows = ["| query | answers | example of `expected` | on |", "|---|---|---|---|"]
+    rows = ["| query | answers | seen on simulated phones | on |", "|---|---|---|---|"]
+    seen = values_seen()
     for name, query in sorted(PHONE_QUERIES.items(), key=lambda entry: (entry[1].argument is not None, entry[0])):
-        called = f"{name}:{query.argument.example}" if query.argument else name
         where = [
             place for place, known in (("simulator", SIMULATOR_QUERIES), ("adb", ANDROID_QUERIES)) if name in known
         ]
-        example = json.dumps(query.values.example)
-        rows.append(f"| `{called}` | {query.values.says} | `{example}` | {', '.join(where)} |")
+        often = sorted(seen.get(name, Counter[str]()).items(), key=lambda entry: (-entry[1], entry[0]))
+        unseen = f"(`{json.dumps(query.values.example)}`)"
+        examples = [shown(value, query.values) for value, _ in often[:3]] or [unseen]
+        values = ", ".join(examples[:1] if examples[0].endswith("...") else examples)
+        called = query_called(name, query)
+        rows.append(f"| `{called}` | {query.values.says} | {values} | {', '.join(where)} |")
 
     assert "\n".join(rows) in page, "put this table into TASK_CONFIG_QUICKSTART.md:\n" + "\n".join(rows)

@@ -7,15 +7,14 @@ ending) are the same as in the tools with coordinates.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, cast
+from typing import TypeVar
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, Finish, parse_action
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
-from cua_rl.environments.device import ActionRejected, DeviceKind
+from cua_rl.environments.device import ActionRejected, DeviceKind, Direction, Grounder, Pixel
+from cua_rl.json_types import mapping, sequence
 
-Direction = Literal["up", "down", "left", "right"]
-Pixel = tuple[int, int]
 _Found = TypeVar("_Found")
 
 _TARGET = {
@@ -31,9 +30,8 @@ _DIRECTION = {
 
 def _element_tool(name: str, base: Tool, pointing: Mapping[str, str]) -> Tool:
     """The tool of `base` with elements instead of coordinates; `pointing` are its actions that need an element."""
-    properties = cast("Mapping[str, Mapping[str, object]]", base.parameters["properties"])
-    actions = cast("list[str]", properties["action"]["enum"])
-    others = [action for action in actions if action in _PLACELESS]
+    properties = mapping(base.parameters["properties"])
+    others = [action for action in sequence(mapping(properties["action"])["enum"]) if action in _PLACELESS]
     kept = {key: value for key, value in properties.items() if key in ("text", "keys", "button", "status", "time")}
     return Tool(
         name=name,
@@ -93,22 +91,6 @@ class ScrollAt:
 Aim = PointAt | DragBetween | ScrollAt
 
 
-class Grounder(Protocol):
-    """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
-
-    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
-        """The pixel of an element; None if it is not on the screen."""
-        ...
-
-    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
-        """Both ends of a drag; None if one of the elements is not on the screen."""
-        ...
-
-    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
-        """Where to scroll, and how far in pixels (0 if unknown); None if the element is not on the screen."""
-        ...
-
-
 def element_tool_for(kind: DeviceKind) -> Tool:
     """The tool without coordinates that operates this kind of device."""
     return MOBILE_ACT if kind == "android" else COMPUTER_ACT
@@ -124,12 +106,12 @@ def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure
         given: object = json.loads(call.arguments)
     except (ValueError, RecursionError):
         given = None
-    values = cast("dict[str, object]", given) if isinstance(given, dict) else {}
+    values = mapping(given)
     action = values.get("action")
     if not isinstance(action, str) or action not in (*pointing, *_PLACELESS):
         return _bad(f"Expected an object whose action is one of {', '.join((*pointing, *_PLACELESS))}.", call.arguments)
     schema = (MOBILE_ACT if base is MOBILE_USE else COMPUTER_ACT).parameters
-    if unknown := sorted(values.keys() - cast("Mapping[str, object]", schema["properties"]).keys()):
+    if unknown := sorted(values.keys() - mapping(schema["properties"]).keys()):
         return _bad(f"Expected only arguments of {call.name}, there is no {unknown[0]!r}.", call.arguments)
     if action in _PLACELESS:
         return parse_action(replace(call, name=base.name), width_px=1, height_px=1)
@@ -168,9 +150,7 @@ def describe(target: object) -> str | None:
     """One line for the coordinate model, None if there is no description: "Save button, labelled Save, blue"."""
     if isinstance(target, str):
         return target.strip() or None
-    if not isinstance(target, dict):
-        return None
-    parts = {str(key): value for key, value in cast("dict[object, object]", target).items() if isinstance(value, str)}
+    parts = {key: value for key, value in mapping(target).items() if isinstance(value, str)}
     if not parts.get("element", "").strip():
         return None
     label = f"labelled {parts['label']}" if parts.get("label") else ""

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import cast
 
 import httpx
 
@@ -26,7 +25,7 @@ from cua_rl.host.guest_account import GuestAccount, open_guest_account
 from cua_rl.host.process_guard import MAX_RESULT_BYTES
 from cua_rl.host.processes import OwnedProcess, Report
 from cua_rl.host.users import bare_environment
-from cua_rl.json_types import Json
+from cua_rl.json_types import mapping
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +33,19 @@ GRACE_S = 10.0
 """How long a program may continue after its rollout is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """The parameters that an agent program receives."""
+Assignment = Mapping[str, str]
+"""What an agent program is told, as environment variables or as the fields of a JSON object."""
 
-    task: AgentTask
-    address: ModelAddress
-    device_token: str
 
-    def variables(self) -> dict[str, str]:
-        """As environment variables, or as the fields of a JSON object."""
-        return {
-            "OPENAI_BASE_URL": f"{self.address.url}/v1",
-            "OPENAI_API_KEY": self.address.api_key,
-            "CUA_INSTRUCTION": self.task.instruction,
-            "CUA_DEVICE_URL": f"{self.address.url}/device",
-            "CUA_DEVICE_TOKEN": self.device_token,
-            "CUA_MAX_TURNS": str(self.task.max_turns),
-        }
+def make_assignment(task: AgentTask, address: ModelAddress, device_token: str) -> Assignment:
+    return {
+        "OPENAI_BASE_URL": f"{address.url}/v1",
+        "OPENAI_API_KEY": address.api_key,
+        "CUA_INSTRUCTION": task.instruction,
+        "CUA_DEVICE_URL": f"{address.url}/device",
+        "CUA_DEVICE_TOKEN": device_token,
+        "CUA_MAX_TURNS": str(task.max_turns),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +70,10 @@ class AgentCommand:
     variables: tuple[str, ...] = ()
     """Names of environment variables that are passed on to it."""
 
-    async def work(self, assignment: Assignment) -> ProgramEnd:
+    async def work(self, task: AgentTask, assignment: Assignment) -> ProgramEnd:
         """Run the command to its end. If cancelled, end it and every process that it started."""
         async with open_guest_account(self.argv, "agent") as account:
-            async with self.process(account, assignment.task, assignment.variables()) as process:
+            async with self.process(account, task, assignment) as process:
                 status = await process.wait()
         if status == 0:
             return ProgramEnd()
@@ -90,7 +84,7 @@ class AgentCommand:
         self,
         account: GuestAccount,
         task: AgentTask,
-        told: Mapping[str, str],
+        told: Assignment,
         *,
         payload: bytes | None = None,
         report: Report | None = None,
@@ -109,7 +103,7 @@ class AgentCommand:
         )
 
 
-async def post(url: str, told: Mapping[str, str]) -> tuple[int, bytes]:
+async def post(url: str, told: Assignment) -> tuple[int, bytes]:
     """Post an assignment and wait for the response without a time limit: its status, and what a result may hold."""
     async with (
         httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client,
@@ -129,10 +123,10 @@ class AgentService:
 
     url: str
 
-    async def work(self, assignment: Assignment) -> ProgramEnd:
+    async def work(self, task: AgentTask, assignment: Assignment) -> ProgramEnd:
         """Post and wait for the response, without a time limit. If cancelled, close the connection."""
         try:
-            status, content = await post(self.url, assignment.variables())
+            status, content = await post(self.url, assignment)
         except httpx.HTTPError as error:
             return ProgramEnd(error=f"the agent at {self.url} did not answer: {type(error).__name__} {error}")
         if status >= HTTPStatus.BAD_REQUEST:
@@ -142,7 +136,7 @@ class AgentService:
             body: object = json.loads(content)
         except (ValueError, RecursionError):
             body = None
-        answer = cast("Json", body).get("answer") if isinstance(body, Mapping) else None
+        answer = mapping(body).get("answer")
         return ProgramEnd(answer=answer if isinstance(answer, str) else None)
 
 
@@ -163,14 +157,14 @@ class ExternalAgent:
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=join.answered, clock=clock)
         offered = OfferedDevice(timed, instruction=task.instruction, max_turns=task.max_turns, join=join, watch=watch)
         with access.expose(task.rollout_id, watch, offered) as address, boundary(AgentError, "run the agent"):
-            end = await self._work(Assignment(task=task, address=address, device_token=offered.token), watch)
+            end = await self._work(task, make_assignment(task, address, offered.token), watch)
         await offered.settle()  # a program may end without waiting for its last action
         await join.close()
         if watch.fault is not None:
             raise watch.fault
         if watch.num_turns == 0:
             raise AgentError(end.error or "the agent ended without asking the model; see that it uses OPENAI_BASE_URL")
-        if end.error:  # after an answer, a program that fails has given up: that is a result, no fault
+        if end.error:  # after an answer, a program that fails has given up: that is a result, not a fault
             logger.warning("an agent failed after %d turns, which ends its rollout: %s", watch.num_turns, end.error)
         finish = offered.finish
         return AgentOutcome(
@@ -181,9 +175,9 @@ class ExternalAgent:
             error=end.error,
         )
 
-    async def _work(self, assignment: Assignment, watch: RolloutWatch) -> ProgramEnd:
+    async def _work(self, task: AgentTask, assignment: Assignment, watch: RolloutWatch) -> ProgramEnd:
         """Wait for the program to end. Once the rollout is over, it has `grace_s` to do so; after a fault, none."""
-        working = asyncio.create_task(self.program.work(assignment), name=f"agent-{assignment.task.rollout_id}")
+        working = asyncio.create_task(self.program.work(task, assignment), name=f"agent-{task.rollout_id}")
         over = asyncio.create_task(watch.over.wait())
         in_time = asyncio.create_task(watch.end_in_time())
         try:
@@ -192,6 +186,6 @@ class ExternalAgent:
                 await asyncio.wait({working}, timeout=self.grace_s)
             return working.result() if working.done() else ProgramEnd()
         finally:
-            for task in (over, in_time, working):
-                task.cancel()
+            for one in (over, in_time, working):
+                one.cancel()
             await asyncio.wait({over, in_time, working})

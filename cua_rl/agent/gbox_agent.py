@@ -7,7 +7,7 @@ client records what the model read and sampled.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cua_rl.actions import Action
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
@@ -126,7 +126,7 @@ class GBoxAgent:
                     raise
                 return None
         conversation.durations_s = {"respond": time.monotonic() - clock}
-        conversation.items += [cast("Json", item.to_dict()) for item in response.output]
+        conversation.items += [item.to_dict() for item in response.output]
         return response
 
 

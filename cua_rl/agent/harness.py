@@ -20,7 +20,7 @@ from cua_rl.agent.external import AgentCommand, post
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
-from cua_rl.environments.harness.device import HarnessResult, HarnessWorld, read_result
+from cua_rl.environments.harness_world import HarnessResult, HarnessWorld, read_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
 from cua_rl.host.guest_account import open_guest_account
 from cua_rl.host.processes import Report

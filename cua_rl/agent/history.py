@@ -6,10 +6,10 @@ prefix cache hits. So the history is edited only when necessary, and then severa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from cua_rl.errors import ConfigError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, mapping, sequence
 
 DROPPED_IMAGE = "(old screenshot left out)"
 
@@ -107,8 +107,7 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
 
 
 def _parts(item: Json) -> list[Json]:
-    content = item.get(_content_key(item))
-    return cast("list[Json]", content) if isinstance(content, list) else []
+    return [mapping(part) for part in sequence(item.get(_content_key(item)))]
 
 
 def _content_key(item: Json) -> str:

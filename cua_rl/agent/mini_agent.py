@@ -20,8 +20,7 @@ from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_ag
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import EncodedImage
-from cua_rl.environments.device import Device
-from cua_rl.environments.gym.device import GymDevice
+from cua_rl.environments.device import Device, RemoteDevice
 from cua_rl.errors import AgentError
 from cua_rl.types import AgentTurn, ModelTurn
 
@@ -69,7 +68,7 @@ class MiniAgent:
         Raises `AgentError` if no run could be started or followed, or it failed through no fault of the policy,
         `SamplingError` if the model did not answer, `TimeoutError` if the run hangs.
         """
-        if not isinstance(device, GymDevice):
+        if not isinstance(device, RemoteDevice):
             raise AgentError(
                 f"expected an execution of a gym server for gbox-mini-agent, got device {device.device_id!r}; take "
                 "tasks of a gym server, or another agent"
@@ -88,12 +87,7 @@ class MiniAgent:
                 "maxStepTimeSec": round(settings.max_step_time_s),
                 # the server's API has no field for a key
                 "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
-                "env": {
-                    "type": "genv",
-                    "gymBaseUrl": device.task.base_url,
-                    "gymId": device.task.gym_id,
-                    "executionId": device.execution.execution_id,
-                },
+                "env": device.address,
                 "standardActionSpace": settings.action_space,
             }
             async with client:

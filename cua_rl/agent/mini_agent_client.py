@@ -5,14 +5,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Self, cast
+from typing import Self
 
 import httpx
 
-from cua_rl.environments.gym.client import parse_body
-from cua_rl.environments.gym.fields import mapping
 from cua_rl.errors import AgentError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, is_object, mapping, parse_json, sequence
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class MiniAgentClient:
                 continue
             except httpx.HTTPError as error:
                 raise AgentError(f"start a run at {self._base_url}: {type(error).__name__} {error}") from error
-            run_id = mapping(parse_body(response)).get("runId") if response.is_success else None
+            run_id = mapping(parse_json(response.content)).get("runId") if response.is_success else None
             if isinstance(run_id, str | int) and not isinstance(run_id, bool):
                 return str(run_id)
             failure = f"status {response.status_code}: {response.text[:300]}"
@@ -64,7 +62,7 @@ class MiniAgentClient:
 
     async def status(self, run_id: str) -> RunStatus:
         """The run's status; raises `AgentError` after all attempts."""
-        fields = mapping(parse_body(await self._get(f"/runs/{run_id}")))
+        fields = mapping(parse_json((await self._get(f"/runs/{run_id}")).content))
         return RunStatus(status=str(fields.get("status")), reason=str(fields.get("reason") or ""))
 
     async def events(self, run_id: str, since: str | None) -> Sequence[object]:
@@ -72,10 +70,8 @@ class MiniAgentClient:
         response = await self._get(f"/runs/{run_id}/events", {} if since is None else {"from": since})
         if response.status_code == HTTPStatus.NOT_FOUND:
             return ()
-        body = parse_body(response)
-        if isinstance(body, Mapping):
-            body = cast("Json", body).get("events")
-        return cast("Sequence[object]", body) if isinstance(body, list) else ()
+        body = parse_json(response.content)
+        return sequence(body.get("events") if is_object(body) else body)
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
         failure = ""

@@ -7,11 +7,10 @@ missing from the record.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from cua_rl import actions
 from cua_rl.conversation import EncodedImage
-from cua_rl.json_types import Json, as_number
+from cua_rl.json_types import Json, as_number, is_object, mapping, sequence
 
 _STEP_STARTS = ("step_start", "turn_start")
 _STEP_ENDS = ("step_end", "turn_end")
@@ -39,18 +38,18 @@ class Step:
         """Add an event of the step; one that is malformed adds nothing."""
         if kind == "model_output":
             output = event.get("modelOutput")
-            response_id = cast("Json", output).get("id") if isinstance(output, Mapping) else None
+            response_id = mapping(output).get("id")
             if isinstance(response_id, str):
                 self.response_ids.append(response_id)
         elif kind == "action_executed":
             given = event.get("action")
-            action: Json = cast("Json", given) if isinstance(given, Mapping) else {}
+            action: Json = mapping(given)
             name, args, error = action.get("name"), action.get("args"), action.get("error")
             if isinstance(name, str):
                 self.actions.append(
                     ReportedAction(
                         name=name,
-                        args=cast("Json", args) if isinstance(args, Mapping) else {},
+                        args=mapping(args),
                         duration_s=_seconds(event, 0.0),
                         error=error if isinstance(error, str) else None,
                     )
@@ -76,9 +75,9 @@ class Journal:
         is_new = False
         for event in events:
             key = json.dumps(event, sort_keys=True, default=str)
-            if key not in self._seen and isinstance(event, Mapping):
+            if key not in self._seen and is_object(event):
                 self._seen.add(key)
-                self._add(cast("Json", event))
+                self._add(event)
                 is_new = True
         return is_new
 
@@ -126,10 +125,7 @@ def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> a
 def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
     """A point; some agents report coordinates from 0 to 1, others from 0 to 1000."""
     given = next((args[name] for name in names if args.get(name) is not None), None)
-    if isinstance(given, Mapping):
-        fields = cast("Json", given)
-        given = [fields.get("x"), fields.get("y")]
-    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    items = [given.get("x"), given.get("y")] if is_object(given) else sequence(given)
     numbers = [number for item in items if (number := as_number(item, largest=_LARGEST)) is not None]
     if len(numbers) != 2:
         return None

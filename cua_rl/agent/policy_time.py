@@ -89,7 +89,7 @@ class RolloutClock:
 
     @contextmanager
     def uncharged(self) -> Generator[None]:
-        """Nobody is charged for the time of the block: the model samples, or the database is away."""
+        """The time of the block is charged to nobody: the model samples, or the database is unreachable."""
         with self._accounted():
             self._num_pauses += 1
         try:
@@ -141,7 +141,7 @@ class RolloutClock:
 
     @contextmanager
     def _accounted(self) -> Generator[None]:
-        """The block changes who is charged, or what is left: charge up to here, and go on with what it sets."""
+        """The block changes who is charged, or what is left: charge up to here, and continue with what it sets."""
         self._charge()
         yield
         self._rearm()

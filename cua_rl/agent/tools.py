@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from math import inf
-from typing import cast
 
 from cua_rl.actions import (
     Action,
@@ -29,7 +28,7 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.environments.device import DeviceKind
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, is_object, mapping, sequence
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
@@ -160,16 +159,14 @@ def parse_action(
             values: object = json.loads(call.arguments)
         except ValueError as error:
             raise _BadArguments(f"The arguments are no JSON ({error}). {_EXPECTED_OBJECT}") from None
-        if not isinstance(values, dict):
+        if not is_object(values):
             raise _BadArguments(f"The arguments are {call.arguments!r}. {_EXPECTED_OBJECT}")
-        arguments = _Arguments(
-            values=cast("dict[str, object]", values), width_px=width_px, height_px=height_px, cursor=cursor
-        )
+        arguments = _Arguments(values=values, width_px=width_px, height_px=height_px, cursor=cursor)
         action = arguments.values.get("action")
         maker = makers.get(action) if isinstance(action, str) else None
         if maker is None:
             raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
-        known = cast("Mapping[str, object]", _TOOLS[call.name].parameters["properties"])
+        known = mapping(_TOOLS[call.name].parameters["properties"])
         if unknown := sorted(arguments.values.keys() - known.keys()):
             raise _BadArguments(f"There is no argument {unknown[0]!r}. Arguments: {', '.join(known)}.")
         return maker(arguments)
@@ -182,7 +179,7 @@ def parse_action(
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
     """Relative coordinates to a pixel: 0 is the first one, 1000 lies beyond the last one and is clamped to it."""
     value = arguments.values.get(name)
-    given = cast("list[object]", value) if isinstance(value, list) else []
+    given = sequence(value)
     numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
     if len(given) != 2 or len(numbers) != 2 or not all(0 <= number <= MAX_COORDINATE for number in numbers):
         raise _BadArguments(f"{name} is {value!r}. Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}.")
@@ -266,10 +263,10 @@ def _type(arguments: _Arguments) -> Action:
 
 def _key(arguments: _Arguments) -> Action:
     keys = arguments.values.get("keys")
-    names = cast("list[object]", keys) if isinstance(keys, list) else []
-    if not names or not all(isinstance(name, str) and name for name in names):
+    names = tuple(name for name in sequence(keys) if isinstance(name, str) and name)
+    if not 0 < len(names) == len(sequence(keys)):
         raise _BadArguments(f'keys is {keys!r}. Expected keys: a list of names such as ["ctrl", "s"].')
-    return PressKey(keys=tuple(cast("list[str]", names)))
+    return PressKey(keys=names)
 
 
 def _system_button(arguments: _Arguments) -> Action:

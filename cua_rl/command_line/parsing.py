@@ -10,7 +10,7 @@ command line wins over files, files over presets and defaults.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import chz
 
@@ -26,6 +26,7 @@ from cua_rl.command_line.settings import (
 )
 from cua_rl.command_line.values import UnfitValueError, as_argument, holds, parse_value
 from cua_rl.errors import ConfigError
+from cua_rl.json_types import is_object, mapping
 
 Config = TypeVar("Config")
 
@@ -127,8 +128,8 @@ class GivenValues:
         for name, value in _read_yaml(path).items():
             settings: dict[str, object] = {name: value}
             is_group = name in self.names.all and self.names.all[name].group is not None
-            if is_group and (value is None or isinstance(value, Mapping)):  # None: a heading with nothing below it
-                settings = {f"{name}.{key}": entry for key, entry in cast("Mapping[str, object]", value or {}).items()}
+            if is_group and (value is None or is_object(value)):  # None: a heading with nothing below it
+                settings = {f"{name}.{key}": entry for key, entry in mapping(value).items()}
             for setting, entry in settings.items():
                 try:
                     self.set_text(setting, as_argument(entry))
@@ -142,7 +143,7 @@ class GivenValues:
             owner, key = entry
             # the first entry that is set begins a new dictionary: it does not mix with the preset or the default
             current = self.values.get(owner.name, {})
-            if not isinstance(current, dict):
+            if not is_object(current):
                 raise ConfigError(
                     f"expected {owner.name} to be one dictionary, got {current!r}; put {owner.name}.{key} into its JSON"
                 )
@@ -150,7 +151,7 @@ class GivenValues:
                 value: object = json.loads(text)
             except (json.JSONDecodeError, RecursionError):
                 value = text
-            self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
+            self.values[owner.name] = {**current, key: value}
             return
         secret = self.names.find_file(name)
         if secret is not None:
@@ -189,13 +190,12 @@ def _read_yaml(path: Path) -> dict[str, object]:
         raise ConfigError(f"config: expected YAML in {str(path)!r}, got {problem}; correct it there") from None
     if content is None:
         return {}
-    if not isinstance(content, Mapping):
+    if not is_object(content):
         raise ConfigError(
             f"config: expected names and values, such as 'group_size: 8', in {str(path)!r}, got a "
             f"{type(content).__name__}; write one setting a line"
         )
-    settings = cast("Mapping[object, object]", content)
-    return {str(name).replace("-", "_"): value for name, value in settings.items()}
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
 def _split_arguments(argv: Sequence[str], names: SettingNames) -> Iterator[tuple[str, str]]:
@@ -207,7 +207,7 @@ def _split_arguments(argv: Sequence[str], names: SettingNames) -> Iterator[tuple
         if not argument.startswith("--") and "=" not in argument:
             raise ConfigError(f"expected key=value or --key value, got {argument!r}; --help lists the settings")
         is_setting = name != CONFIG_FILE and names.find_entry(name) is None and names.find_file(name) is None
-        kind = names.find(name).kind if is_setting else str  # the name is looked up before a value is missed
+        kind = names.find(name).kind if is_setting else str  # an unknown name is reported before a missing value
         if "=" in argument:
             yield name, argument.split("=", 1)[1]
         elif bool in holds(kind) and not (rest and _is_bool(rest[0])):

@@ -1,10 +1,11 @@
 """A configuration as JSON that may be stored and shown."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import Any, TypeGuard
 
 import chz
 
+from cua_rl.json_types import is_object, mapping
 from cua_rl.masking import known_secrets, mask_secrets, remember_secrets
 from cua_rl.settings import setting_fields
 
@@ -15,10 +16,9 @@ def plain_config(config: object) -> dict[str, object]:
     Masked are values of settings named like `gbox_api_key`, users and passwords in URLs, and every secret of the
     environment. What is masked here is masked in logs and errors too from now on.
     """
-    plain = _plain(config)
-    if not isinstance(plain, dict):
+    settings = _plain(config)
+    if not is_object(settings):
         raise TypeError(f"expected a chz configuration or a mapping, got {config!r}")
-    settings = cast("dict[str, object]", plain)
     remember_secrets(settings)
     return mask_secrets(settings, known_secrets())
 
@@ -30,7 +30,7 @@ def stored_setting(config: Mapping[str, Any], path: str) -> Any:
     """
     value: Any = config
     for name in path.split("."):
-        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+        value = mapping(value).get(name)
     if value is not None:
         return value
     return config.get(path.replace(".", "_"), config.get(path.rpartition(".")[2]))
@@ -43,9 +43,9 @@ def find_stored(config: Mapping[str, Any], path: str, *, is_for_group: bool = Fa
     """
     value: Any = config
     for name in path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
+        if not is_object(value) or name not in value:
             break
-        value = cast("Mapping[str, Any]", value)[name]
+        value = value[name]
     else:
         return True, value
     group = config.get(path.partition(".")[0])
@@ -55,15 +55,15 @@ def find_stored(config: Mapping[str, Any], path: str, *, is_for_group: bool = Fa
     return value is not None, value
 
 
+def _is_many(value: object) -> TypeGuard[Collection[object]]:
+    return isinstance(value, list | tuple | set | frozenset)
+
+
 def _plain(value: object) -> object:
     if chz.is_chz(value):
         value = {name: getattr(value, name) for name in setting_fields(type(value))}
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case Mapping():
-            return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, object]", value).items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(entry) for entry in cast("Sequence[object]", value)]
-        case _:
-            return str(value)
+    if is_object(value):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if _is_many(value):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.plain_config import plain_config
@@ -19,6 +19,7 @@ from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, Show
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.host.environment_file import load_environment_file
 from cua_rl.host.system import hide_arguments, refuse_inspection
+from cua_rl.json_types import sequence
 from cua_rl.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
 
 Config = TypeVar("Config")
@@ -86,7 +87,7 @@ def hide_secrets(argv: Sequence[str]) -> None:
     if not secrets:
         return
     hide_arguments(secrets)
-    masked = cast("list[str]", mask_secrets({"argv": list(argv)})["argv"])
+    masked = list(map(str, sequence(mask_secrets({"argv": list(argv)})["argv"])))
     shown: list[str] = []
     files: list[str] = []
     for place, argument in enumerate(masked):

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import chz
 
@@ -18,6 +18,7 @@ from cua_rl.command_line.values import (
     type_name,
 )
 from cua_rl.errors import ConfigError
+from cua_rl.json_types import is_array, is_object
 from cua_rl.masking import is_secret_name
 from cua_rl.settings import metadata_of, setting_fields, walk_settings
 
@@ -38,7 +39,7 @@ class Setting:
     """The annotated type."""
     doc: str
     default: object
-    """REQUIRED if there is none."""
+    """REQUIRED if it has no default."""
     group: type[Any] | None = None
     """The nested configuration class, if the setting is a group."""
     is_for_group: bool = False
@@ -177,7 +178,7 @@ def accept_value(config_class: type[Any], name: str, value: object) -> object:
     group: Any = next((kind for kind in kinds if chz.is_chz(kind)), None)
     if group is not None:
         leaf = next((key for key, one in setting_fields(group).items() if metadata_of(one).get("for_group")), None)
-        given = cast("Mapping[str, object]", value if isinstance(value, Mapping) else {leaf: value})
+        given = value if is_object(value) else {str(leaf): value}
         for key in given:
             if key not in setting_fields(group):
                 near = difflib.get_close_matches(str(key), setting_fields(group), n=1)
@@ -191,7 +192,8 @@ def accept_value(config_class: type[Any], name: str, value: object) -> object:
     except UnfitValueError as error:
         example = as_argument(field._default_factory()) if callable(field._default_factory) else "None"
         raise ConfigError(f"{name}: expected {error}, got {value!r}; for example {example}") from None
-    return cast("object", value) if isinstance(value, list | Mapping) else parsed
+    is_parsed = is_object(value) or (is_array(value) and not isinstance(value, tuple))
+    return value if is_parsed else parsed
 
 
 def format_help(

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
+
+from cua_rl.json_types import is_array, is_object
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
@@ -14,7 +16,7 @@ NONE_WORDS = ("none", "null")
 
 
 class UnfitValueError(ValueError):
-    """The text is no value of the type; the message says what was expected."""
+    """The text is not a value of the type; the message says what was expected."""
 
 
 def holds(kind: Any) -> tuple[Any, ...]:
@@ -121,12 +123,12 @@ def _parse_json(text: str, kind: Any) -> object:
         value: object = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,))) from None
-    if not isinstance(value, dict if is_mapping(kind) else list):
+    if is_mapping(kind) and is_object(value):
+        return value
+    if is_mapping(kind) or not is_array(value):
         raise UnfitValueError(type_name(kind))
-    if isinstance(value, dict):
-        return cast("dict[str, object]", value)
-    items = cast("list[object]", value)
-    if is_mapping(part_kind) and not all(isinstance(item, dict) for item in items):
+    items = list(value)
+    if is_mapping(part_kind) and not all(map(is_object, items)):
         raise UnfitValueError(type_name(kind))
     if is_simple:
         items = [parse_value(as_argument(item), part_kind) for item in items]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from sqlalchemy import Dialect, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -16,6 +16,7 @@ from sqlalchemy.types import TypeDecorator
 
 from cua_rl.actions import Action, Button, PressButton, PressKey
 from cua_rl.conversation import EncodedImage
+from cua_rl.json_types import is_array, is_object, mapping, sequence
 from cua_rl.types import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 
 _ESCAPE = "\x1a"
@@ -39,34 +40,24 @@ def unescape_text(text: str) -> str:
 
 def escape_json(value: object) -> object:
     """Make a JSON value storable: strings escaped, non-finite floats as objects, tuples as lists."""
-    match value:
-        case str():
-            return escape_text(value)
-        case float() if not isfinite(value):
-            return {_NON_FINITE_KEY: repr(value)}
-        case Mapping():
-            items = cast("Mapping[str, object]", value).items()
-            return {escape_text(key): escape_json(item) for key, item in items}
-        case Sequence():
-            return [escape_json(item) for item in cast("Sequence[object]", value)]
-        case _:
-            return value
+    if isinstance(value, str):
+        return escape_text(value)
+    if isinstance(value, float) and not isfinite(value):
+        return {_NON_FINITE_KEY: repr(value)}
+    if is_object(value):
+        return {escape_text(key): escape_json(item) for key, item in value.items()}
+    return [escape_json(item) for item in value] if is_array(value) else value
 
 
 def unescape_json(value: object) -> object:
     """Restore what `escape_json` replaced."""
-    match value:
-        case str():
-            return unescape_text(value)
-        case dict():
-            items = cast("dict[str, object]", value)
-            if _NON_FINITE_KEY in items:
-                return float(str(items[_NON_FINITE_KEY]))
-            return {unescape_text(key): unescape_json(item) for key, item in items.items()}
-        case list():
-            return [unescape_json(item) for item in cast("list[object]", value)]
-        case _:
-            return value
+    if isinstance(value, str):
+        return unescape_text(value)
+    if is_object(value):
+        if _NON_FINITE_KEY in value:
+            return float(str(value[_NON_FINITE_KEY]))
+        return {unescape_text(key): unescape_json(item) for key, item in value.items()}
+    return [unescape_json(item) for item in value] if is_array(value) else value
 
 
 class AnyText(TypeDecorator[str]):
@@ -127,8 +118,7 @@ def encode_actions(action: Action | None, more_actions: Sequence[Action] = ()) -
 
 def decode_more_actions(encoded: Mapping[str, object] | None) -> tuple[Action, ...]:
     """The actions under "then"."""
-    later = cast("Sequence[Mapping[str, object]]", (encoded or {}).get("then", ()))
-    return tuple(decode_action(action) for action in later)
+    return tuple(decode_action(mapping(action)) for action in sequence((encoded or {}).get("then")))
 
 
 def decode_action(encoded: Mapping[str, object]) -> Action:
@@ -136,7 +126,7 @@ def decode_action(encoded: Mapping[str, object]) -> Action:
     values = {name: value for name, value in encoded.items() if name not in ("type", "then")}
     kind = _ACTION_CLASSES[str(encoded["type"])]
     if kind is PressKey:
-        return PressKey(keys=tuple(cast("Sequence[str]", values["keys"])))
+        return PressKey(keys=tuple(map(str, sequence(values["keys"]))))
     if kind is PressButton:
         return PressButton(button=Button(str(values["button"])))
     return kind(**values)  # pyright: ignore[reportArgumentType] - the values that encode_action took from it
@@ -153,7 +143,7 @@ def encode_prompt_chunks(prompt: ModelInput) -> list[dict[str, object]]:
 
 
 def decode_prompt(
-    token_ids: Sequence[int], chunks: Sequence[Mapping[str, object]], images: Mapping[str, EncodedImage]
+    token_ids: Sequence[int], chunks: Sequence[Mapping[str, Any]], images: Mapping[str, EncodedImage]
 ) -> ModelInput:
     """Split flat token ids into text and images as `encode_prompt_chunks` noted it; `images` are by sha256."""
     decoded: list[Chunk] = []
@@ -161,9 +151,9 @@ def decode_prompt(
     for chunk in chunks:
         if "image" in chunk:
             image = images[str(chunk["image"])]
-            decoded.append(ImageChunk(image=image, expected_tokens=cast("int", chunk["tokens"])))
+            decoded.append(ImageChunk(image=image, expected_tokens=chunk["tokens"]))
         else:
-            length = cast("int", chunk["text"])
+            length: int = chunk["text"]
             decoded.append(EncodedTextChunk(tokens=tuple(token_ids[position : position + length])))
         position += decoded[-1].length
     return ModelInput(chunks=tuple(decoded))

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
+from cua_rl.events import Phase
 from cua_rl.json_types import JsonDict
 from cua_rl.types import StopReason
 
@@ -40,6 +41,7 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[object, object]] = {
         str: AnyText(),
+        Phase: AnyText(),
         int: sa.Integer(),
         float: sa.Double[float](),
         datetime: sa.DateTime(timezone=True),
@@ -146,7 +148,7 @@ class Eval(SourceColumns, Base):
         _one_of("phase", ("baseline", "eval")),
     )
 
-    phase: Mapped[str]
+    phase: Mapped[Phase]
 
 
 class TaskRow(Base):

@@ -58,7 +58,7 @@ class EmbeddedPostgres:
     It listens only on a Unix socket in a private folder, to the user who started it. Started by root, it runs as a user
     of its own, and while it is being created as `nobody`. Leaving the context shuts the server down cleanly, and so
     does the death of the controller, whatever its cause. A server that dies is started again, as often as it takes: a
-    full disk ends it, and the run goes on once there is room.
+    full disk ends it, and the run continues once there is room.
 
     Of an existing folder, nothing decides how the server runs or who may connect: it reads settings of our own, and
     its address comes from us. What the tables themselves define does run when they are read, so a folder of another
@@ -115,7 +115,7 @@ class EmbeddedPostgres:
 
     async def _keep_alive(self, process: OwnedProcess) -> None:
         status = await process.wait()
-        while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays so
+        while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays deleted
             logger.error("the embedded Postgres ended status=%d and is started again; read %s", status, self._log_path)
             await process.stop()
             await asyncio.sleep(_RESTART_S)

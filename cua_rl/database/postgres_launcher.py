@@ -115,7 +115,7 @@ def _take_lock(path: Path) -> bool:
 
 
 def _open_folder(path: Path) -> tuple[int, str]:
-    """A descriptor, and a name for the folder that leads past its parents, for whoever inherits the descriptor."""
+    """A descriptor, and a name for the folder that leads past its parents, for processes that inherit it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     return descriptor, f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(path)
 

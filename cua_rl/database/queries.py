@@ -1,23 +1,9 @@
 """Queries of runs and their steps; and renaming of a run that was moved."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Step, Training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
-    """One step and what was measured in it; `metrics` is empty until it is trained."""
-
-    step: int
-    status: str
-    policy_version: int
-    datums_sha256: str | None
-    metrics: Mapping[str, float]
 
 
 async def latest_trainings(session: AsyncSession, limit: int = 50) -> list[Training]:
@@ -40,16 +26,6 @@ async def rename_training(session: AsyncSession, training_id: int, run_name: str
     )
 
 
-async def load_steps(session: AsyncSession, training_id: int) -> list[StepSummary]:
-    """All steps of a run with their metrics, in order."""
-    rows = await session.scalars(select(Step).where(Step.training_id == training_id).order_by(Step.step))
-    return [
-        StepSummary(
-            step=row.step,
-            status=row.status,
-            policy_version=row.policy_version,
-            datums_sha256=row.datums_sha256,
-            metrics=row.metrics or {},
-        )
-        for row in rows
-    ]
+async def load_steps(session: AsyncSession, training_id: int) -> list[Step]:
+    """All steps of a run, in order."""
+    return list(await session.scalars(select(Step).where(Step.training_id == training_id).order_by(Step.step)))

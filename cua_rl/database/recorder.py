@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 from uuid import UUID
@@ -34,11 +33,8 @@ WriteEvents = Callable[[Connection, Scope, Sequence[TimedEvent]], Scope]
 """Writes events, none as a heartbeat, and returns the scope of later events."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flush:
-    """A mark in the queue: everything before it is durable once `done` is set."""
-
-    done: asyncio.Future[None]
+_Mark = asyncio.Future[None]
+"""In the queue: everything before it is durable once it is done."""
 
 
 class DatabaseRecorder:
@@ -68,7 +64,7 @@ class DatabaseRecorder:
         self._linger_s = linger_s
         self._flush_linger_s = flush_linger_s
         self._is_due = asyncio.Event()
-        self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
+        self._queue: asyncio.Queue[TimedEvent | _Mark] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
         self._pending: list[TimedEvent] = []
@@ -100,10 +96,10 @@ class DatabaseRecorder:
     async def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
         self._raise_failure()
-        flush = _Flush(asyncio.get_running_loop().create_future())
-        await self._queue.put(flush)
+        mark: _Mark = asyncio.get_running_loop().create_future()
+        await self._queue.put(mark)
         self._is_due.set()
-        await flush.done
+        await mark
 
     async def __aenter__(self) -> Self:
         self._writer = asyncio.create_task(self._write_forever(), name="database-recorder")
@@ -119,7 +115,7 @@ class DatabaseRecorder:
                 if not flush.done() and self._is_away and self._num_written == num_written:
                     raise DatabaseError(
                         f"expected to write the last {self.backlog} events to {self._shown_url!r} within "
-                        f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed away; resume the run "
+                        f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed unreachable; resume the run "
                         "to do their steps again"
                     )
             await flush
@@ -136,7 +132,7 @@ class DatabaseRecorder:
 
     async def _write_forever(self) -> None:
         while True:
-            batch: list[TimedEvent | _Flush] = []
+            batch: list[TimedEvent | _Mark] = []
             with suppress(TimeoutError):  # with nothing queued, a heartbeat is due
                 async with asyncio.timeout(_HEARTBEAT_S):
                     batch.append(await self._queue.get())
@@ -144,19 +140,19 @@ class DatabaseRecorder:
                 await self._linger()
             while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            flushes = [item for item in batch if isinstance(item, _Flush)]
+            marks = [item for item in batch if isinstance(item, asyncio.Future)]
             self._pending = [item for item in batch if isinstance(item, TimedEvent)]
             is_heartbeat = not batch and self._scope.training_id is not None
             if self._failure is None and (self._pending or is_heartbeat):
                 await self._write_with_retries()
             self._pending = []
-            for flush in flushes:
-                if flush.done.done():
+            for mark in marks:
+                if mark.done():
                     continue
                 if self._failure is None:
-                    flush.done.set_result(None)
+                    mark.set_result(None)
                 else:
-                    flush.done.set_exception(self._failure)
+                    mark.set_exception(self._failure)
 
     async def _linger(self) -> None:
         """Let more events join a transaction: most of its cost does not depend on its size."""

@@ -54,86 +54,24 @@ class SourceReport:
     """The groups that an asynchronous step trains, once its batch has been taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutReport:
-    """A rollout, and with it the group that it belongs to."""
-
-    source: SourceRow
-    group_id: str
-    group_index: int
-    task: Columns
-    """task_pk, task_id, seed"""
-    rollout_id: str
-    member_index: int
-    columns: Columns
-    judgement: Judgement | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReport:
+def write_device(connection: Connection, rollout_pk: int, columns: Columns) -> int:
     """The device that a rollout uses."""
-
-    rollout_pk: int
-    columns: Columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnReport:
-    """A turn of a rollout; `response_id` names it if no column does."""
-
-    rollout_pk: int
-    turn_index: int
-    response_id: str
-    columns: Columns
+    statement = insert(Environment).values(rollout_pk=rollout_pk, **columns)
+    statement = statement.on_conflict_do_update(index_elements=["rollout_pk"], set_=dict(columns))
+    row_id = connection.execute(statement.returning(Environment.id)).scalar_one()
+    nameless = update(RolloutRow).where(RolloutRow.id == rollout_pk, RolloutRow.device_id.is_(None))
+    connection.execute(nameless.values(device_id=columns["device_id"]))
+    return row_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnDetail:
-    """Something more about a turn that was reported before."""
-
-    turn_pk: int
-    columns: Columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationReport:
+def write_validation(connection: Connection, rollout_pk: int, validation: Validation) -> int:
     """A validator's result."""
-
-    rollout_pk: int
-    validation: Validation
-
-
-Report = TrainingReport | SourceReport | RolloutReport | DeviceReport | TurnReport | TurnDetail | ValidationReport
+    write_validations(connection, {rollout_pk: validation})
+    return connection.execute(select(ValidationRow.id).where(ValidationRow.rollout_pk == rollout_pk)).scalar_one()
 
 
-def write_report(connection: Connection, report: Report, at: datetime) -> int:
-    """Insert or update the row that a report is about; returns its key. The caller commits."""
-    match report:
-        case TrainingReport():
-            return _write_training(connection, report, at)
-        case SourceReport():
-            return _write_source(connection, report, at)
-        case RolloutReport():
-            return _write_rollout(connection, report, at)
-        case DeviceReport():
-            statement = insert(Environment).values(rollout_pk=report.rollout_pk, **report.columns)
-            statement = statement.on_conflict_do_update(index_elements=["rollout_pk"], set_=dict(report.columns))
-            row_id = connection.execute(statement.returning(Environment.id)).scalar_one()
-            nameless = update(RolloutRow).where(RolloutRow.id == report.rollout_pk, RolloutRow.device_id.is_(None))
-            connection.execute(nameless.values(device_id=report.columns["device_id"]))
-            return row_id
-        case TurnReport():
-            return _write_turn(connection, report, at)
-        case TurnDetail():
-            _change_turn(connection, report.turn_pk, report.columns)
-            return report.turn_pk
-        case ValidationReport():
-            write_validations(connection, {report.rollout_pk: report.validation})
-            query = select(ValidationRow.id).where(ValidationRow.rollout_pk == report.rollout_pk)
-            return connection.execute(query).scalar_one()
-
-
-def _write_training(connection: Connection, report: TrainingReport, at: datetime) -> int:
+def write_training(connection: Connection, report: TrainingReport, at: datetime) -> int:
+    """Insert or update a run."""
     found = connection.execute(
         select(Training.id, Training.attempt_id, Training.config, Training.total_steps).where(
             Training.run_name == report.run_name, Training.log_path == report.log_path
@@ -160,7 +98,8 @@ def _write_training(connection: Connection, report: TrainingReport, at: datetime
     return training_id
 
 
-def _write_source(connection: Connection, report: SourceReport, at: datetime) -> int:
+def write_source(connection: Connection, report: SourceReport, at: datetime) -> int:
+    """Insert or update a step or an evaluation."""
     table, columns = source_table(report.source), dict(report.columns)
     found = find_source(connection, report.training_id, report.source)
     if found is None:
@@ -199,29 +138,35 @@ def _write_source(connection: Connection, report: SourceReport, at: datetime) ->
     return row_id
 
 
-def _write_rollout(connection: Connection, report: RolloutReport, at: datetime) -> int:
-    source = report.source
+def write_rollout(
+    connection: Connection,
+    source: SourceRow,
+    at: datetime,
+    *,
+    rollout_id: str,
+    group_id: str,
+    group_index: int,
+    member_index: int,
+    task: Columns,
+    columns: Columns,
+    judgement: Judgement | None,
+) -> int:
+    """A rollout, and with it the group that it belongs to; `task` is its task_pk, task_id and seed."""
     query = select(RolloutRow.id, RolloutRow.group_pk).where(
-        RolloutRow.training_id == source.training_id, RolloutRow.rollout_id == report.rollout_id
+        RolloutRow.training_id == source.training_id, RolloutRow.rollout_id == rollout_id
     )
     found = connection.execute(query).one_or_none()
     if found is None:
-        started_at = report.columns.get("started_at", at)
-        group_pk = ensure_group(connection, source, report.group_id, report.group_index, report.task, started_at)
-        new = {
-            "group_pk": group_pk,
-            **report.task,
-            "rollout_id": report.rollout_id,
-            "group_index": report.group_index,
-            "member_index": report.member_index,
-            "started_at": started_at,
-        }
-        row_id = ensure_rollouts(connection, source.training_id, [new])[report.rollout_id]
+        started_at = columns.get("started_at", at)
+        group_pk = ensure_group(connection, source, group_id, group_index, task, started_at)
+        place = {"rollout_id": rollout_id, "group_index": group_index, "member_index": member_index}
+        new = {"group_pk": group_pk, **task, **place, "started_at": started_at}
+        row_id = ensure_rollouts(connection, source.training_id, [new])[rollout_id]
     else:
         row_id, group_pk = found
-    change_row(connection, RolloutRow, row_id, report.columns, at)
-    if report.judgement is not None:
-        insert_judgements(connection, {row_id: report.judgement})
+    change_row(connection, RolloutRow, row_id, columns, at)
+    if judgement is not None:
+        insert_judgements(connection, {row_id: judgement})
     _update_group(connection, source, group_pk, at)
     return row_id
 
@@ -247,9 +192,11 @@ def _update_group(connection: Connection, source: SourceRow, group_pk: int, at: 
         count_ended_groups(connection, source)
 
 
-def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int:
-    columns = dict(report.columns)
-    query = select(TurnRow.id).where(TurnRow.rollout_pk == report.rollout_pk, TurnRow.turn_index == report.turn_index)
+def write_turn(
+    connection: Connection, rollout_pk: int, turn_index: int, columns: Columns, at: datetime, *, response_id: str
+) -> int:
+    """A turn of a rollout; `response_id` names it if no column does."""
+    query = select(TurnRow.id).where(TurnRow.rollout_pk == rollout_pk, TurnRow.turn_index == turn_index)
     row_id = connection.scalar(query)
     if row_id is None:
         started_at = columns.get("started_at", at)
@@ -260,12 +207,12 @@ def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int
             .join(Group, Group.id == RolloutRow.group_pk)
             .outerjoin(Step, Step.id == Group.step_id)
             .outerjoin(Eval, Eval.id == Group.eval_id)
-            .where(RolloutRow.id == report.rollout_pk)
+            .where(RolloutRow.id == rollout_pk)
         )
         defaults: dict[str, Any] = {
-            "rollout_pk": report.rollout_pk,
-            "turn_index": report.turn_index,
-            "response_id": report.response_id,
+            "rollout_pk": rollout_pk,
+            "turn_index": turn_index,
+            "response_id": response_id,
             "prompt_token_ids": [],
             "prompt_chunks": [],
             "sampled_tokens": [],
@@ -281,14 +228,16 @@ def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int
             "duration_s": 0.0,
             "durations_s": {},
         }
-        statement = insert(TurnRow).values(defaults | columns).returning(TurnRow.id)
+        statement = insert(TurnRow).values(defaults | {**columns}).returning(TurnRow.id)
         row_id = connection.execute(statement).scalar_one()
     else:
-        _change_turn(connection, row_id, columns)
-    count_turns(connection, {report.rollout_pk: report.turn_index + 1})
+        change_turn(connection, row_id, columns)
+    count_turns(connection, {rollout_pk: turn_index + 1})
     return row_id
 
 
-def _change_turn(connection: Connection, row_id: int, columns: Columns) -> None:
+def change_turn(connection: Connection, row_id: int, columns: Columns) -> int:
+    """Something more about a turn that was reported before."""
     if columns:
         connection.execute(update(TurnRow).where(TurnRow.id == row_id).values(dict(columns)))
+    return row_id

@@ -155,7 +155,7 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             statement = statement.on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
             connection.execute(statement)
         case TrainingEnded():
-            # with it ends whatever still runs in it
+            # whatever still runs in it ends with it
             inner = "cancelled" if event.status == "completed" else event.status
             cancel_rollouts(connection, at, RolloutRow.training_id == training_id)
             for table in (Group, Step, Eval):

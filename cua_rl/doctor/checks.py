@@ -13,7 +13,7 @@ _IDLE_MIB = 1024  # more on a GPU that should be idle belongs to another program
 
 
 async def check_machine(exam: Examination) -> Finding:
-    """What a bug report has to say of the machine."""
+    """What a bug report must say about the machine."""
     facts = await asyncio.to_thread(machine_facts, exam.folder)
     return finding_of(
         f"commit {facts['commit']!s:.12}, {facts['num_cores']} cores, {facts['memory_gib']} GiB", figures=facts

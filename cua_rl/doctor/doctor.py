@@ -53,7 +53,7 @@ _MISSING: Mapping[Need, str] = {
     "server": "the model server does not run",
     "trainer": "the trainer does not run",
 }
-_LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait for ever
+_LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait forever
 _NEARLY_FULL = 0.97
 _OVER_PLAN = 1.1  # the plan is within 10 % of peaks on fake tensors
 _LOW_UTILISATION = 0.15  # less than half of what to expect of a model of 4B and more
@@ -101,7 +101,7 @@ async def attempt(
 
 
 async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ) -> Finding:
-    """The settings work on this machine, the model fits into its memory, and its weights can be had."""
+    """The settings work on this machine, the model fits into its memory, and its weights are available."""
     exam.plan = await plan_run(exam.config, environ)
     await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.config.server.model_path)
     exam.there.add("plan")
@@ -195,7 +195,7 @@ async def check_backward(exam: Examination) -> Finding:
     if metrics.get("trainer/memory_retries"):
         do = f"it ran out of memory first: lower trainer.micro_batch_tokens={plan.memory.micro_batch_tokens}"
     elif "GPU" in exam.there and utilisation < _LOW_UTILISATION:
-        do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/performance.md"
+        do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/dev/performance.md"
     return finding_of(got, do, figures)
 
 

@@ -65,7 +65,7 @@ class Examination:
     """The trainer's metrics of the long backward pass."""
 
     def gpus(self) -> list[list[str]]:
-        """What the driver says of each GPU now, in the order of `SMI_FIELDS`; empty without GPUs."""
+        """What the driver says about each GPU now, in the order of `SMI_FIELDS`; empty without GPUs."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible in ("", "-1"):
             return []

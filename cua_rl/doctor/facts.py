@@ -1,4 +1,4 @@
-"""What a bug report has to say of a machine, and of the model server that started on it."""
+"""What a bug report must say about a machine, and about the model server that started on it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _CLOCK_FIELDS = (
     "index,pstate,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,clocks_event_reasons.active,temperature.gpu,"
     "power.draw,power.limit,persistence_mode,pcie.link.gen.current,pcie.link.width.current"
 )
-"""What nvidia-smi says of speed; why clocks are low is a sum of NVML's `nvmlClocksEventReason...`, 1 if idle."""
+"""What nvidia-smi says about speed; why clocks are low is a sum of NVML's `nvmlClocksEventReason...`, 1 if idle."""
 _LIBRARIES = {
     "CUDA": r"nvidia-cuda-runtime(?:-cu\d+)?",
     "cuDNN": r"nvidia-cudnn-cu\d+",
@@ -49,7 +49,7 @@ _SERVER_LINES: Mapping[str, str] = {  # what vLLM logs as it starts
 
 
 def gather_facts(facts: Mapping[str, Callable[[], object]]) -> dict[str, object]:
-    """The facts that can be had; the others are None, with the reason under `missing`."""
+    """The facts that could be found out; the others are None, with the reason under `missing`."""
     found: dict[str, object] = {}
     missing: dict[str, str] = {}
     for name, find in facts.items():

@@ -1,7 +1,7 @@
 """The interface between agents and devices."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action, MoveMouse, RightClick
@@ -12,7 +12,7 @@ DeviceKind = Literal["android", "linux", "browser"]
 
 
 class ActionRejected(Exception):
-    """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
+    """The device cannot execute the action. The message is shown to the model: a mistake of the policy, not a fault."""
 
 
 NOT_ON_PHONES: Mapping[type, str] = {
@@ -96,6 +96,52 @@ class ReportedDevice(Device, Protocol):
         ...
 
 
+@runtime_checkable
+class RemoteDevice(Device, Protocol):
+    """A device of a server at which an agent elsewhere can operate it."""
+
+    @property
+    def address(self) -> Mapping[str, str]:
+        """How such an agent finds the device, as the server's protocol says it."""
+        ...
+
+
+AttachDevice = Callable[[str], Awaitable[Device]]
+"""From the id of a device that a server holds to the device; closing it only lets go of it."""
+
+Direction = Literal["up", "down", "left", "right"]
+Pixel = tuple[int, int]
+
+
+class Grounder(Protocol):
+    """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
+
+    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
+        """The pixel of an element; None if it is not on the screen."""
+        ...
+
+    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
+        """Both ends of a drag; None if one of the elements is not on the screen."""
+        ...
+
+    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
+        """Where to scroll, and how far in pixels (0 if unknown); None if the element is not on the screen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """The size of a device's screenshots."""
+
+    kind: DeviceKind
+    width_px: int
+    height_px: int
+
+    def scaled(self, factor: float) -> "Screen":
+        """The screen with both sides times `factor`."""
+        return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAbilities:
     """What the devices of a run can do, known before one is leased: which tasks can run there."""
@@ -106,7 +152,7 @@ class DeviceAbilities:
     """They are `ShellDevice`s."""
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
-    task_backend: str | None = None
-    """The source type whose tasks, and no others, run there; None for tasks of sources without devices of their own."""
+    environment: str | None = None
+    """The environment whose tasks, and no others, run there; None for tasks without devices of their own."""
     queries: Mapping[str, Query] | None = None
     """What `query` knows, by name without what may follow a colon; None if only a device can tell."""

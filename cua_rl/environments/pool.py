@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, Self, runtime_checkable
 
-from cua_rl.environments.browser.settings import SiteProgram
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.environments.gym.fields import GymTaskRef
-from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.environments.pool_meter import PoolMeter
 from cua_rl.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
 
@@ -30,12 +27,8 @@ class DeviceRequest:
 
     task_id: str
     seed: int
-    start: Start | None = None
-    """How a simulated phone begins; None leaves it to the task's template."""
-    gym: GymTaskRef | None = None
-    """The task on its gym server, whose executions hold their devices."""
-    site: SiteProgram | None = None
-    """The server that the pages of the task need."""
+    world: object = None
+    """What the task's environment makes the device from; the pool only hands it on."""
     rollout_id: str = ""
     """For backends that label the devices they make."""
 

@@ -68,7 +68,7 @@ async def run_missing_attempts(
 ) -> None:
     """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
 
-    An attempt that was given up before keeps the count of its faults, so that it is known to be no first try. Raises
+    An attempt that was given up before keeps the count of its faults, so that it does not count as a first try. Raises
     `SamplingError` if the first attempts all ended with faults, so the others would, too.
     """
     faults_at_start: list[Attempt] = []
@@ -122,7 +122,7 @@ def attempt_record(attempt: Attempt) -> dict[str, object]:
 
 
 def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, TaskOutcomes]:
-    """Outcomes of a model's attempts, by position in the task set; a later one takes the place of the same before."""
+    """Outcomes of a model's attempts, by position in the task set; a later one replaces an earlier one."""
     latest = {(item.attempt, item.position): item for item in attempts if item.model == model}
     by_position: dict[int, list[Attempt]] = {}
     for _, attempt in sorted(latest.items(), key=lambda entry: entry[0]):

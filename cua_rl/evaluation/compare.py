@@ -1,19 +1,18 @@
 """Compares models on the same task instances: figures of each, and paired tests against the first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 
 from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
 from cua_rl.evaluation.evaluate import TaskOutcomes, summarise
 from cua_rl.evaluation.statistics import paired_interval, sign_flip_test
-from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
+from cua_rl.reporting.comparison import Comparison, PairRow
 
 
 def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
     """The figures of the models in the order of `names`, and the comparison of each later one with the first."""
     outcomes = {name: outcomes_by_position(attempts, name) for name in names}
-    rows = [ModelRow(name=name, **asdict(summarise(list(tasks.values())))) for name, tasks in outcomes.items()]
+    rows = [summarise(list(tasks.values()), name) for name, tasks in outcomes.items()]
     pairs = [compare_pair(names[0], outcomes[names[0]], other, outcomes[other]) for other in names[1:]]
     return Comparison(models=tuple(rows), pairs=tuple(pairs))
 

@@ -7,8 +7,7 @@ from math import fsum
 
 from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
-from cua_rl.metrics import merge_metrics
-from cua_rl.reporting.comparison import SuccessFigures
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rollout.group import GroupJob, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
@@ -36,33 +35,6 @@ class TaskOutcomes:
         num_attempts, num_unknown = len(self.successes) + self.num_given_up, len(self.retried) + self.num_given_up
         num_successes = sum(self.successes) - sum(self.retried)
         return num_successes / num_attempts, (num_successes + num_unknown) / num_attempts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult(SuccessFigures):
-    """What an evaluation measured."""
-
-    def metrics(self, suite: str) -> dict[str, float]:
-        """The result as metrics, `eval/<suite>/...`."""
-        values = {
-            "success_rate": self.success_rate,
-            "success_rate_low": self.low,
-            "success_rate_high": self.high,
-            "num_rollouts": float(self.num_rollouts),
-            "num_successes": float(self.num_successes),
-            "num_faults": float(self.num_faults),
-            "num_turns/mean": self.num_turns_mean,
-            "reward/mean": self.reward_mean,
-        }
-        merged = merge_metrics(
-            values,
-            {"success_rate_worst": self.worst, "success_rate_best": self.best} if self.num_faults else {},
-            {f"pass_at_{k}": rate for k, rate in self.pass_at.items()},
-            {f"short_tasks/{k}": float(num) for k, num in self.num_short_tasks.items()},
-            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()},
-            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()},
-        )
-        return {f"eval/{suite}/{name}": value for name, value in merged.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +83,7 @@ def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
     )
 
 
-def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
+def summarise(outcomes: Sequence[TaskOutcomes], name: str = "policy") -> EvalResult:
     """Success over all tasks, of each the mean of its attempts that ended without a fault.
 
     Nobody knows whether the policy would have failed or succeeded where a fault struck, so `worst` and `best` bound its
@@ -143,6 +115,7 @@ def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
         reward_mean=mean_over_tasks(task.rewards for task in outcomes),
         worst=fsum(worst for worst, _ in bounds) / max(1, len(bounds)),
         best=fsum(best for _, best in bounds) / max(1, len(bounds)),
+        name=name,
     )
 
 

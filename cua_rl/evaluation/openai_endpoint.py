@@ -100,7 +100,7 @@ class EndpointAccess:
         return None if rollout is None else rollout.access
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
-        """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.
+        """Ask the endpoint in its own API and record the turn; an answer that would not be trained on is not a turn.
 
         Raises `ContextOverflow` if the conversation exceeds the model's context, `RequestRejected` if the endpoint
         rejects the request, `SamplingError` if it does not answer, or does not follow the API.
@@ -142,7 +142,7 @@ class EndpointAccess:
     async def _ask(self, body: Mapping[str, object], tools: Sequence[Tool]) -> Reply:
         from openai import APIStatusError, BadRequestError
 
-        assert self._client is not None, "the endpoint was not entered"
+        assert self._client is not None, "expected the endpoint to be entered first"
         is_responses = self._endpoint.api == "responses"
         fields = {name: value for name, value in {**body, **self._endpoint.extra}.items() if value is not None}
         try:

@@ -19,7 +19,7 @@ from cua_rl.conversation import (
     ToolResult,
 )
 from cua_rl.errors import SamplingError
-from cua_rl.json_types import JsonDict
+from cua_rl.json_types import JsonDict, mapping
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.openai_answers import chat_tool_calls
@@ -164,7 +164,7 @@ def _call(call_id: object, name: str, arguments: object) -> ToolCall:
 def _count(usage: object, *path: str) -> int:
     """A token count; 0 if the endpoint does not report it."""
     for key in path:
-        usage = cast("JsonDict", usage).get(key) if isinstance(usage, dict) else None
+        usage = mapping(usage).get(key)
     return usage if isinstance(usage, int) else 0
 
 

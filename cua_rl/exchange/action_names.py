@@ -1,4 +1,4 @@
-"""Names of actions, keys and buttons in the data sets and tools of others."""
+"""Names of actions, keys and buttons in other data sets and tools."""
 
 from collections.abc import Mapping
 
@@ -39,7 +39,7 @@ BUTTONS = {
     **{"back": "Back", "go_back": "Back", "home": "Home", "go_home": "Home", "enter": "Enter", "return": "Enter"},
     **{"recents": "Menu", "recent_apps": "Menu", "app_switch": "Menu"},
 }
-"""Buttons of our tool for phones. A key called menu is none of them: ours shows the recent apps."""
+"""Buttons of our tool for phones. A key called menu is not among them: ours shows the recent apps."""
 KEYS = {
     **{"control": "ctrl", "control_l": "ctrl", "control_r": "ctrl", "shift_l": "shift", "shift_r": "shift"},
     **{"alt_l": "alt", "alt_r": "alt", "option": "alt", "super_l": "super", "command": "meta", "return": "enter"},
@@ -56,4 +56,4 @@ THOUSANDTHS = frozenset({"click_at", "hover_at", "type_text_at", "scroll_at"})
 NO_EFFECT = frozenset(
     {"delay", "description", "thought", "reasoning", "explanation", "intent", "safety_decision", "interval"}
 )
-"""Arguments that say why, or how long the hand takes."""
+"""Arguments that give a reason or a duration of the gesture."""

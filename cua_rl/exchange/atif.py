@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError
@@ -143,7 +143,7 @@ def read_atif(folder: Path) -> Iterator[EncodedRecord]:
     """The rollouts that `AtifWriter` wrote; raises `ConfigError` for a file of something else."""
     for path in sorted((folder / _FOLDER).glob("*.json")):
         trajectory = read_json(path.read_text(encoding="utf-8"))
-        row = cast("Row | None", trajectory.get("extra", {}).get("cua_rl"))
+        row: Row | None = trajectory.get("extra", {}).get("cua_rl")
         if row is None:
             raise ConfigError(
                 f"expected extra.cua_rl in {str(path)!r}, which recipes.export_trajectories wrote, got none; export "

@@ -5,9 +5,9 @@ Code is parsed and never run.
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
 
 from cua_rl.exchange.foreign_actions import ForeignAction, UnknownAction
+from cua_rl.json_types import is_array
 
 _POSITIONAL: Mapping[str, Sequence[str]] = {
     "write": ("text", "interval"), "typewrite": ("text", "interval"), "scroll": ("clicks", "x", "y"),
@@ -40,7 +40,7 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
             yield ForeignAction(name=name, given=given)
             continue
         keys = given.pop("keys", None)  # one after the other, unlike a hotkey's
-        pressed = cast("list[object]", keys) if isinstance(keys, list) else [keys]
+        pressed = keys if is_array(keys) else [keys]
         times = given.pop("presses", 1)
         if not isinstance(times, int) or times * len(pressed) > _MAX_KEYS:
             raise _error(f"up to {_MAX_KEYS} keys", repr(code[:200]))
@@ -49,13 +49,13 @@ def parse_code(code: str) -> Iterator[ForeignAction]:
 
 def _read_arguments(call: ast.Call, name: str, code: str) -> dict[str, object]:
     try:
-        positional = [cast("object", ast.literal_eval(value)) for value in call.args]
-        given = {word.arg or "": cast("object", ast.literal_eval(word.value)) for word in call.keywords}
+        positional: list[object] = [ast.literal_eval(value) for value in call.args]
+        given: dict[str, object] = {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, TypeError, RecursionError, MemoryError):
         raise _error("constants in code", repr(code[:200])) from None
     if name == "hotkey":
-        is_list = len(positional) == 1 and isinstance(positional[0], list)
-        return given | {"keys": (positional[0] if is_list else positional) or given.get("keys")}
+        is_array = len(positional) == 1 and isinstance(positional[0], list)
+        return given | {"keys": (positional[0] if is_array else positional) or given.get("keys")}
     names = _POSITIONAL.get(name, ("x", "y", "duration"))
     if len(positional) > len(names):
         raise _error(f"{name}{names}", repr(code[:200]))

@@ -1,22 +1,23 @@
 """Translates actions of other systems to calls of our tools.
 
 Names and arguments differ between data sets; docs/trajectories.md lists them. Every argument is read, known to change
-nothing, or refused: one that is passed over would teach another action. Coordinates are pixels of the screenshot, or of
+nothing, or refused: ignoring one would teach another action. Coordinates are pixels of the screenshot, or of
 the display if its size differs, or shares of it if neither is above 1 and one is written with a decimal point.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot
-from typing import Any, cast
+from typing import TypeGuard
 
 from cua_rl.agent.tools import ACTION_NAMES, MAX_COORDINATE, MAX_WAIT_S, tool_for
 from cua_rl.conversation import EncodedImage
-from cua_rl.environments.browser.hands import key_chord
 from cua_rl.environments.device import ActionRejected, DeviceKind
+from cua_rl.environments.key_names import key_chord
 from cua_rl.errors import ConfigError
 from cua_rl.exchange import action_names
+from cua_rl.json_types import is_object, sequence
 
 Arguments = dict[str, object]
 
@@ -143,10 +144,10 @@ class _Reading:
             self.point("")
             return self.pressed("back")
         more = {("right", 1): "right_click", ("left", 2): "double_click"} if what == "click" else {}
-        kinds = {("left", 1): what} | more
+        kinds: dict[tuple[str, object], str] = {("left", 1): what, **more}
         on_phone = {"click": "click", "long_press": "long_press"}
         on_computer = {"click": "left_click", "move": "mouse_move", "long_press": ""}
-        found = kinds.get((button, cast("int", clicks)), "")
+        found = kinds.get((button, clicks), "")
         name = on_phone.get(found, "") if self.is_phone else on_computer.get(found, found)
         if not name:
             raise self.lacks(f"an action of {tool_for(self.view.kind).name}")
@@ -182,10 +183,11 @@ class _Reading:
 
     def _path_ends(self) -> tuple[list[int], list[int]]:
         path = self.take("path")
-        points = [_pair(point) for point in cast("list[object]", path)] if isinstance(path, list) else []
-        if len(points) < 2 or None in points:
+        given = sequence(path)
+        points = [point for point in map(_pair, given) if point is not None]
+        if not 2 <= len(points) == len(given):
             raise self.error("a path of two points or more")
-        (x, y), *between, (to_x, to_y) = cast("list[tuple[float, float]]", points)
+        (x, y), *between, (to_x, to_y) = points
         across, along = to_x - x, to_y - y
         for at_x, at_y in between:
             share = ((at_x - x) * across + (at_y - y) * along) / max(across**2 + along**2, 1.0)
@@ -265,10 +267,10 @@ class _Reading:
                 raise self.error("keys pressed together, joined by +")
             presses = keys.split() or ["space"]
             chords = [re.sub(r"\+$", "plus", press).split("+") for press in presses]
-        elif isinstance(keys, list) and keys and all(isinstance(key, str) and key for key in cast("list[Any]", keys)):
-            chords = [["space" if key == " " else key for key in cast("list[str]", keys)]]
         else:
-            raise self.error("keys")
+            chords = [["space" if key == " " else key for key in sequence(keys) if isinstance(key, str) and key]]
+            if not 0 < len(chords[0]) == len(sequence(keys)):
+                raise self.error("keys")
         folded = [[key.lower() if len(key) > 1 or len(chord) > 1 else key for key in chord] for chord in chords]
         return [[action_names.KEYS.get(key, key.removeprefix("kp_")) for key in chord] for chord in folded]
 
@@ -315,7 +317,7 @@ class _Reading:
         value = self.take(*keys)
         if value is not None and not _is_number(value):
             raise self.error("a number")
-        return None if value is None else float(cast("float", value))
+        return None if value is None else float(value)
 
     def require_no_keys(self) -> None:
         held = [self.take(key) for key in ("text", "key", "keys", "modifiers", "hold_keys")]
@@ -387,14 +389,12 @@ class _Reading:
 
 def _pair(value: object) -> tuple[float, float] | None:
     """Two numbers, from a pair or an object with x and y."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, object]", value)
-        value = [fields.get("x"), fields.get("y")]
-    values = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    if len(values) != 2 or not all(map(_is_number, values)):
-        return None
-    return cast("Any", values[0]), cast("Any", values[1])
+    match [value.get("x"), value.get("y")] if is_object(value) else sequence(value):
+        case [x, y] if _is_number(x) and _is_number(y):
+            return x, y
+        case _:
+            return None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST

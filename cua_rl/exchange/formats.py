@@ -14,8 +14,9 @@ A file holds one trajectory, a list of them, or one on each line (.jsonl).
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeGuard, cast
+from typing import Literal, TypeGuard
 
 from cua_rl.environments.device import DeviceKind
 from cua_rl.errors import ConfigError
@@ -23,14 +24,15 @@ from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
-from cua_rl.exchange.rows import Row
+from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
+from cua_rl.json_types import is_array
 
 Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the user says of files that do not say it."""
+    """What the user says where files do not."""
 
     format: Format | None = None
     device: DeviceKind | None = None
@@ -51,46 +53,41 @@ def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable
         images = Images(folder=file.absolute().parent, root=root, display=told.display)
         for where, value in _read_values(file):
             is_empty = False
-            yield _Parser(value=value, where=where, images=images, told=told)
+            yield partial(_parse, value, where, images, told)
     if is_empty:
         raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parser:
-    value: object
-    where: str
-    images: Images
-    told: Told
-
-    def __call__(self) -> ForeignTrajectory:
-        kind = self.told.format or detect_format(self.value, self.where)
-        recorder = Recorder(where=self.where, images=self.images)
-        try:
-            found = _READERS[kind](cast("Row", self.value), recorder)
-        except UnknownAction as error:
-            raise UnknownAction(f"{self.where}: {error}") from None
-        except ConfigError:
-            raise  # it says what it expected, and where
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise ConfigError(
-                f"expected a trajectory in the format {kind} in {self.where}, got one without what is read from it "
-                f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
-            ) from None
-        if not found.steps or not found.instruction:
-            raise ConfigError(
-                f"expected an instruction and steps with screenshots in {self.where}, got "
-                f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
-                "unreadable=skip, which leaves such trajectories out"
-            )
-        device = self.told.device or found.kind
-        if device is None or found.kind not in (None, device):
-            raise ConfigError(
-                f"device: expected the kind of device of {self.where}, which decides what our agent's actions are, got "
-                f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
-                "device=android, device=linux (a desktop) or device=browser"
-            )
-        return replace(found, kind=device, wheel_click_px=self.told.wheel_click_px)
+def _parse(value: object, where: str, images: Images, told: Told) -> ForeignTrajectory:
+    kind = told.format or detect_format(value, where)
+    recorder = Recorder(where=where, images=images)
+    try:
+        # of a conversation, the items alone will do
+        value = {_ITEMS.get(kind, ""): value} if is_array(value) else value
+        found = _READERS[kind](as_row(value), recorder)
+    except UnknownAction as error:
+        raise UnknownAction(f"{where}: {error}") from None
+    except ConfigError:
+        raise  # it says what it expected, and where
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"expected a trajectory in the format {kind} in {where}, got one without what is read from it "
+            f"({type(error).__name__}: {error}); docs/trajectories.md shows the formats, format= names one"
+        ) from None
+    if not found.steps or not found.instruction:
+        raise ConfigError(
+            f"expected an instruction and steps with screenshots in {where}, got "
+            f"{'an instruction' if found.instruction else 'none'} and {len(found.steps)} steps; import with "
+            "unreadable=skip, which leaves such trajectories out"
+        )
+    device = told.device or found.kind
+    if device is None or found.kind not in (None, device):
+        raise ConfigError(
+            f"device: expected the kind of device of {where}, which decides what our agent's actions are, got "
+            f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
+            "device=android, device=linux (a desktop) or device=browser"
+        )
+    return replace(found, kind=device, wheel_click_px=told.wheel_click_px)
 
 
 def _read_values(file: Path) -> Iterator[tuple[str, object]]:
@@ -102,24 +99,23 @@ def _read_values(file: Path) -> Iterator[tuple[str, object]]:
                 for number, line in enumerate(lines, start=1):
                     place = f"{file}, line {number}"
                     if line.strip():
-                        yield place, cast("object", json.loads(line))
+                        yield place, json.loads(line)
             return
-        content = cast("object", json.loads(file.read_text(encoding="utf-8")))
+        content: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
         ) from None
-    is_list = isinstance(content, list) and not _is_conversation(cast("object", content))
-    values = cast("list[object]", content) if is_list else [cast("object", content)]
+    values = content if is_array(content) and not _is_conversation(content) else [content]
     for number, value in enumerate(values, start=1):
         yield f"{file}, trajectory {number}", value
 
 
-def _is_conversation(value: object) -> TypeGuard[list[Row]]:
+def _is_conversation(value: object) -> TypeGuard[Sequence[Row]]:
     """Whether a list is one conversation of an API, not a list of trajectories."""
-    first = cast("list[object]", value)[0] if isinstance(value, list) and value else None
+    first = value[0] if is_array(value) and value else None
     return (
-        isinstance(first, dict)
+        is_row(first)
         and not {"steps", "messages", "input", "contents"} & first.keys()
         and (bool({"role", "type"} & first.keys()))
     )
@@ -127,8 +123,9 @@ def _is_conversation(value: object) -> TypeGuard[list[Row]]:
 
 def detect_format(value: object, where: str) -> Format:
     """The format of a trajectory by its keys; raises `ConfigError`."""
-    keys: set[str] = set(cast("Row", value)) if isinstance(value, dict) else set()
-    if "steps" in keys and str(cast("Row", value).get("schema_version", "")).startswith("ATIF-v1"):
+    fields: Row = value if is_row(value) else {}
+    keys = fields.keys()
+    if "steps" in keys and str(fields.get("schema_version", "")).startswith("ATIF-v1"):
         return "atif"
     if {"id", "content"} <= keys:
         return "adp"
@@ -140,11 +137,10 @@ def detect_format(value: object, where: str) -> Format:
         return "gemini"
     if "messages" in keys:
         return "anthropic"
-    if _is_conversation(cast("object", value)):
-        items = cast("list[Row]", value)
-        if any("parts" in item for item in items):
+    if _is_conversation(value):
+        if any("parts" in item for item in value):
             return "gemini"
-        return "openai" if any("type" in item for item in items) else "anthropic"
+        return "openai" if any("type" in item for item in value) else "anthropic"
     raise ConfigError(
         "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), with goal and actions "
         "(AndroidControl), or a conversation with input (OpenAI), messages (Anthropic) or contents (Gemini) in "
@@ -175,7 +171,7 @@ def _read_android_control(value: Row, recorder: Recorder) -> ForeignTrajectory:
 
 
 def _read_adp(value: Row, recorder: Recorder) -> ForeignTrajectory:
-    for item in cast("Sequence[Row]", value["content"]):
+    for item in as_rows(value["content"]):
         shown = item if item["class_"] == "image_observation" else item.get("image_observation")
         thought = item.get("description") or item.get("reasoning_content")
         match item["class_"]:
@@ -194,7 +190,7 @@ def _read_adp(value: Row, recorder: Recorder) -> ForeignTrajectory:
             case _ if shown is not None:
                 recorder.see(shown["content"], display=_size(item.get("viewport_size")))
             case str(kind) if kind.endswith("_observation"):
-                pass  # what is written about the page is not what our agents see
+                pass  # text about the page is not what our agents see
             case kind:
                 raise ValueError(f"expected actions and observations of ADP, got {kind!r}")
     details: Row = value.get("details") or {}
@@ -212,9 +208,9 @@ def _read_adp_message(text: str, recorder: Recorder, *, is_last: bool) -> None:
 
 
 def _read_atif(value: Row, recorder: Recorder) -> ForeignTrajectory:
-    for item in cast("Sequence[Row]", value["steps"]):
+    for item in as_rows(value["steps"]):
         message, shown = _read_content(item.get("message") or "")
-        calls = cast("Sequence[Row]", item.get("tool_calls") or ())
+        calls = as_rows(item.get("tool_calls") or ())
         is_first = item["source"] == "agent" and not calls and not recorder.instruction
         if message and (item["source"] == "user" or is_first):
             recorder.tell(message)
@@ -231,12 +227,11 @@ def _read_atif(value: Row, recorder: Recorder) -> ForeignTrajectory:
             for action in actions:
                 recorder.act(action, thought=thought, call_id=call.get("tool_call_id"))
                 thought = None
-        observation: Row = item.get("observation") or {}
-        for result in cast("Sequence[Row]", observation.get("results") or ()):
+        for result in as_rows(as_row(item.get("observation") or {}).get("results") or ()):
             for source in _read_content(result.get("content") or "")[1]:
                 recorder.see(source, call_id=result.get("source_call_id"))
     extra = value.get("extra") or {}
-    extra |= cast("Row", extra.get("adp_details") or {})
+    extra |= as_row(extra.get("adp_details") or {})
     name = value.get("session_id") or value.get("trajectory_id") or recorder.where
     kind = _kind_of(extra.get("platform"))
     return recorder.finish(f"atif/{name}", kind=kind, success=_success_of(extra))
@@ -246,15 +241,15 @@ def _read_content(content: object) -> tuple[str, list[object]]:
     """Text and images of a message or an observation."""
     if isinstance(content, str):
         return content, []
-    parts = cast("Sequence[Row]", content)
+    parts = as_rows(content)
     texts = [str(part["text"]) for part in parts if part["type"] == "text"]
     return "\n".join(texts), [part["source"]["path"] for part in parts if part["type"] == "image"]
 
 
 def _arguments(value: object) -> Row:
-    if not isinstance(value, dict):
+    if not is_row(value):
         raise TypeError(f"expected the arguments of an action as an object, got {value!r}")
-    return cast("Row", value)
+    return value
 
 
 def _instruction(value: object) -> str:
@@ -263,20 +258,26 @@ def _instruction(value: object) -> str:
     return value
 
 
-def _size(value: object) -> tuple[int, int] | None:
+def _size(value: Sequence[int] | None) -> tuple[int, int] | None:
     if not value:
         return None
-    width, height = cast("Sequence[int]", value)
+    width, height = value
     return int(width), int(height)
 
 
 def _kind_of(platform: object) -> DeviceKind | None:
     """The device that a file names; raises `ValueError` for a name that says nothing."""
-    words = {"android": "android", "mobile": "android", "phone": "android", "browser": "browser", "web": "browser"}
+    words: dict[str, DeviceKind] = {
+        "android": "android",
+        "mobile": "android",
+        "phone": "android",
+        "browser": "browser",
+        "web": "browser",
+    }
     words |= {"linux": "linux", "desktop": "linux", "ubuntu": "linux", "windows": "linux", "mac": "linux"}
     if platform is not None and str(platform).lower() not in words:
         raise ValueError(f"expected one of {', '.join(words)} as platform, got {platform!r}")
-    return None if platform is None else cast("DeviceKind", words[str(platform).lower()])
+    return None if platform is None else words[str(platform).lower()]
 
 
 def _success_of(details: Row) -> bool:
@@ -284,6 +285,7 @@ def _success_of(details: Row) -> bool:
     return told if isinstance(told, bool) else str(told).lower() not in ("false", "0", "failure", "failed")
 
 
+_ITEMS = {"openai": "items", "anthropic": "messages", "gemini": "contents"}
 _READERS: dict[Format, Callable[[Row, Recorder], ForeignTrajectory]] = {
     "atif": _read_atif,
     "adp": _read_adp,

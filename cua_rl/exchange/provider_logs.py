@@ -6,12 +6,11 @@ of OpenAI, the kind of device. The last words of the model end the task.
 
 import json
 from collections.abc import Sequence
-from typing import cast
 
 from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.foreign_actions import ForeignAction
 from cua_rl.exchange.recorder import ForeignTrajectory, Recorder
-from cua_rl.exchange.rows import Row
+from cua_rl.exchange.rows import Row, as_row, as_rows
 
 _GEMINI_MAGNITUDE = 800
 """Of a scroll without one: the default of Google's own program, github.com/google-gemini/computer-use-preview."""
@@ -20,21 +19,19 @@ _ANTHROPIC_UNSEEN = frozenset({"redacted_thinking", "document", "search_result",
 """Parts that show nothing of the screen."""
 
 
-def read_openai(value: Row | list[Row], recorder: Recorder) -> ForeignTrajectory:
+def read_openai(value: Row, recorder: Recorder) -> ForeignTrajectory:
     """Items of the Responses API; `environment` of the tool is the kind of device."""
-    whole: Row = {} if isinstance(value, list) else value
-    tool = _tool_with(whole, "display_width")
+    tool = _tool_with(value, "display_width")
     environment: str | None = tool.get("environment")
     if tool:
         recorder.display = (int(tool["display_width"]), int(tool["display_height"]))
-    told = [] if isinstance(value, list) else [value.get("items", value.get("input")), value.get("output")]
-    items = value if isinstance(value, list) else [item for some in told for item in _items(some)]
+    items = [*_items(value.get("items", value.get("input"))), *_items(value.get("output"))]
     for item in items:
         _read_openai_item(item, recorder, is_last=item is items[-1])
     kind: DeviceKind | None = None
     if environment is not None:
         kind = "browser" if environment == "browser" else "linux"
-    return recorder.finish(f"openai/{whole.get('id') or recorder.where}", kind=kind)
+    return recorder.finish(f"openai/{value.get('id') or recorder.where}", kind=kind)
 
 
 def _read_openai_item(item: Row, recorder: Recorder, *, is_last: bool) -> None:
@@ -51,7 +48,7 @@ def _read_openai_item(item: Row, recorder: Recorder, *, is_last: bool) -> None:
                 given = {key: entry for key, entry in action.items() if key != "type"}
                 recorder.act(ForeignAction(name=str(action["type"]), given=given), call_id=item.get("call_id"))
         case "function_call":
-            given = cast("Row", json.loads(item["arguments"] or "{}"))
+            given = as_row(json.loads(item["arguments"] or "{}"))
             recorder.act(ForeignAction(name=str(item["name"]), given=given), call_id=item.get("call_id"))
         case str(kind) if kind.endswith("_call"):
             recorder.act(ForeignAction(name=kind, given={}))
@@ -66,15 +63,15 @@ def _read_openai_item(item: Row, recorder: Recorder, *, is_last: bool) -> None:
             raise _unknown("items", kind)
 
 
-def _items(value: object) -> list[Row]:
+def _items(value: object) -> Sequence[Row]:
     """The items of a request or response, whose input may be one text."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else list(cast("Sequence[Row]", value or ()))
+    return [{"role": "user", "content": value}] if isinstance(value, str) else as_rows(value or ())
 
 
 def _openai_content(content: object) -> tuple[str, list[object]]:
     if isinstance(content, str):
         return content, []
-    parts = cast("Sequence[Row]", content)
+    parts = as_rows(content)
     for part in parts:
         if part.get("type") not in _OPENAI_PARTS:
             raise _unknown("parts", part.get("type"))
@@ -83,10 +80,9 @@ def _openai_content(content: object) -> tuple[str, list[object]]:
     ]
 
 
-def read_anthropic(value: Row | list[Row], recorder: Recorder) -> ForeignTrajectory:
-    whole: Row = {} if isinstance(value, list) else value
-    messages = value if isinstance(value, list) else cast("list[Row]", value["messages"])
-    tool = _tool_with(whole, "display_width_px")
+def read_anthropic(value: Row, recorder: Recorder) -> ForeignTrajectory:
+    messages = as_rows(value["messages"])
+    tool = _tool_with(value, "display_width_px")
     if tool:
         recorder.display = (int(tool["display_width_px"]), int(tool["display_height_px"]))
     for message in messages:
@@ -109,44 +105,43 @@ def read_anthropic(value: Row | list[Row], recorder: Recorder) -> ForeignTraject
                     pass
                 case kind:
                     raise _unknown("parts", kind)
-    return recorder.finish(f"anthropic/{whole.get('id') or recorder.where}", kind=None)
+    return recorder.finish(f"anthropic/{value.get('id') or recorder.where}", kind=None)
 
 
-def _anthropic_parts(message: Row) -> list[Row]:
+def _anthropic_parts(message: Row) -> Sequence[Row]:
     if message["role"] not in ("user", "assistant", "system") or message.get("tool_calls"):
         raise ValueError("messages of Chat Completions, which are not read")
     content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else as_rows(content)
 
 
 def _see_anthropic(recorder: Recorder, result: Row) -> None:
     content = result.get("content") or ()
     recorder.leave()
-    for part in () if isinstance(content, str) else cast("Sequence[Row]", content):
+    for part in () if isinstance(content, str) else as_rows(content):
         if part["type"] == "image":
             recorder.see(part["source"].get("data") or part["source"].get("url"), call_id=result["tool_use_id"])
         elif part["type"] not in {"text", *_ANTHROPIC_UNSEEN}:
             raise _unknown("parts of results", part["type"])
 
 
-def read_gemini(value: Row | list[Row], recorder: Recorder) -> ForeignTrajectory:
+def read_gemini(value: Row, recorder: Recorder) -> ForeignTrajectory:
     """Contents of the Gemini API, in the names of its REST interface or of its Python library."""
-    whole: Row = {} if isinstance(value, list) else value
-    contents = value if isinstance(value, list) else cast("list[Row]", value["contents"])
+    contents = as_rows(value["contents"])
     recorder.display = (1000, 1000)  # coordinates are thousandths
     for content in contents:
-        parts = cast("list[Row]", content.get("parts") or [])
+        parts = as_rows(content.get("parts") or ())
         is_end = content is contents[-1] and not any(_either(part, "function_call") for part in parts)
         for part in parts:
             call, response = _either(part, "function_call"), _either(part, "function_response")
             if call is not None:
-                name, given = str(call["name"]), dict(cast("Row", call.get("args") or {}))
+                name, given = str(call["name"]), dict(as_row(call.get("args") or {}))
                 if name in ("scroll", "scroll_at"):
                     given.setdefault("magnitude", _GEMINI_MAGNITUDE)
                 recorder.act(ForeignAction(name=name, given=given))
             if response is not None:
                 recorder.leave()
-            for shown in [part] if response is None else cast("list[Row]", response.get("parts") or []):
+            for shown in [part] if response is None else as_rows(response.get("parts") or ()):
                 image = _either(shown, "inline_data")
                 if _either(shown, "file_data"):
                     raise ValueError("a picture outside the file (file_data)")
@@ -155,13 +150,14 @@ def read_gemini(value: Row | list[Row], recorder: Recorder) -> ForeignTrajectory
             if part.get("text"):
                 is_last = is_end and part is parts[-1]
                 _say(recorder, str(part["text"]), role=content.get("role"), is_last=is_last)
-    return recorder.finish(f"gemini/{whole.get('id') or recorder.where}", kind=None)
+    return recorder.finish(f"gemini/{value.get('id') or recorder.where}", kind=None)
 
 
 def _either(part: Row, name: str) -> Row | None:
     """A field by its name in Python or in JSON."""
     head, _, tail = name.partition("_")
-    return cast("Row | None", part.get(name) or part.get(head + tail.title()))
+    found = part.get(name) or part.get(head + tail.title())
+    return None if found is None else as_row(found)
 
 
 def _say(recorder: Recorder, text: str, *, role: object, is_last: bool) -> None:
@@ -177,11 +173,11 @@ def _say(recorder: Recorder, text: str, *, role: object, is_last: bool) -> None:
 
 
 def _unknown(what: str, kind: object) -> ValueError:
-    """What is passed over may hold the screen that the next action refers to."""
+    """What is ignored may contain the screen that the next action refers to."""
     return ValueError(f"{what} of type {kind!r}, which are not read")
 
 
 def _tool_with(whole: Row, field: str) -> Row:
     """The tool that has a field, of the tools of a request."""
     nothing: Row = {}
-    return next((tool for tool in cast("Sequence[Row]", whole.get("tools") or ()) if field in tool), nothing)
+    return next((tool for tool in as_rows(whole.get("tools") or ()) if field in tool), nothing)

@@ -67,7 +67,7 @@ class Images:
     folder: Path
     root: Path
     display: Size | None = None
-    """What the user says of all screens."""
+    """What the user says about all screens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,9 @@ class ForeignTrajectory:
     success: bool = True
     """Assumed true unless the file says otherwise, as in data sets of demonstrations."""
     num_looks: int = 0
-    """Actions that only looked at the screen, which are no steps."""
+    """Actions that only looked at the screen, which are not steps."""
     num_starts: int = 0
-    """Actions at the beginning that went to an app or page, which are no steps: the task begins there."""
+    """Actions at the beginning that went to an app or page, which are not steps: the task begins there."""
     wheel_click_px: float = WHEEL_CLICK_PX
 
 

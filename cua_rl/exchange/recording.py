@@ -15,7 +15,6 @@ from cua_rl.events import (
     EvaluationEnded,
     Event,
     GroupEnded,
-    Phase,
     RolloutSource,
     RolloutStarted,
     SourceStarted,
@@ -112,7 +111,7 @@ def _at(unix_s: float, event: Event) -> TimedEvent:
 
 
 def _source_of(source: SourceRecord) -> RolloutSource:
-    return RolloutSource(phase=cast("Phase", source.phase), step=source.step)
+    return RolloutSource(phase=source.phase, step=source.step)
 
 
 def _source_started(source: SourceRecord) -> SourceStarted:
@@ -155,7 +154,7 @@ def _group_events(
             "export all steps of the run"
         )
     scored = [member for member in members if member.rollout.reward is not None]
-    advantages = [member.advantage for member in scored]
+    advantages = [member.advantage for member in scored if member.advantage is not None]
     group = RolloutGroup(
         group_id=group_id,
         index=first.rollout.group_index,
@@ -166,8 +165,8 @@ def _group_events(
         replayed=tuple(kept[replay.rollout_id] for replay in replays),
         category=first.task.category,
     )
-    has_advantages = bool(scored) and None not in advantages
-    of_all = (*cast("Sequence[float]", advantages), *(replay.advantage for replay in replays))
+    has_advantages = 0 < len(advantages) == len(scored)
+    of_all = (*advantages, *(replay.advantage for replay in replays))
     ended = GroupEnded(source=_source_of(source), group=group, advantages=of_all if has_advantages else None)
     starts = [_rollout_started(source, member, task) for member in members if member.rollout.device_id is not None]
     end = max(member.rollout.started_at + member.rollout.duration_s for member in members)

@@ -12,6 +12,7 @@ from cua_rl.database.columns import unescape_text
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, Training, TurnRow
 from cua_rl.database.rebuild import load_groups_by_key
 from cua_rl.errors import DatabaseError
+from cua_rl.events import Phase
 from cua_rl.types import Rollout
 
 Logprobs = tuple[float, ...]
@@ -43,7 +44,7 @@ class ReplayRecord:
 class SourceRecord:
     """A step or evaluation. Times are Unix seconds."""
 
-    phase: str
+    phase: Phase
     step: int
     status: str
     policy_version: int
@@ -78,7 +79,7 @@ class RunRecord:
 class RolloutRecord:
     """A rollout, where it belongs, and what training made of it."""
 
-    phase: str
+    phase: Phase
     step: int
     group_id: str
     task: TaskRecord

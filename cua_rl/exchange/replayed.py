@@ -1,7 +1,7 @@
-"""Trajectories of other systems as rollouts: our agent works on the recorded screenshots, the recorded actions answer.
+"""Trajectories of other systems as rollouts: our agent on recorded screenshots, with recorded actions as answers.
 
-Prompts and answers are therefore token for token what our agent reads and should write. Log-probabilities are 0: nobody
-sampled the answers.
+Prompts and answers are therefore token for token what our agent reads and should write. Log-probabilities are 0,
+because the answers were not sampled.
 """
 
 import json

@@ -7,7 +7,7 @@ numbers that JSON lacks, as the database does (`cua_rl.database.columns`).
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.database.columns import (
@@ -20,11 +20,34 @@ from cua_rl.database.columns import (
     unescape_json,
 )
 from cua_rl.exchange.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
+from cua_rl.json_types import is_array
 from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
 from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, StopReason, Turn
 
 Row = dict[str, Any]
+
+
+def is_row(value: object) -> TypeGuard[Row]:
+    return isinstance(value, dict)
+
+
+def _are_rows(value: object) -> TypeGuard[Sequence[Row]]:
+    return is_array(value) and all(map(is_row, value))
+
+
+def as_row(value: object) -> Row:
+    """A JSON object; raises `TypeError` for anything else."""
+    if not is_row(value):
+        raise TypeError(f"expected an object, got {value!r}")
+    return value
+
+
+def as_rows(value: object) -> Sequence[Row]:
+    """An array of JSON objects; raises `TypeError` for anything else."""
+    if not _are_rows(value):
+        raise TypeError(f"expected a list of objects, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +123,7 @@ def _encode_turn(turn: Turn, places: Mapping[str, int], image_token_id: int) -> 
 def decode_record(encoded: EncodedRecord) -> RolloutRecord:
     """The inverse of `encode_record`; raises `KeyError`, `TypeError` or `ValueError` for something else."""
     row = encoded.row
-    turns = cast("Sequence[Row]", row["turns"])
+    turns = as_rows(row["turns"])
     judgement: Row | None = row["judgement"]
     if judgement is not None:
         judgement = {**judgement, "votes": tuple(JudgeVote(**vote) for vote in judgement["votes"])}
@@ -169,7 +192,7 @@ def write_json(value: object) -> str:
 
 def read_json(text: str) -> Row:
     """The inverse of `write_json`; raises `ValueError`."""
-    return cast("Row", unescape_json(json.loads(text)))
+    return as_row(unescape_json(json.loads(text)))
 
 
 def encode_run(run: RunRecord) -> Row:

@@ -51,7 +51,7 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
     options = {name: value for name, _, value in (word.partition("=") for word in words)}
     command = arguments[2 + len(words) :]
     pipes = () if arguments[0].isdecimal() else _PIPES
-    # non-blocking: if the writer has already died, opening would block for ever
+    # non-blocking: if the writer has already died, opening would block forever
     lifeline = os.open(arguments[0], os.O_RDONLY | os.O_NONBLOCK) if pipes else int(arguments[0])
     os.set_blocking(lifeline, False)
     libc = ctypes.CDLL(None, use_errno=True) if platform == "linux" else None
@@ -180,7 +180,7 @@ class _Result:
 
     def _read_file(self) -> tuple[str, bytes]:
         try:
-            # a pipe would block, and a terminal become ours
+            # a pipe would block, and a terminal would become ours
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
             return "absent", b""

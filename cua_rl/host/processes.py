@@ -36,7 +36,7 @@ def free_port(wanted: int = 0, host: str = "127.0.0.1") -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches what listens there; False for names, except localhost."""
+    """Whether only this machine reaches what listens there; False for names, except localhost."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -67,7 +67,7 @@ def _send_ahead(content: bytes) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**18)
-        ours.setblocking(False)  # rather fail than wait for a reader that is not there yet
+        ours.setblocking(False)  # fail rather than wait for a reader that is not there yet
         ours.sendall(content)
     return theirs
 
@@ -145,7 +145,7 @@ class OwnedProcess:
                 stderr=log,
                 env=self._environment | mark,
                 cwd=self._folder,
-                pass_fds=(read_end, *self._locks),  # the guard's alone: it passes none on
+                pass_fds=(read_end, *self._locks),  # for the guard alone, which passes none on
                 start_new_session=True,
             )
         finally:
@@ -203,7 +203,7 @@ class OwnedProcess:
         try:
             await self.start()
         except BaseException:
-            await self.stop()  # no other code does: the block is not entered
+            await self.stop()  # no other code sets it: the block is not entered
             raise
         return self
 

@@ -24,13 +24,13 @@ _BARE = (
 _OWN_MEMORY = ("--perms", "1777", "--tmpfs", "/dev/shm")
 _DEVICES = ("kvm", "dri", "kfd", "nvidia*")
 _PACKAGES = {"pyvenv.cfg", "conda-meta", "site-packages", "node_modules"}
-"""Names that mark folders of packages, in which nothing is looked for."""
+"""Names that mark folders of packages, which are not searched."""
 _RUN_LOCK = ".cua_rl.lock"
 _SMALL = "1000000"
 """Bytes that a program may write to what covers a folder."""
 _MAX_DEPTH = 4
 _MAX_NAMES = 1000
-"""A folder of more holds data, and is shown as it is."""
+"""A folder with more entries holds data, and is shown as it is."""
 
 
 @cache

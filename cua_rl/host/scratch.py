@@ -1,7 +1,7 @@
 """The temporary folder of a process, for sockets and logs: removed when the process ends, or by a later process.
 
 The owner holds a lock on a file in the folder. A later process that gets the lock knows that the owner is dead. It ends
-child processes that are left because their guards were killed too, and removes the folder.
+child processes that were left because their guards were killed, too, and removes the folder.
 """
 
 import atexit
@@ -28,7 +28,7 @@ _making = threading.Lock()
 
 def scratch_folder() -> Path:
     """The folder of this process; the first call may block for some milliseconds."""
-    with _making:  # the cache lets two threads make one each: the lock of one would go, and with it the folder
+    with _making:  # the cache alone would let two threads make one each, and the lock and folder of one would be lost
         return _make(os.getpid())[0]
 
 

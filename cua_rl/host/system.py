@@ -23,9 +23,8 @@ def refusal(platform: str = sys.platform) -> str | None:
     """Why nothing can start on this system, in one sentence; None where it can."""
     if platform in (LINUX, MACOS):
         return None
-    return (
-        f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; docs/platforms.md says what works where"
-    )
+    where = "docs/dev/platforms.md says what works where"
+    return f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; {where}"
 
 
 def refuse_inspection(platform: str = sys.platform) -> None:
@@ -108,7 +107,7 @@ def resident_bytes(platform: str = sys.platform) -> int:
 
 def peak_resident_bytes(platform: str = sys.platform) -> int:
     """Peak resident memory of this process; Linux updates it with a delay."""
-    import resource  # Windows has none, and is refused in words
+    import resource  # Windows has none, and is refused with a message
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if platform == MACOS else 1024 * largest  # macOS counts bytes, Linux KiB

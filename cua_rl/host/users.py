@@ -108,7 +108,7 @@ class SystemUser:
                 subprocess.run(self.command(["ipcrm", "--all"]), check=False, capture_output=True, cwd="/")
 
     def release(self, *owned: Path) -> None:
-        """Clean up, remove the folders that it owned before the number can be another's, and release the claim."""
+        """Clean up, remove the folders that it owned before another can get the number, and release the claim."""
         lock = None if self.lock is None or self.lock.closed else self.lock
         if lock is not None:
             self.clean_up()

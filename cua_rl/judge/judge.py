@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.host.processes import is_loopback
+from cua_rl.json_types import mapping
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.judgement import Judgement, JudgeVote
@@ -74,7 +75,7 @@ class Judge:
         """The endpoint's answer; raises `JudgeError` if there is none, `ConfigError` if it refuses the request."""
         from openai import APIStatusError
 
-        assert self._client is not None, "the judge was not entered"
+        assert self._client is not None, "expected the judge to be entered first"
         where = f"the judge {self._model!r} at {self._base_url}"
         try:
             with boundary(JudgeError, f"asking {where}"):
@@ -204,7 +205,7 @@ def parse_verdict(text: str) -> Verdict:
         value: object = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError) as error:
         raise MalformedVerdict(f"expected one JSON object, got {text[:200]!r} ({error})") from None
-    found = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    found = mapping(value)
     success, reason = found.get("success"), found.get("reason")
     if not isinstance(success, bool) or not isinstance(reason, str) or not set(found) <= _KEYS:
         raise MalformedVerdict(

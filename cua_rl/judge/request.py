@@ -18,7 +18,7 @@ Part = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An attempt at a task without the agent's reasoning, which is no evidence."""
+    """An attempt at a task without the agent's reasoning, which is not evidence."""
 
     instruction: str
     turns: Sequence[Turn]

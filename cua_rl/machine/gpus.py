@@ -88,7 +88,7 @@ def run_nvidia_smi(*arguments: str, search_path: str | None = None) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
-        raise ConfigError(f"expected nvidia-smi to answer, got {said!r}; mend or update NVIDIA's driver")
+        raise ConfigError(f"expected nvidia-smi to answer, got {said!r}; repair or update NVIDIA's driver")
     return done.stdout
 
 
@@ -121,7 +121,7 @@ def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia
 def require_platform(gpus: GpuPlacement, platform: Platform | None) -> None:
     """Raise `ConfigError` unless the installed vLLM computes where the plan wants its server; None: none is installed.
 
-    Otherwise a server for CPUs would leave its GPUs idle, without a word.
+    Otherwise a server for CPUs would silently leave its GPUs idle.
     """
     if platform == "cpu" and gpus.server_gpus:
         raise ConfigError(

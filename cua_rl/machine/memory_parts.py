@@ -19,14 +19,14 @@ KEPT_ATTENTION = "kept attention"
 _CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process, outside vLLM's share and torch's limit; an estimate
 _NCCL = 1.0 * GIB  # its buffers in each of several processes, allocated before vLLM measures; an estimate
 SPARE = 0.04
-"""Of a GPU, left free: what estimates may be wrong by."""
+"""Share of a GPU that is left free for errors of the estimates."""
 _BLOCK_TOKENS, _CPU_BLOCK_TOKENS = 16, 128  # of vLLM's KV cache, by default
 _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
 _TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
 _SMALLEST_IMAGE_CACHE = 1.0 * GIB
-_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
+_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers every request with 500 whose images exceed its cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Request:
     largest_image_tokens: int
     """What the server reserves work space for."""
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
-    """Rollouts at a time; 0: as many as of whose prompts the server's prefix cache keeps enough."""
+    """Rollouts at a time; 0: as many as the server's prefix cache keeps enough prompts of."""
     shape: RolloutShape | None = None
     """Their prompts; None if nothing is known of them."""
     is_context_fixed: bool = False
@@ -159,7 +159,7 @@ def sequence_bytes(request: Request, num_tokens: float, tensor_parallel: int) ->
     """Bytes that a server process keeps of one request on its GPU."""
     model = request.model
     scale = 2 if request.serves_float32 else 1
-    # the states of linear attention in use, and those from which the next turn goes on
+    # the states of linear attention in use, and those from which the next turn continues
     states = 2 * model.linear.state_bytes / tensor_parallel if model.linear else 0.0
     return scale * num_tokens * model.kv_bytes_per_token(tensor_parallel) + states
 

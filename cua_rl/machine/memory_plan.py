@@ -169,7 +169,7 @@ def plan_memory(request: Request) -> MemoryBudget:
         raise ConfigError(_refusal(request))
     weights, loading = plan.host.get("weights", 0.0), plan.host.get("loading", 0.0)
     there = request.machine.host_gib
-    # pages of the checkpoint's files give way to what is pinned, but not to each other while a process reads them
+    # pages of the checkpoint's files are evicted for what is pinned, but not for each other while a process reads
     pinned = sum(plan.host.values()) - loading if plan.sharding == "offload" else 0.0
     if there is not None and max(weights + loading, pinned) > there * GIB:
         raise ConfigError(
@@ -207,7 +207,7 @@ def _plan_rollouts(request: Request) -> MemoryBudget | None:
 
 
 def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
-    """Raise `ConfigError` for a way to share the weights that does not go with the number of processes."""
+    """Raise `ConfigError` for a sharding that does not suit the number of processes."""
     if wanted == "full" and num_processes == 1:
         raise ConfigError(
             "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "

@@ -1,7 +1,7 @@
 """The dimensions of a model as its config.json states them, and the bytes that follow from them.
 
 Activations are those of our trainer in bfloat16 under autocast, counted tensor by tensor from its layers and checked
-against measured peaks (`benchmarks/trainer_peaks.py`, docs/gpus.md).
+against measured peaks (`benchmarks/trainer_peaks.py`, docs/dev/gpus.md).
 """
 
 import json

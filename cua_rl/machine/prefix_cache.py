@@ -14,11 +14,11 @@ from math import ceil, log
 from random import Random
 
 ENOUGH_KEPT = 0.8
-"""Of what an endless cache finds; below, the server reads prompts again for longer than it samples."""
+"""Share of what an endless cache finds; below it, the server spends more time on prompts than on sampling."""
 LARGEST_NUM_ROLLOUTS = 128
 """At a time, unless more are asked for."""
 _TEXT, _SAMPLED, _SHARED = 60, 150, 1200  # tokens: prompt beside a screenshot, answer, system prompt and tools
-_THINK_S, _THINK_SIGMA = 2.0, 1.0  # of a device between two turns, lognormal, as in docs/planning.md
+_THINK_S, _THINK_SIGMA = 2.0, 1.0  # of a device between two turns, lognormal, as in docs/gpus.md
 _ANSWER_S, _PREFILL_S = 4.0, 1e-4  # of a request, and of each token that is not cached
 _ROLLOUTS_PER_SLOT = 3
 
@@ -116,7 +116,7 @@ class PrefixCache:
         if needed - found > self.num_free - queued:
             return None
         for index, (run, hit) in enumerate(zip(chain.runs, hits, strict=True)):
-            if index and hit < run.num_blocks:  # the others stay where they are in the queue, but nobody finds them
+            if index and hit < run.num_blocks:  # the others stay where they are in the queue, but cannot be found
                 self._num_queued -= hit
                 run.num_blocks -= hit
                 chain.runs = [*chain.runs[:index], _Run(hit), _Run()]

@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from cua_rl.errors import DatabaseError
+from cua_rl.json_types import is_array, is_object
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
 from cua_rl.monitor.schemas import Problem
@@ -40,17 +41,13 @@ def _dump(content: Any) -> bytes:
 
 
 def _clean(value: Any) -> Any:
-    match value:
-        case str():
-            return value.encode("utf-8", "replace").decode()
-        case float():
-            return value if isfinite(value) else None
-        case Mapping():
-            return {_clean(key): _clean(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-        case list() | tuple():
-            return [_clean(item) for item in cast("list[Any]", value)]
-        case _:
-            return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if is_object(value):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if is_array(value) else value
 
 
 def add_refusals(app: FastAPI) -> None:

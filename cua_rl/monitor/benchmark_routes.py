@@ -4,10 +4,10 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
+from cua_rl.json_types import is_object
 from cua_rl.masking import mask_secrets
 from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import Benchmark, Benchmarks
@@ -42,8 +42,8 @@ def load_benchmarks(folder: Path) -> Benchmarks:
 
 def _load(path: Path, folder: Path) -> Benchmark | None:
     try:
-        results: Any = None if path.stat().st_size > _MAX_BYTES else json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(results, dict):
+        results: object = None if path.stat().st_size > _MAX_BYTES else json.loads(path.read_text(encoding="utf-8"))
+        if not is_object(results):
             return None
         page = path.with_suffix(".md")
         title = page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ") if page.is_file() else None
@@ -52,7 +52,7 @@ def _load(path: Path, folder: Path) -> Benchmark | None:
             title=title,
             path=str(path.parent.relative_to(folder)),
             written_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
-            results=mask_secrets(cast("dict[str, object]", results)),
+            results=mask_secrets(results),
         )
     except (OSError, ValueError, RecursionError):  # also closed to us, or gone meanwhile: the others are shown
         return None

@@ -88,7 +88,7 @@ class Databases:
         return [folder for key, folder in self._folders.items() if key not in self._databases]
 
     def add_folder(self, folder: RunFolder) -> None:
-        """Show a folder's run; whoever added it opens the database when it is wanted."""
+        """Show a folder's run; its owner opens the database when it is wanted."""
         self._folders[folder.key] = folder
 
     @property

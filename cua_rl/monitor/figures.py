@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import fsum, isfinite
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Row
 
 from cua_rl.database.models import Base, TaskRow
 from cua_rl.evaluation.statistics import TaskSums, independent_sums
-from cua_rl.json_types import JsonDict
+from cua_rl.json_types import mapping, sequence
 from cua_rl.monitor import schemas
 
 
@@ -46,8 +46,7 @@ def fault_bounds(metrics: Mapping[str, Any] | None) -> schemas.FaultBounds | Non
 
 def curve_ends(config: Mapping[str, Any]) -> list[int]:
     """Steps after which a run was resumed with settings that begin a new curve."""
-    changed: Any = config.get("changed")
-    entries = [as_object(one) for one in cast("list[object]", changed)] if isinstance(changed, list) else []
+    entries = map(mapping, sequence(config.get("changed")))
     ends = [one.get("after_step") for one in entries if one.get("begins_curve") is True]
     return [end for end in ends if isinstance(end, int)]
 
@@ -82,12 +81,7 @@ def finite_mean(values: Sequence[float]) -> float | None:
 
 def finite_values(values: object) -> dict[str, float | None]:
     """Metrics with None for non-finite values."""
-    return {name: finite(value) for name, value in as_object(values).items()}
-
-
-def as_object(value: object) -> JsonDict:
-    """A stored JSON object; empty for anything else, as an earlier version took from other programs."""
-    return cast("JsonDict", value) if isinstance(value, dict) else {}
+    return {name: finite(value) for name, value in mapping(values).items()}
 
 
 def thin(values: Sequence[float | None], num_points: int) -> list[float | None]:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from cua_rl.json_types import JsonDict
+from cua_rl.json_types import Json, mapping
 from cua_rl.monitor import schemas
-from cua_rl.monitor.figures import as_object, curve_ends, finite, thin
+from cua_rl.monitor.figures import curve_ends, finite, thin
 from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name
 from cua_rl.reporting.json_lines import read_records
 
@@ -67,9 +67,9 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
     )
 
 
-def _settings(folder: Path) -> JsonDict:
+def _settings(folder: Path) -> Json:
     try:
-        return as_object(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return mapping(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
+from cua_rl.json_types import mapping
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
-from cua_rl.monitor.figures import as_object, columns, fault_bounds, finite, finite_values, make_rate, task_fields
+from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values, make_rate, task_fields
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
 
@@ -64,10 +65,8 @@ async def _neighbours(run: RunAccess, row: Step | Eval) -> tuple[schemas.SourceR
         )
         return previous, following
     query = select(Eval.phase, Eval.step).where(Eval.training_id == run.training.id).order_by(Eval.step, Eval.phase)
-    refs = [
-        schemas.SourceRef(phase=cast("Phase", phase), step=step) for phase, step in await run.session.execute(query)
-    ]
-    place = refs.index(schemas.SourceRef(phase=cast("Phase", row.phase), step=row.step))
+    refs = [schemas.SourceRef(phase=phase, step=step) for phase, step in await run.session.execute(query)]
+    place = refs.index(schemas.SourceRef(phase=row.phase, step=row.step))
     return refs[place - 1] if place else None, refs[place + 1] if place + 1 < len(refs) else None
 
 
@@ -191,7 +190,7 @@ async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str], began: float)
         stages = [value for value in finite_values(row.durations_s).values() if value is not None]
         started_s = finite(row.started_unix_s - began) or 0.0
         duration_s = max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0)
-        action = as_object(row.action) or None
+        action = mapping(row.action) or None
         turn = schemas.ClockTurn(**columns(row, started_s=started_s, duration_s=duration_s, action=action))
         found[row.rollout_id].append(turn)
     return found

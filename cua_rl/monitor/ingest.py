@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
@@ -61,10 +61,6 @@ class _Batch:
     project_name: str
     received_at: datetime
 
-    def write(self, report: reports.Report) -> int:
-        """Write a report; returns the key of its row."""
-        return reports.write_report(self.connection, report, self.received_at)
-
     def require_run(self, training_id: int | None) -> None:
         """Raise `ItemRefused` unless the run is this project's."""
         query = select(ProjectRun.training_id).where(
@@ -110,7 +106,8 @@ class _IngestRoute(BodyRoute):
 
 @asynccontextmanager
 async def _admit_project(request: Request) -> AsyncGenerator[BodyBudget]:
-    token, databases = bearer_key(request), cast("Databases", request.app.state.databases)
+    token = bearer_key(request)
+    databases: Databases = request.app.state.databases
     if not token:
         raise unauthorized("expected a project's token, got none")
     async with databases.main.sessions() as session:
@@ -174,8 +171,9 @@ def ingest(engine: Engine, token: str, batch: sent.IngestBatch) -> sent.IngestAn
             with _savepoint(ours, answer, "training", 0, batch.training):
                 answer.training_id = _store_training(ours, batch.training)
         for kind, item_class in sent.ITEM_CLASSES.items():
-            stored = cast("list[sent.Mapped]", getattr(answer, kind))
-            for index, payload in enumerate(cast("list[dict[str, Any]]", getattr(batch, kind))):
+            stored: list[sent.Mapped] = getattr(answer, kind)
+            payloads: list[dict[str, Any]] = getattr(batch, kind)
+            for index, payload in enumerate(payloads):
                 with _savepoint(ours, answer, kind, index, payload):
                     stored.append(_store_item(ours, kind, item_class, payload))
         return answer
@@ -191,7 +189,7 @@ def _savepoint(
             yield
     except _SENDERS_MISTAKES as error:
         if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
-            raise  # the database is away: the batch has to be sent again
+            raise  # the database is unreachable: the batch has to be sent again
         client_id = payload.get("client_id")
         shown_id = None if client_id is None else str(client_id)[:500]
         answer.errors.append(sent.ItemError(kind=kind, index=index, client_id=shown_id, error=_explain(error)))
@@ -234,7 +232,8 @@ def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
             batch.require_run(found)
     else:
         raise ItemRefused("expected a run_name, or the training_id of a run that was sent before")
-    training_id = batch.write(received.training_report(item, payload, run_name, folder))
+    report = received.training_report(item, payload, run_name, folder)
+    training_id = reports.write_training(connection, report, batch.received_at)
     length = select(func.length(cast_to_type(Training.config, Text))).where(Training.id == training_id)
     received.require_short_settings(connection.scalar(length) or 0)  # earlier ones stay
     mine = insert(ProjectRun).values(training_id=training_id, project_id=batch.project_id)
@@ -263,9 +262,10 @@ def _store_item(batch: _Batch, kind: str, item_class: type[sent.Sent], payload: 
 
 def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int | None:
     """Insert or update the row that belongs to an item; returns its key, None if the item has no row (yet)."""
+    connection = batch.connection
     match item:
         case sent.SentTask():
-            return add_tasks(batch.connection, [received.task_of(item)])[0]
+            return add_tasks(connection, [received.task_of(item)])[0]
         case sent.SentEnvironment():
             # it has a row from the moment at which a rollout uses it
             known = batch.find_item("environments", item_id)
@@ -274,26 +274,24 @@ def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int |
             return known.row_id if used_by is None else _write_device(batch, used_by, known.payload)
         case sent.SentSource():
             batch.require_run(item.training_id)
-            return batch.write(received.source_report(item, _PHASES[kind]))
+            return reports.write_source(connection, received.source_report(item, _PHASES[kind]), batch.received_at)
         case sent.SentRollout():
             return _store_rollout(batch, item)
         case sent.SentTurn():
             rollout_pk = batch.require_row("rollouts", item.rollout_id)
             columns = received.turn_columns(item) | _screens(batch, item)
-            # the interface counts turns from 1, we from 0
-            turn = reports.TurnReport(
-                rollout_pk=rollout_pk, turn_index=item.turn - 1, response_id=f"ingest-{item_id}", columns=columns
-            )
-            return batch.write(turn)
+            index, response_id = item.turn - 1, f"ingest-{item_id}"  # the interface counts turns from 1, we from 0
+            at = batch.received_at
+            return reports.write_turn(connection, rollout_pk, index, columns, at, response_id=response_id)
         case sent.SentAction():
             turn_pk = batch.require_row("turns", item.turn_id)
-            return batch.write(reports.TurnDetail(turn_pk=turn_pk, columns=received.action_columns(item)))
+            return reports.change_turn(connection, turn_pk, received.action_columns(item))
         case sent.SentObservation():
             turn_pk = batch.require_row("turns", item.turn_id)
-            return batch.write(reports.TurnDetail(turn_pk=turn_pk, columns=_observation_columns(batch, item)))
+            return reports.change_turn(connection, turn_pk, _observation_columns(batch, item))
         case sent.SentValidation():
             rollout_pk = batch.require_row("rollouts", item.rollout_id)
-            return batch.write(reports.ValidationReport(rollout_pk=rollout_pk, validation=received.validation_of(item)))
+            return reports.write_validation(connection, rollout_pk, received.validation_of(item))
         case _:
             return None
 
@@ -308,8 +306,10 @@ def _store_rollout(batch: _Batch, item: sent.SentRollout) -> int:
         ).one_or_none()
     ours, number = item.cua_rl, item.group_num or 0
     seed = ours.seed if ours.seed is not None else 0 if task is None else task.seed
-    report = reports.RolloutReport(
-        source=_find_source(batch, item),
+    rollout_pk = reports.write_rollout(
+        batch.connection,
+        _find_source(batch, item),
+        batch.received_at,
         group_id=(ours.group_id or f"group-{number}")[:200],
         group_index=number,
         task={"task_pk": None, "task_id": "unknown", "seed": seed}
@@ -320,7 +320,6 @@ def _store_rollout(batch: _Batch, item: sent.SentRollout) -> int:
         columns=received.rollout_columns(item),
         judgement=received.judgement_of(ours.judgement),
     )
-    rollout_pk = batch.write(report)
     if item.env_id is not None:
         environment = batch.find_item("environments", item.env_id)
         row_id = _write_device(batch, rollout_pk, environment.payload)
@@ -346,7 +345,7 @@ def _find_source(batch: _Batch, item: sent.SentRollout) -> SourceRow:
 
 def _write_device(batch: _Batch, rollout_pk: int, payload: Mapping[str, Any]) -> int:
     columns = received.device_columns(sent.SentEnvironment.model_validate(payload))
-    return batch.write(reports.DeviceReport(rollout_pk=rollout_pk, columns=columns))
+    return reports.write_device(batch.connection, rollout_pk, columns)
 
 
 def _screens(batch: _Batch, item: sent.SentTurn) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from base64 import b64decode
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cua_rl.conversation import EncodedImage, ImageFormat
+from cua_rl.json_types import is_array, is_object
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
 
@@ -18,19 +19,15 @@ def take_images(payload: Mapping[str, Any]) -> tuple[dict[str, Any], list[Encode
     images: list[EncodedImage] = []
 
     def replaced(value: object) -> object:
-        match value:
-            case str() if value.startswith("data:image/"):
-                image = _decode(value)
-                if image is None:
-                    return value
-                images.append(image)
-                return PREFIX + image.sha256
-            case dict():
-                return {name: replaced(item) for name, item in cast("dict[str, object]", value).items()}
-            case list():
-                return [replaced(item) for item in cast("list[object]", value)]
-            case _:
+        if isinstance(value, str) and value.startswith("data:image/"):
+            image = _decode(value)
+            if image is None:
                 return value
+            images.append(image)
+            return PREFIX + image.sha256
+        if is_object(value):
+            return {name: replaced(item) for name, item in value.items()}
+        return [replaced(item) for item in value] if is_array(value) else value
 
     return {name: replaced(value) for name, value in payload.items()}, images
 

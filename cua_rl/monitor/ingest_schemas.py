@@ -8,11 +8,11 @@ to columns as they are, so their types are exact.
 from collections.abc import Callable
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from cua_rl.json_types import JsonDict
+from cua_rl.json_types import JsonDict, is_array
 from cua_rl.monitor.schemas import Shown
 from cua_rl.request_limits import RequestRefused, parse_json
 
@@ -61,7 +61,7 @@ def _words(value: object) -> object:
     value = _parse_json(value)
     if isinstance(value, str):
         return [word.strip() for word in value.split(",") if word.strip()]
-    return [str(word) for word in cast("list[object]", value)] if isinstance(value, list) else value
+    return list(map(str, value)) if is_array(value) else value
 
 
 def _text_of(max_length: int) -> Callable[[object], str | None]:

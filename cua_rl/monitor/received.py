@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from json import dumps
+from types import UnionType
 from typing import Any, cast
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from cua_rl.database.reports import SourceReport, TrainingReport
 from cua_rl.errors import CuaError
 from cua_rl.events import Phase, RolloutSource
+from cua_rl.json_types import is_array, is_object, mapping
 from cua_rl.judgement import Judgement, Validation
 from cua_rl.masking import mask_secrets
 from cua_rl.monitor import ingest_schemas as sent
@@ -34,7 +36,7 @@ _STEP_STATUS = {
 }
 _DEVICE_STATUS = {"terminated": "released", "error": "failed", "failed": "failed"}
 _MAX_SECONDS = 1e11
-_MAX_SETTINGS_CHARACTERS = 2**20  # masking takes two seconds for them, here and whenever they are shown
+_MAX_SETTINGS_CHARACTERS = 2**20  # masking more takes over two seconds, here and whenever they are shown
 _STAGES = {"model_inference": "respond", "action_exec": "execute", "screenshot_after": "observe"}
 _NOT_SETTINGS = {
     *sent.SentTraining.model_fields,
@@ -89,7 +91,7 @@ def require_short_settings(length: int) -> None:
 
 
 def task_of(item: sent.SentTask) -> Task:
-    """The task as far as it is shown; whoever sent it validates it."""
+    """The task as far as it is shown; its sender validates it."""
     return Task(
         task_id=item.task_id or item.client_id or item.name or "task",
         seed=item.cua_rl.seed,
@@ -117,7 +119,7 @@ def source_report(item: sent.SentSource, phase: Phase) -> SourceReport:
     is_step = phase == "step"
     if is_step and (item.step is None or item.step < 0):
         raise ItemRefused(f"expected the number of a step, 0 or more, got {item.step!r}")
-    progress = _as_object(item.rollout_progress)
+    progress = mapping(item.rollout_progress)
     counts = {
         "num_groups": progress.get("total_groups", item.total_tasks),
         "num_ended_groups": progress.get("completed_groups", item.completed_tasks),
@@ -217,8 +219,8 @@ def judgement_of(given: object) -> Judgement | None:
 
 
 def turn_columns(item: sent.SentTurn) -> Columns:
-    """What this item says of the turn, its screenshots apart."""
-    timings = _as_object((item.metrics_json or {}).get("stage_timings"))
+    """What this item says about the turn, apart from its screenshots."""
+    timings = mapping((item.metrics_json or {}).get("stage_timings"))
     stages = {
         _STAGES.get(name, name): float(value)
         for name, value in timings.items()
@@ -259,10 +261,11 @@ def _are_chunks(chunks: Sequence[object], num_tokens: int) -> bool:
     return covered == num_tokens
 
 
-def _holds(value: object, kind: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, kind) and not isinstance(one, bool) and (isinstance(one, float) or abs(one) < 2**31)
-        for one in cast("list[Any]", value)
+def _holds(value: object, kind: type[int] | UnionType) -> bool:
+    return is_array(value) and all(
+        isinstance(one, kind)
+        and (isinstance(one, float) or (isinstance(one, int) and not isinstance(one, bool) and abs(one) < 2**31))
+        for one in value
     )
 
 
@@ -270,12 +273,12 @@ def request_of(value: object) -> Columns | None:
     """The model's input: JSON objects as they are, other JSON under "input"."""
     if value is None:
         return None
-    return cast("Columns", value) if isinstance(value, dict) else {"input": value}
+    return {**value} if is_object(value) else {"input": value}
 
 
 def _action(raw: object, kind: str | None) -> Columns:
     """An action of another program: its own fields, under the type that it names."""
-    fields = cast("Columns", raw) if isinstance(raw, dict) else {"value": raw}
+    fields = raw if is_object(raw) else {"value": raw}
     names = (kind, fields.get("type"), fields.get("action_type"), fields.get("action"))
     name = next((name for name in names if isinstance(name, str) and name), "action")
     return {**fields, "type": name}
@@ -294,14 +297,10 @@ def action_columns(item: sent.SentAction) -> Columns:
 
 
 def validation_of(item: sent.SentValidation) -> Validation:
-    """A validator's result; what is no text is shown as JSON."""
+    """A validator's result; what is not text is shown as JSON."""
     texts = [item.validation_query or "", item.expected_result, item.actual_result]
     query, expected, actual = (
         value if isinstance(value, str) else "" if value is None else dumps(value) for value in texts
     )
     duration_s = item.execution_time or 0.0
     return Validation(query=query, expected=expected, actual=actual, success=item.success, duration_s=duration_s)
-
-
-def _as_object(value: object) -> Columns:
-    return cast("Columns", value) if isinstance(value, dict) else {}

@@ -24,9 +24,10 @@ from cua_rl.database.models import (
     ValidationRow,
 )
 from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.json_types import mapping
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.figures import as_object, columns, finite, finite_mean, finite_values, task_fields
+from cua_rl.monitor.figures import columns, finite, finite_mean, finite_values, task_fields
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
@@ -111,7 +112,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
         .ext(distinct_on(TurnRow.rollout_pk))
     )
     screens: dict[int, dict[str, Any]] = {
-        key: {"last_sha256": after or before, "last_action": None if after else as_object(action) or None}
+        key: {"last_sha256": after or before, "last_action": None if after else mapping(action) or None}
         for key, before, after, action in await run.session.execute(last)
     }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
@@ -256,7 +257,7 @@ def turn_detail(
     parsed = parse_answer(row.text)
     sampled, trained = row.sampling_logprobs, row.training_logprobs
     gaps = [abs(a - b) for a, b in zip(trained or (), sampled, strict=bool(trained))]
-    shown = columns(row, action=as_object(row.action) or None, request=as_object(row.request))
+    shown = columns(row, action=mapping(row.action) or None, request=mapping(row.request))
     shown |= {"duration_s": finite(row.duration_s) or 0.0, "durations_s": finite_values(row.durations_s)}
     return schemas.TurnDetail(
         **shown,

@@ -1,4 +1,4 @@
-"""Read API: rollouts, turns, tokens, tasks, screenshots; and the only thing that people may write, verdicts."""
+"""Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, the only thing that people may write."""
 
 from typing import Annotated
 

@@ -40,7 +40,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) -> None:
-    """Show the folder's database for as long as the task runs, if its run goes on or somebody opens it."""
+    """Show the folder's database for as long as the task runs, if its run is in progress or somebody opens it."""
     folder, data = shown.path, shown.path / "postgres"
     while True:
         is_theirs = running_postgres_url(data) is not None
@@ -78,7 +78,7 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
 
 
 def _is_needed(shown: RunFolder) -> bool:
-    """Whether our server for a folder goes on: its run does not, and somebody looked at it lately."""
+    """Whether to keep our server for a folder: its run is not in progress, and somebody looked at it lately."""
     return not is_in_use(shown.path) and (shown.key == "" or time.monotonic() - shown.used_at < _IDLE_S)
 
 

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import and_, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.evaluation.statistics import TaskSums
+from cua_rl.json_types import is_array, is_object
 from cua_rl.masking import mask_secrets
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
@@ -234,11 +235,10 @@ def compare_configs(configs: Sequence[Mapping[str, object]]) -> list[schemas.Con
 def _flatten(value: object, name: str = "") -> dict[str, object]:
     """{"lora": {"rank": 8}, "tasks": [{"id": 1}]} as {"lora.rank": 8, "tasks[0].id": 1}; plain lists stay whole."""
     parts: dict[str, object] = {}
-    if isinstance(value, Mapping):
-        inner = cast("Mapping[str, object]", value)
-        parts = {f"{name}.{key}" if name else key: one for key, one in inner.items()}
-    elif isinstance(value, list) and any(isinstance(one, Mapping | list) for one in cast("list[object]", value)):
-        parts = {f"{name}[{index}]": one for index, one in enumerate(cast("list[object]", value))}
+    if is_object(value):
+        parts = {f"{name}.{key}" if name else key: one for key, one in value.items()}
+    elif is_array(value) and any(isinstance(one, Mapping | list) for one in value):
+        parts = {f"{name}[{index}]": one for index, one in enumerate(value)}
     if not parts:
         return {name: value} if name else {}
     return {key: one for part, inside in parts.items() for key, one in _flatten(inside, part).items()}

@@ -90,7 +90,7 @@ def task_sums(successes: Any, rollouts: Any) -> Any:
 
 
 def parse_sums(values: Sequence[float] | None) -> TaskSums:
-    """What `task_sums` gave; None, as an outer join gives, is no task."""
+    """What `task_sums` gave; None, as from an outer join, stands for no task."""
     return TaskSums(*values) if values else NO_TASKS
 
 

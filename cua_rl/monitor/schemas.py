@@ -9,10 +9,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cua_rl.events import Phase
 from cua_rl.json_types import JsonDict
 
 Item = TypeVar("Item")
-Phase = Literal["baseline", "step", "eval"]
 RunStatus = Literal["running", "completed", "failed", "cancelled"]
 StepStatus = Literal["rollouts", "training", "running", "completed", "failed", "cancelled"]
 

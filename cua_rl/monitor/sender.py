@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import httpx
 
 from cua_rl.errors import CuaError, boundary
 from cua_rl.events import Event, Recorder
+from cua_rl.json_types import is_object
 from cua_rl.monitor.sent_items import TRAINING, ItemMaker, Reference, SentItem
 from cua_rl.monitor.spool import Spool, Waiting
 
@@ -130,7 +131,7 @@ class SendingRecorder:
                 await self.wait_until_sent()
         except TimeoutError:
             logger.warning(
-                "%.1f MB for the monitor wait in %s: they are sent when the run goes on there",
+                "%.1f MB for the monitor wait in %s: they are sent when the run is resumed there",
                 self._spool.num_bytes / 1e6,
                 self._folder,
             )
@@ -269,14 +270,14 @@ class SendingRecorder:
         except httpx.HTTPError as error:
             raise SendError(f"{type(error).__name__}: {error}") from error
         try:
-            parsed: Any = answer.json()
+            parsed: object = answer.json()
         except ValueError:
             parsed = None
-        if answer.status_code in _HOPELESS and not (isinstance(parsed, dict) and "errors" in parsed):
+        if answer.status_code in _HOPELESS and not (is_object(parsed) and "errors" in parsed):
             raise _Refused(f"was refused with status {answer.status_code}: {answer.text[:200]}")
-        if answer.status_code not in (200, 422) or not isinstance(parsed, dict) or "errors" not in parsed:
+        if answer.status_code not in (200, 422) or not is_object(parsed) or "errors" not in parsed:
             raise SendError(f"expected the monitor to store a batch, got {answer.status_code}: {answer.text[:200]}")
-        return cast("Mapping[str, Any]", parsed)
+        return parsed
 
     def _refuse(self, items: Sequence[SentItem], reason: str) -> None:
         self._num_refused += len(items)

@@ -5,16 +5,17 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import select
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 import cua_rl.models
 from cua_rl.database.models import TurnRow
+from cua_rl.json_types import mapping, sequence
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
-from cua_rl.monitor.figures import as_object, finite
+from cua_rl.monitor.figures import finite
 from cua_rl.monitor.rollout_queries import find_rollout
 
 _TINY_MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
@@ -99,19 +100,17 @@ def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None
     parts: list[schemas.PromptPart] = []
     position = 0
     # rows of senders that were not checked may hold anything
-    chunks = cast("object", row.prompt_chunks)
-    for chunk in cast("list[object]", chunks) if isinstance(chunks, list) else []:
-        fields = as_object(chunk)
-        is_image = isinstance(fields.get("image"), str)
-        length = int(finite(fields.get("tokens" if is_image else "text")) or 0)
+    for fields in map(mapping, sequence(row.prompt_chunks)):
+        image = fields.get("image") if isinstance(fields.get("image"), str) else None
+        length = int(finite(fields.get("text" if image is None else "tokens")) or 0)
         tokens = row.prompt_token_ids[position : position + length]
         position += length
         parts.append(
             schemas.PromptPart(
-                kind="image" if is_image else "text",
+                kind="text" if image is None else "image",
                 num_tokens=length,
-                text=None if is_image or texts is None else texts.joined(tokens),
-                sha256=fields["image"] if is_image else None,
+                text=None if image is not None or texts is None else texts.joined(tokens),
+                sha256=None if image is None else str(image),
             )
         )
     return schemas.TurnTokens(

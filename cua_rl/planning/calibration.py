@@ -1,4 +1,4 @@
-"""Reads from recorded runs how long their parts took, and how that depended on what went on at the same time."""
+"""Reads from recorded runs how long their parts took, and how that depended on concurrent work."""
 
 import math
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from sqlalchemy import select
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Database
-from cua_rl.planning.fleet import DeviceTime, Placement, Speed, Spread
+from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Speed, Spread, Workload
 from cua_rl.sampling.config import DEFAULT_NUM_SEQS
 
 _LARGEST_SIGMA = 2.0  # with a larger one, single outliers would dominate the mean
@@ -59,25 +59,6 @@ class RecordedRun:
     def first_step(self) -> int:
         """The first recorded step, in which server, trainer and caches are cold."""
         return self.steps[0].step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """The measured part of a workload and of a fleet's speeds; see `planning/fleet.py`."""
-
-    turns: tuple[int, ...]
-    start: DeviceTime
-    turn: DeviceTime
-    end: DeviceTime
-    server: Speed
-    request_work: Spread
-    turn_tokens: float
-    """All tokens of a training sequence, per turn."""
-    constant_group_frac: float
-    trained_token_s: float
-    save_s: float
-    publish_s: float
-    overhead_s: float
 
 
 async def load_recorded_run(database: Database, training_id: int, run: str) -> RecordedRun:
@@ -141,10 +122,12 @@ def _placement(config: Mapping[str, Any]) -> Placement:
     )
 
 
-def calibrate(runs: Sequence[RecordedRun], *, group_size: int) -> Calibration:
+def calibrate(
+    runs: Sequence[RecordedRun], *, group_size: int, num_devices: int, placement: Placement | None = None
+) -> tuple[Workload, Fleet]:
     """How long the parts of these runs took from the second step on, and how many groups of this size are constant.
 
-    Runs of different concurrency tell best how speed depends on it.
+    Runs of different concurrency tell best how speed depends on it. Without a placement, it is the first run's.
     """
     requests, starts, betweens, tails = list[Load](), list[Load](), list[Load](), list[Load]()
     for run in runs:
@@ -165,20 +148,27 @@ def calibrate(runs: Sequence[RecordedRun], *, group_size: int) -> Calibration:
         for step in steps
     )
     num_tokens = sum(step["rollout/datum_tokens"] for step in steps)
-    return Calibration(
+    work = Workload(
         turns=tuple(sorted(len(rollout.requests) for run in runs for rollout in run.rollouts)),
         start=_device_time(starts, computed_frac, sigma=0.0),
         turn=_device_time(betweens, computed_frac, sigma=_sigma(_alone_s(betweens, computed_frac))),
         end=_device_time(tails, computed_frac, sigma=0.0),
-        server=server,
         request_work=Spread(mean=1.0, sigma=request_sigma),
+        controller_s=0.0,
+        prompt_tokens=0.0,
         turn_tokens=num_tokens / max(1.0, trained_turns),
         constant_group_frac=fmean(_constant_group_frac(run, group_size) for run in runs),
+    )
+    fleet = Fleet(
+        num_devices=num_devices,
+        placement=placement or runs[0].placement,
+        server=server,
         trained_token_s=trained_s / max(1.0, num_tokens),
         save_s=_mean(steps, "time/save_s"),
         publish_s=_mean(steps, "time/publish_s"),
         overhead_s=_overhead_s(runs),
     )
+    return work, fleet
 
 
 def _overhead_s(runs: Sequence[RecordedRun]) -> float:
@@ -191,7 +181,7 @@ def _overhead_s(runs: Sequence[RecordedRun]) -> float:
         for run in runs
         for earlier, later in pairwise(run.steps)
         for interval_s in [(later.ended_at - earlier.ended_at).total_seconds()]
-        if (num_rollouts := later.metrics["rollout/num_rollouts"])  # there may be nothing but faults
+        if (num_rollouts := later.metrics["rollout/num_rollouts"])  # all rollouts may have ended in faults
     ]
     return median(overheads or [0.0])
 
@@ -222,7 +212,7 @@ def constant_frac(success_rate: float, concentration: float, group_size: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phases:
-    """What rollouts did when."""
+    """The activities of rollouts over time."""
 
     starts: Sequence[Interval]
     betweens: Sequence[Interval]

@@ -1,4 +1,4 @@
-"""What a run asks for, what there is to do it with, and by arithmetic, how many rollouts an hour each part allows."""
+"""The demand of a run, its hardware, and by arithmetic, how many rollouts an hour each part allows."""
 
 import math
 from collections.abc import Mapping

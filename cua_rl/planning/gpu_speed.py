@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cua_rl.host.gpu_peaks import BFLOAT16_TFLOP_PER_S as _PEAKS
 from cua_rl.machine.model_sizes import BYTES_16, ModelSizes
 from cua_rl.planning.fleet import Speed
+from cua_rl.planning.plan_config import Assumptions
 
 _PATCHES_PER_TOKEN = 4  # every family merges 2 x 2 patches into a token
 _PASS_S = 0.004  # of the server's process, per pass of the decoder: scheduling, adapters, log-probabilities
@@ -22,7 +23,7 @@ class GpuKind:
     gb_per_s: float
     """Memory bandwidth, 10^9 bytes per second."""
     usd_per_hour: float
-    """An assumption, of the order of what clouds ask; set your own price."""
+    """An assumption, of the order of cloud prices; set your own price."""
 
 
 GPU_KINDS: Mapping[str, GpuKind] = {
@@ -35,15 +36,6 @@ GPU_KINDS: Mapping[str, GpuKind] = {
     "h200": GpuKind(memory_gib=139.8, tflop_per_s=_PEAKS["H200"], gb_per_s=4800, usd_per_hour=3.8),
     "b200": GpuKind(memory_gib=178.0, tflop_per_s=_PEAKS["B200"], gb_per_s=8000, usd_per_hour=5.5),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """How much of a GPU's limits is reached."""
-
-    trainer_mfu: float
-    server_mfu: float
-    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +54,14 @@ class TurnTokens:
         return self.screen + self.text + self.sampled
 
 
-def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, shares: Shares) -> Speed:
+def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: TurnTokens, assume: Assumptions) -> Speed:
     """Speed of one copy of the model on `tensor_parallel` GPUs.
 
     A pass of the decoder reads all weights, whatever the batch, and the KV cache of every request in it. The prompt is
     in the prefix cache but for what the turn adds.
     """
-    bytes_per_s = tensor_parallel * gpu.gb_per_s * 1e9 * shares.bandwidth
-    flop_per_s = tensor_parallel * gpu.tflop_per_s * 1e12 * shares.server_mfu
+    bytes_per_s = tensor_parallel * gpu.gb_per_s * 1e9 * assume.bandwidth_frac
+    flop_per_s = tensor_parallel * gpu.tflop_per_s * 1e12 * assume.server_mfu
     weights = BYTES_16 * model.parameters
     cache = model.kv_bytes_per_token(1) * turn.context
     prefilled = (turn.screen + turn.text) * 2 * model.active_parameters + image_flop(model, turn.screen)
@@ -94,14 +86,14 @@ class TrainedSequence:
 
 
 def trained_token_s(
-    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, shares: Shares
+    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, assume: Assumptions
 ) -> float:
     """Seconds of one GPU per token of such sequences; every screenshot passes the vision tower once."""
     num_tokens = sequence.prompt + sequence.num_turns * turn.total
     recomputes, keeps = sequence.recomputes, sequence.keeps_attention
     flop = token_flop(model, num_tokens, sequence.lora_rank, recomputes=recomputes, keeps_attention=keeps)
     flop += sequence.num_turns * image_flop(model, turn.screen) / num_tokens
-    return flop / (gpu.tflop_per_s * 1e12 * shares.trainer_mfu)
+    return flop / (gpu.tflop_per_s * 1e12 * assume.trainer_mfu)
 
 
 def token_flop(

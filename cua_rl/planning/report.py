@@ -171,7 +171,7 @@ def write_plan_plot(path: Path, plan: Plan, *, title: str) -> None:
 def _draw_speed(axes: Any, plan: Plan) -> None:
     counts = [outlook.scenario.fleet.num_devices for outlook in plan.by_devices]
     rates = [outlook.prediction.rollouts_per_hour for outlook in plan.by_devices]
-    highest = 2 * max(rates)  # bounds far above say nothing
+    highest = 2 * max(rates)  # bounds far above carry no information
     scenario = plan.planned.scenario
     spaced = sorted({round(counts[0] * (counts[-1] / counts[0]) ** (place / 50)) for place in range(51)})
     limits = [bounds(replace(scenario, fleet=replace(scenario.fleet, num_devices=count))) for count in spaced]

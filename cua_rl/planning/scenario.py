@@ -16,7 +16,6 @@ from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario
 from cua_rl.planning.gpu_speed import (
     GPU_KINDS,
     GpuKind,
-    Shares,
     TrainedSequence,
     TurnTokens,
     server_speed,
@@ -76,30 +75,9 @@ def _check_settings(config: PlanConfig) -> None:
 
 def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement: Placement | None = None) -> Scenario:
     """The speeds of recorded runs with the settings of `config`, by default on the hardware of the first run."""
-    seen = calibrate(runs, group_size=config.group_size)
-    return Scenario(
-        workload=Workload(
-            turns=seen.turns,
-            start=seen.start,
-            turn=seen.turn,
-            end=seen.end,
-            request_work=seen.request_work,
-            controller_s=0.0,
-            prompt_tokens=0.0,
-            turn_tokens=seen.turn_tokens,
-            constant_group_frac=seen.constant_group_frac,
-        ),
-        fleet=Fleet(
-            num_devices=config.max_concurrent_rollouts,
-            placement=placement or runs[0].placement,
-            server=seen.server,
-            trained_token_s=seen.trained_token_s,
-            save_s=seen.save_s,
-            publish_s=seen.publish_s,
-            overhead_s=seen.overhead_s,
-        ),
-        schedule=_schedule(config),
-    )
+    devices = config.max_concurrent_rollouts
+    work, fleet = calibrate(runs, group_size=config.group_size, num_devices=devices, placement=placement)
+    return Scenario(workload=work, fleet=fleet, schedule=_schedule(config))
 
 
 def find_prices(config: PlanConfig) -> Prices:
@@ -120,7 +98,6 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, pla
         sampled=assume.sampled_tokens,
         context=assume.prompt_tokens + num_turns / 2 * (screen + assume.text_tokens + assume.sampled_tokens),
     )
-    shares = Shares(trainer_mfu=assume.trainer_mfu, server_mfu=assume.server_mfu, bandwidth=assume.bandwidth_frac)
     return Scenario(
         workload=Workload(
             turns=spread_turns(num_turns, config.max_turns),
@@ -136,7 +113,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, pla
         fleet=Fleet(
             num_devices=config.max_concurrent_rollouts,
             placement=placement,
-            server=server_speed(model, kind, placement.gpus_per_server, turn, shares),
+            server=server_speed(model, kind, placement.gpus_per_server, turn, assume),
             trained_token_s=trained_token_s(
                 model,
                 kind,
@@ -148,7 +125,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, pla
                     recomputes=plan.gradient_checkpointing,
                     keeps_attention=plan.keeps_attention,
                 ),
-                shares,
+                assume,
             ),
             save_s=1.0,
             publish_s=3.0,
@@ -158,7 +135,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, pla
 
 
 def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
-    """The settings of `assume` in the place of what was recorded or is assumed without them."""
+    """The settings of `assume` instead of what was recorded or is assumed without them."""
     assume, work, fleet = config.assume, scenario.workload, scenario.fleet
     workload = replace(
         work,

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
-from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import Event, Phase, StepTrained
 from cua_rl.planning.fleet import DeviceTime, Scenario
 from cua_rl.planning.station import Station
 from cua_rl.planning.virtual_time import run_in_virtual_time
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.config import LoopConfig, SamplingSettings
-from cua_rl.rl.served_policy import SavedPolicy, ServedPolicy
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
-from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import (
@@ -72,7 +71,7 @@ class Prediction:
 
 
 def simulate(scenario: Scenario, num_steps: int, *, goes_on: bool = False) -> list[StepEnd]:
-    """The ends of the first steps of a run, which ends with them or goes on."""
+    """The ends of the first steps of a run, which ends with them or continues."""
     gc.disable()  # a simulation makes millions of objects and hardly a cycle
     try:
         return run_in_virtual_time(_run(scenario, num_steps, goes_on=goes_on))
@@ -132,9 +131,8 @@ async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[Ste
     parts = LoopParts(
         tasks=_Tasks(),
         runner=runner if schedule.max_lag else LimitedRunner(runner, limit),
-        # the loops name the real classes; these have the methods that they call
-        trainer=cast("TrainingClient", _Trainer(world)),
-        policy=cast("ServedPolicy", _Policy(world)),
+        trainer=_Trainer(world),
+        policy=_Policy(world),
         evaluator=None,
         recorder=_Recorder(world),
         log=world,
@@ -184,7 +182,7 @@ class _World:
         self.step_ends: list[StepEnd] = []
 
     async def use_device(self, time: DeviceTime, random: Random) -> None:
-        """Let a device do something."""
+        """Consume the time of a device operation."""
         await asyncio.sleep(time.own.draw(random))
         if time.computed.mean:
             await self.devices.work(time.computed.draw(random))
@@ -212,7 +210,7 @@ class _World:
 
 @dataclass
 class _Runner:
-    """Runs rollouts that do nothing but take their time, which is a function of task instance and member alone."""
+    """Runs rollouts that only consume virtual time, a function of task instance and member alone."""
 
     world: _World
 
@@ -242,13 +240,16 @@ class _Runner:
 
 @dataclass
 class _Trainer:
-    """Takes its time for the tokens of a step; its log-probabilities are the server's."""
+    """Consumes the time of a step's tokens; its log-probabilities are the server's."""
 
     world: _World
     policy_version: int = 0
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         return [datum.sampling_logprobs for datum in datums]
+
+    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        return await self.forward(datums)
 
     async def forward_backward(
         self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
@@ -270,7 +271,7 @@ class _Trainer:
 
 @dataclass
 class _Policy:
-    """Takes its time to save and to publish; what is sampled meanwhile is the policy before."""
+    """Consumes the time of saving and publishing; meanwhile, the previous policy is sampled."""
 
     world: _World
     num_saved: int = 0
@@ -299,7 +300,7 @@ class _Policy:
 
 @dataclass
 class _Recorder:
-    """Keeps nothing, and takes its time after a step."""
+    """Records nothing, and consumes its time after a step."""
 
     world: _World
 

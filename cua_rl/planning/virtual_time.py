@@ -41,7 +41,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Asks the system only if a thread or a signal may have something to say."""
+    """Asks the system only if a thread or a signal may be pending."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()

@@ -10,14 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import chz
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.judge_models import JudgementRow
@@ -61,19 +60,14 @@ class CalibrateConfig:
             raise ValueError("judge.model: expected the judge to be calibrated, got none; set it and judge.base_url")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRollout:
-    """A recorded rollout with a validator's verdict, and its task."""
-
-    rollout_id: str
-    instruction: str
-    category: str
+KnownRollout = Row[str, str, str]
+"""A recorded rollout with a validator's verdict: its id, and instruction and category of its task."""
 
 
 async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Draw, judge, print, write."""
     judge_config = make_judge_config(config.judge)
-    assert judge_config is not None, "a validator of the class sees to that"
+    assert judge_config is not None, "a validator of the class ensures that"
     await check_judge(judge_config, environ)
     path = calibration_path(judge_config, config.log_dir) if config.out is None else Path(config.out)
     async with open_run_database(config.run, environ) as (database, name):
@@ -123,10 +117,7 @@ async def _draw(database: Database, training_id: int, config: CalibrateConfig) -
         .order_by(RolloutRow.id)
     )
     async with database.sessions() as session:
-        rows = [
-            KnownRollout(rollout_id=row.rollout_id, instruction=row.instruction, category=row.category)
-            for row in await session.execute(query)
-        ]
+        rows = list(await session.execute(query))
     if not rows:
         raise ConfigError(
             f"run: expected finished rollouts of tasks with validators, got none in {config.run!r}; record some, such "

@@ -1,7 +1,7 @@
 """Check a machine before its first run: `python -m cua_rl.recipes.doctor preset=h100-4b`.
 
 Takes the settings of recipes.train, starts the same model server and trainer, checks that they agree, and measures
-memory and speed. Prints a table with what to do, and writes doctor.json, which belongs to a bug report.
+memory and speed. Prints a table with what to do, and writes doctor.json, to be attached to bug reports.
 """
 
 import sys

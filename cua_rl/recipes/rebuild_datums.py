@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.database.models import Training
-from cua_rl.database.queries import StepSummary, find_training, latest_trainings, load_steps
+from cua_rl.database.models import Step, Training
+from cua_rl.database.queries import find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
@@ -77,7 +77,7 @@ def rules_at(settings: Mapping[str, Any], step: int) -> Rules:
 
 
 async def rebuild_step(
-    session: AsyncSession, training: Training, step: StepSummary, image_token_id: int, rules: Rules | None = None
+    session: AsyncSession, training: Training, step: Step, image_token_id: int, rules: Rules | None = None
 ) -> Comparison:
     """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
     rules = rules or Rules()

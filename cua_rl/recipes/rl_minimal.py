@@ -60,7 +60,7 @@ async def train(folder: Path, *, num_steps: int = NUM_STEPS, groups_per_batch: i
             # sample: every task of the step is attempted GROUP_SIZE times by the current policy
             groups = await sample_groups(runner, tasks.batch(step - 1, groups_per_batch), GROUP_SIZE, EXPLORING)
 
-            # score: a rollout is good or bad compared with the others of its group; equal rewards teach nothing
+            # score: a rollout is good or bad compared with the others of its group; equal rewards have no signal
             datums: list[Datum] = []
             for group in groups:
                 baseline = mean_reward([group])

@@ -1,6 +1,6 @@
 """Serve a model to runs on other hosts: `python -m cua_rl.recipes.serve_model model_name=... host=10.0.0.5 port=8000`.
 
-The server has what training needs (docs/server.md), takes adapters over HTTP, so that no folder has to be shared, and
+The server has what training needs (docs/models.md), takes adapters over HTTP, so that no folder has to be shared, and
 is started again if it dies. Its key is `VLLM_API_KEY`, which the runs that use it need too (`base_url=...`).
 """
 

@@ -1,7 +1,7 @@
 """Show training runs in the browser: `python -m cua_rl.recipes.serve_monitor [SOURCE] key=value ...`.
 
 SOURCE is a database URL, the folder of a run, or a folder of runs. Without it, the database of the environment, else
-the runs in ./runs. A URL with a password belongs into DATABASE_URL: all users of the machine can read arguments.
+the runs in ./runs. Put a URL with a password into DATABASE_URL: all users of the machine can read arguments.
 `create_project=NAME` prints a token with which other machines send their runs, and exits.
 """
 
@@ -37,7 +37,7 @@ class MonitorConfig:
 
     source: str | None = setting(
         None,
-        "database URL (one with a password belongs into DATABASE_URL), folder of a run, or folder of runs; None is the "
+        "database URL (put one with a password into DATABASE_URL), folder of a run, or folder of runs; None is the "
         "database of the environment, else ./runs",
     )
     host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")

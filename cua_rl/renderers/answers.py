@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Never, cast
+from typing import Never
 
 from cua_rl.conversation import ParsedAnswer, ParseFailure, Tool, ToolCall
+from cua_rl.json_types import is_object, mapping
 from cua_rl.renderers import function_calls
 from cua_rl.renderers.function_calls import FailureKind, MalformedCallError
 
@@ -43,7 +44,7 @@ def _read_arguments(call: ToolCall) -> Mapping[str, object]:
         json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but no text
     except (ValueError, RecursionError):
         return {}
-    return cast("Mapping[str, object]", parsed) if isinstance(parsed, dict) else {}
+    return mapping(parsed)
 
 
 def parse_answer(text: str, tools: Sequence[Tool] = (), *, call_form: str = JSON_CALL_FORM) -> ParsedAnswer:
@@ -96,12 +97,11 @@ def _parse_call(block: re.Match[str], tools: Sequence[Tool], *, call_id: str) ->
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCallError("json", f"a tool call is not valid JSON ({error}): {shown!r}") from error
-    if not isinstance(call, Mapping) or "name" not in call or "arguments" not in call:
+    if not is_object(call) or "name" not in call or "arguments" not in call:
         raise MalformedCallError(
             "tool_call_form", f"a tool call must be an object with name and arguments, not {shown!r}"
         )
-    fields = cast("Mapping[str, object]", call)
-    name, arguments = fields["name"], fields["arguments"]
+    name, arguments = call["name"], call["arguments"]
     if not isinstance(name, str) or not name:
         raise MalformedCallError("tool_name", f"the name of a tool must be a non-empty string, unlike in {shown!r}")
     if not isinstance(arguments, Mapping):

@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from cua_rl.conversation import EncodedImage, Message, SampledAnswer
 from cua_rl.errors import ConfigError
+from cua_rl.json_types import mapping
 from cua_rl.renderers import function_calls
 from cua_rl.renderers.answers import JSON_CALL_FORM, write_answer, write_function_answer
 from cua_rl.renderers.replay import ReplayedItem, WriteAnswer
@@ -234,4 +234,4 @@ def _read_templates(model_path: Path) -> list[str]:
 
 
 def _read_json(path: Path) -> Mapping[str, object]:
-    return cast("Mapping[str, object]", json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return mapping(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

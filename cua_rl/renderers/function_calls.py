@@ -7,9 +7,10 @@ are read by the parameter's schema; a value that does not fit stays text, so tha
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from cua_rl.conversation import Tool, ToolCall
+from cua_rl.json_types import is_array, is_object, mapping, sequence
 
 FailureKind = Literal["json", "tool_call_form", "unclosed", "tool_name", "tool_arguments"]
 CALL_FORM = (
@@ -88,8 +89,8 @@ def parse_call(body: str, tools: Sequence[Tool], *, call_id: str) -> ToolCall:
 def _properties(name: str, tools: Sequence[Tool]) -> Mapping[str, object]:
     for tool in tools:
         properties = tool.parameters.get("properties")
-        if tool.name == name and isinstance(properties, Mapping):
-            return cast("Mapping[str, object]", properties)
+        if tool.name == name and is_object(properties):
+            return properties
     return {}
 
 
@@ -99,12 +100,12 @@ def _read_value(text: str, schema: object) -> object:
     if kinds == {"string"}:
         return text
     try:
-        value = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else json.loads(text)
+        value: object = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text
     if not kinds:  # an unknown tool or parameter: a text such as [1, 2] would be wrong
-        return cast("object", value) if isinstance(value, dict | list) else text
+        return value if is_object(value) or is_array(value) else text
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if _kind(value) in kinds | ({"integer"} if "number" in kinds else set()) else text
@@ -112,19 +113,16 @@ def _read_value(text: str, schema: object) -> object:
 
 def _kinds(schema: object) -> set[str]:
     """The JSON types that a schema allows, as far as it says."""
-    if not isinstance(schema, Mapping):
-        return set()
-    fields = cast("Mapping[str, object]", schema)
+    fields = mapping(schema)
     stated = fields.get("type")
     if isinstance(stated, str):
         return {stated}
-    if isinstance(stated, Sequence):
-        return {str(kind) for kind in cast("Sequence[object]", stated)}
+    if is_array(stated):
+        return set(map(str, stated))
     for choices in (fields.get("anyOf"), fields.get("oneOf")):
-        if isinstance(choices, Sequence):
-            return set[str]().union(*map(_kinds, cast("Sequence[object]", choices)))
-    options = fields.get("enum")
-    return {_kind(option) for option in cast("Sequence[object]", options)} if isinstance(options, Sequence) else set()
+        if is_array(choices):
+            return set[str]().union(*map(_kinds, choices))
+    return set(map(_kind, sequence(fields.get("enum"))))
 
 
 def _kind(value: object) -> str:

@@ -4,9 +4,9 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Mapping
-from typing import cast
 
 from cua_rl.conversation import EncodedImage, ImageFormat
+from cua_rl.json_types import is_array, is_object
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.openai_fields import FieldPath
 
@@ -67,10 +67,10 @@ class ImageUrls:
         if isinstance(value, str):
             image = self._images.get(value)
             return value if image is None else f"sha256:{image.sha256}"
-        if isinstance(value, Mapping):
-            return self.without_images(cast("Mapping[str, object]", value))
-        if isinstance(value, list):
-            return [self._without_images(inner) for inner in cast("list[object]", value)]
+        if is_object(value):
+            return self.without_images(value)
+        if is_array(value):
+            return [self._without_images(inner) for inner in value]
         return value
 
     def _remember(self, url: str, image: EncodedImage) -> EncodedImage:

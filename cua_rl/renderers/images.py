@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import cast
 
 from PIL import Image
 
 from cua_rl.errors import ConfigError
+from cua_rl.json_types import is_object, mapping
 from cua_rl.renderers.request_error import RequestError
 
 MAX_ASPECT_RATIO = 200
@@ -47,7 +47,7 @@ def load_image_settings(model_path: Path) -> ImageSettings:
     """
     source, settings = _read_settings(model_path)
     size = settings.get("size")
-    ranges: Mapping[str, object] = cast("Mapping[str, object]", size) if isinstance(size, Mapping) else {}
+    ranges: Mapping[str, object] = mapping(size)
     if settings.get("do_resize") is False:
         raise ConfigError(
             f"expected an image processor that resizes, got do_resize false in {str(source)!r}; {_hint()}"
@@ -107,7 +107,7 @@ MAX_PIXELS = 40_000_000
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels, oriented; raises `RequestError` for no image, or one too large to decode safely."""
+    """Width and height in pixels, oriented; raises `RequestError` if it is no image or too large to decode."""
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size
@@ -128,9 +128,9 @@ def image_size(data: bytes) -> tuple[int, int]:
 def _read_settings(model_path: Path) -> tuple[Path, Mapping[str, object]]:
     processor = model_path / "processor_config.json"
     if processor.is_file():
-        nested = json.loads(processor.read_text(encoding="utf-8")).get("image_processor")
-        if isinstance(nested, Mapping):
-            return processor, cast("Mapping[str, object]", nested)
+        nested = mapping(json.loads(processor.read_text(encoding="utf-8"))).get("image_processor")
+        if is_object(nested):
+            return processor, nested
     preprocessor = model_path / "preprocessor_config.json"
     if preprocessor.is_file():
         return preprocessor, json.loads(preprocessor.read_text(encoding="utf-8"))

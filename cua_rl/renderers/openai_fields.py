@@ -1,9 +1,8 @@
 """Reads untrusted JSON field by field, with errors that name the path of the field."""
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, is_array, is_object
 from cua_rl.renderers.request_error import RequestError
 
 
@@ -23,15 +22,15 @@ class FieldPath(str):
 
 
 def mapping_at(value: object, at: FieldPath) -> Json:
-    if not isinstance(value, Mapping):
+    if not is_object(value):
         raise at.error("an object", value, "correct the request")
-    return cast("Json", value)
+    return value
 
 
 def list_at(value: object, at: FieldPath) -> Sequence[object]:
-    if not isinstance(value, list | tuple):
+    if not is_array(value):
         raise at.error("a list", value, "correct the request")
-    return cast("Sequence[object]", value)
+    return value
 
 
 def optional_list_at(value: object, at: FieldPath) -> Sequence[object]:

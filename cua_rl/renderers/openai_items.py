@@ -4,10 +4,9 @@ Images must be inside the request, as `data:` URLs with PNG or JPEG bytes. Anyth
 names the place in the request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import cast
 
 from cua_rl.conversation import (
     EncodedImage,
@@ -22,7 +21,7 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, is_object
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at, optional_list_at, optional_text_at, text_at
 from cua_rl.renderers.request_error import RequestError as RequestError
@@ -214,12 +213,12 @@ def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
     for kind, group in groupby(items, key=type):
         run = list(group)
         if kind is ToolCall:
-            calls = cast("list[ToolCall]", run)
+            calls = [item for item in run if isinstance(item, ToolCall)]
             run = [replace(call, call_id=call.call_id or f"call_{at}") for at, call in enumerate(calls, len(named))]
             places = {call.call_id: place for place, call in enumerate(run)}
             waiting = dict(places)
         elif kind is ToolResult:
-            results = cast("list[ToolResult]", run)
+            results = [item for item in run if isinstance(item, ToolResult)]
             given = {result.call_id for result in results}
             for call_id in given:
                 waiting.pop(call_id, None)
@@ -254,7 +253,7 @@ def _parts(content: object, images: ImageUrls, at: FieldPath) -> tuple[Part, ...
             parts.append(TextPart(text=text_at(fields, "refusal", place)))
         elif kind in _IMAGE_TYPES:
             url = fields.get("image_url")
-            nested = cast("Json", url).get("url") if isinstance(url, Mapping) else url
+            nested = url.get("url") if is_object(url) else url
             parts.append(images.image(nested, place / "image_url"))
         else:
             raise place.error("a part of text or an image", kind, "send text or a screenshot")

@@ -1,4 +1,4 @@
-"""The errors of this package that the caller causes: a malformed request, and one that is too long."""
+"""The errors of this package that the caller causes: a malformed request, or one that is too long."""
 
 
 class RequestError(ValueError):

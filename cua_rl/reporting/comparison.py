@@ -9,13 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from cua_rl.masking import mask_known
+from cua_rl.metrics import merge_metrics
 from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.step_line import num_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuccessFigures:
-    """Success on held-out tasks, each with the same weight; `low` and `high` are the 95 % interval."""
+class EvalResult:
+    """What an evaluation of a model measured.
+
+    Success on held-out tasks, each with the same weight; `low` and `high` are the 95 % interval.
+    """
 
     success_rate: float
     low: float
@@ -37,13 +41,30 @@ class SuccessFigures:
     """The success rate of first tries if those that a fault ended had all failed, mean over tasks."""
     best: float = 0.0
     """The same if they had succeeded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow(SuccessFigures):
-    """One model's figures."""
-
     name: str
+    """Of the model."""
+
+    def metrics(self, suite: str) -> dict[str, float]:
+        """The result as metrics, `eval/<suite>/...`."""
+        values = {
+            "success_rate": self.success_rate,
+            "success_rate_low": self.low,
+            "success_rate_high": self.high,
+            "num_rollouts": float(self.num_rollouts),
+            "num_successes": float(self.num_successes),
+            "num_faults": float(self.num_faults),
+            "num_turns/mean": self.num_turns_mean,
+            "reward/mean": self.reward_mean,
+        }
+        merged = merge_metrics(
+            values,
+            {"success_rate_worst": self.worst, "success_rate_best": self.best} if self.num_faults else {},
+            {f"pass_at_{k}": rate for k, rate in self.pass_at.items()},
+            {f"short_tasks/{k}": float(num) for k, num in self.num_short_tasks.items()},
+            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()},
+            {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()},
+        )
+        return {f"eval/{suite}/{name}": value for name, value in merged.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +89,7 @@ class PairRow:
 class Comparison:
     """All models, and the comparison of each with the first."""
 
-    models: tuple[ModelRow, ...]
+    models: tuple[EvalResult, ...]
     pairs: tuple[PairRow, ...]
 
 
@@ -109,7 +130,7 @@ def format_markdown(comparison: Comparison, *, title: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
+def model_table(models: Sequence[EvalResult]) -> list[list[str]]:
     """Header and one row per model, as text; pass@1 is the success rate and is left out."""
     counts = sorted({k for model in models for k in (*model.pass_at, *model.num_short_tasks) if k > 1})
     passes = [f"pass@{k}" for k in counts]
@@ -134,7 +155,7 @@ def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
     ]
 
 
-def left_out_sentences(models: Sequence[ModelRow]) -> list[str]:
+def left_out_sentences(models: Sequence[EvalResult]) -> list[str]:
     """Why a model's pass@k is left out: over the other tasks only, it would describe easier or harder ones."""
     return [
         f"pass@{k} of {model.name} is left out: faults left fewer than {k} attempts at {num} of its tasks"

@@ -61,7 +61,7 @@ class Diagnosis:
     findings: dict[str, Finding] = field(default_factory=dict[str, Finding])
 
     async def check(self, name: str, find: Callable[[], Awaitable[Finding]]) -> Finding:
-        """Run one check; whatever it raises is its finding, so that the next checks still run."""
+        """Run one check; whatever it raises becomes its finding, so that the next checks still run."""
         clock = time.monotonic()
         try:
             finding = await find()

@@ -5,7 +5,8 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+
+from cua_rl.json_types import is_object
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ def read_records(path: Path) -> list[dict[str, object]]:
         except (json.JSONDecodeError, RecursionError) as error:
             logger.warning("skipping damaged line file=%s line=%s: %s", path, number, error)
             continue
-        if isinstance(record, dict):
-            records.append(cast("dict[str, object]", record))
+        if is_object(record):
+            records.append(dict(record))
     return records
 
 

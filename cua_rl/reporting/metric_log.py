@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _WANDB_MODES = ("online", "offline", "disabled", "shared", "run", "dryrun")
 _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-_WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would hold a run up for minutes
+_WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would delay a run for minutes
 
 
 class _Sink(Protocol):
@@ -152,7 +152,7 @@ class _Wandb:
         require_wandb(project)
         wandb: Any = import_module("wandb")
         settings = wandb.Settings(init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", _WANDB_TIMEOUT_S)))
-        # the name doubles as id: a resumed run goes on in its own charts
+        # the name doubles as id: a resumed run continues in its own charts
         identity = {"project": project, "name": name, "id": name, "resume": "allow"}
         try:
             self._run: Any = wandb.init(**identity, dir=str(folder), config=dict(config), settings=settings)

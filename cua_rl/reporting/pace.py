@@ -11,7 +11,7 @@ from math import inf
 
 RECENT_STEPS = 10
 Span = tuple[float, float]
-"""Start and end in seconds; the end is infinite while it goes on."""
+"""Start and end in seconds; the end is infinite while it is in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     figure, (axes,) = make_axes(8, 4.5, (title,))
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
     by_curve: dict[float, list[Mapping[str, object]]] = {}
-    for record in records:  # resumed with other tasks, a run goes on in another curve
+    for record in records:  # resumed with other tasks, a run continues in another curve
         by_curve.setdefault(_number(record.get("progress/curve", 1.0)), []).append(record)
     for curve in by_curve.values():
         _draw_curve(axes, curve, f"eval/{suite}/success_rate")

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from cua_rl.events import Phase
 from cua_rl.metrics import Mean, merge_metrics
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
 
-Phase = Literal["baseline", "step", "eval"]
 _LABELS: Mapping[Phase, str] = {"baseline": "Baseline", "step": "Step", "eval": "Eval"}
 
 

@@ -66,7 +66,7 @@ class TraceRecorder:
                         await asyncio.to_thread(self._write, event)
             except CuaError as error:
                 self._has_failed = True
-                logger.warning("traces end here, training goes on: %s", error)
+                logger.warning("traces end here, training continues: %s", error)
             finally:
                 self._queue.task_done()
 

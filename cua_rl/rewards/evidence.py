@@ -40,7 +40,7 @@ class Evidence:
 
     @property
     def tried_share(self) -> float:
-        """Share of the allowed turns that tried something new, 0 to 1: it never falls while a rollout goes on."""
+        """Share of the allowed turns that tried something new, 0 to 1: it never falls while a rollout continues."""
         return min(1.0, self.num_new_actions / max(1, self.max_turns))
 
     @property

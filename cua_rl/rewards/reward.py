@@ -1,7 +1,7 @@
 """Reward functions for finished rollouts; infrastructure faults never reach them.
 
 All of them read success from the device's state, and none rewards a solved task less than an unsolved one (`score` is
-whatever a gym server reports). On an unsolved task none pays for stopping: a rollout that goes on never gets less, and
+whatever a gym server reports). On an unsolved task none pays for stopping: going on never gets less, and
 standing still or repeating gets no more than the first try. Otherwise giving up would beat trying until a policy solves
 most of its tasks, which it then never learns.
 """

@@ -54,8 +54,8 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
     """Divide advantages by their population standard deviation over the step's rollouts; also returns the deviation.
 
     Every rollout counts once, however many tokens and datums it has (as in REINFORCE++ with a group baseline, arXiv
-    2501.03262). Groups that teach nothing do not count, even if a KL term keeps their datums. The division happens when
-    a step trains, not when a group ends: recorded advantages are those of the group.
+    2501.03262). Groups without a learning signal do not count, even if a KL term keeps their datums. The division
+    happens when a step trains, not when a group ends: recorded advantages are those of the group.
     """
     by_member: dict[tuple[str, str], float] = {}
     for datum in datums:  # all trained tokens of a rollout share its advantage
@@ -83,7 +83,7 @@ def penalise_divergence(
 
     A token is penalised only for its own divergence. Penalties that are summed (and discounted) over later tokens need
     the mask applied again after the sum: otherwise prompt tokens and screenshots before an answer get an advantage,
-    with a sampling log-probability of 0 that nobody sampled. Here no sum crosses tokens, and masked tokens keep exact
+    with a sampling log-probability of 0 that does not exist. Here no sum crosses tokens, and masked tokens keep exact
     zeros.
     """
     gaps = [

@@ -1,4 +1,4 @@
-"""The off-policy loop: rollouts, training, publication and evaluation go on side by side.
+"""The off-policy loop: rollouts, training, publication and evaluation run side by side.
 
                      room and admission                    a batch                  saved weights         an adapter
     ┌─────────┐ starts ┌────────┐ finish ┌─────────────┐ takes ┌─────────┐ hands over ┌───────────┐ asks ┌───────────┐
@@ -190,7 +190,7 @@ class _AsyncRun:
         scored = await score_and_record(settings, self._parts, source, group, first_index=place.ordinal - index)
         async with self._changed:
             if self._buffer.finish(place, scored):
-                logger.info("group=%d task=%s teaches nothing, another one starts", group.index, group.task_id)
+                logger.info("group=%d task=%s has no learning signal, another one starts", group.index, group.task_id)
             self._changed.notify_all()
 
     async def train_steps(self) -> None:

@@ -33,7 +33,7 @@ class SamplingSettings:
 
 @chz.chz
 class CurriculumSettings:
-    """Which tasks are sampled, and what happens to groups without a signal (docs/curriculum.md)."""
+    """Which tasks are sampled, and what happens to groups without a signal (docs/learning.md)."""
 
     task_sampling: Literal["uniform", "success_rate"] = setting(
         "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"

@@ -1,6 +1,6 @@
 """Rollouts to training sequences: turns are merged while each prompt exactly extends the previous prompt and answer.
 
-Every trained token stands in the context in which it was sampled. Where a prompt does not extend what came before, a
+Every trained token is in the context in which it was sampled. Where a prompt does not extend what came before, a
 new datum begins, and the reason is counted.
 """
 

@@ -133,7 +133,7 @@ class GroupBuffer:
         return place
 
     def finish(self, place: Place, scored: ScoredGroup) -> bool:
-        """Take a group that has ended; True if it teaches nothing and another one starts in its place."""
+        """Take a group that has ended; True if it has no learning signal and another one starts in its place."""
         del self._running[place.ordinal]
         if scored.group.is_constant and len(self._dropped) < self.max_drops_per_batch:
             self._dropped.append(scored)

@@ -15,7 +15,7 @@ from cua_rl.training.wire import AdapterPart, Probe
 from cua_rl.types import AdapterRef, ModelInput
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
-PROBE_STRENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # models differ in how much they resist
+PROBE_STRENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # models differ in how much an adapter changes them
 PROBE_CHANGE = 5.0  # times what rounding may explain
 # servers cache prompts by the adapter's name: no policy of a run has one of these
 PROBE_VERSIONS = {"language": 999_999, "vision": 999_998}
@@ -107,7 +107,7 @@ async def make_probe(
 ) -> tuple[AdapterRef, Canary]:
     """A random adapter with a strong effect, saved to `folder`, and its canary; the trainer's weights do not change.
 
-    It is random in one part of the model and zero in the other, so that neither hides behind the other's effect.
+    It is random in one part of the model and zero in the other, so that neither masks the other's effect.
 
     The first steps of a run change log-probabilities by less than half precision rounds: with only their adapters, a
     server that ignores adapters would pass.

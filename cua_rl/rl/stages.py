@@ -9,25 +9,26 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from cua_rl.environments.harness.device import HARNESS_ID
-from cua_rl.evaluation.evaluate import EvalResult, Evaluator
+from cua_rl.environments.harness_world import HARNESS_ID
+from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.metrics import merge_metrics
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
-from cua_rl.rl.served_policy import ServedPolicy
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import TrainStepResult
+from cua_rl.rl.train_step import Trainer, TrainStepResult
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
-from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,20 @@ class TaskStream(Protocol):
     """
 
     def batch(self, number: int, num_tasks: int) -> list[Task]: ...
+
+
+class Policy(Protocol):
+    """The policy between trainer and sampler; `served_policy.ServedPolicy` says what the methods do."""
+
+    async def publish(self, step: int) -> AdapterRef: ...
+
+    async def save(self, step: int) -> SavedPolicy: ...
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef: ...
+
+    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]: ...
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]: ...
 
 
 class StepLog(Protocol):
@@ -103,8 +118,8 @@ class LoopParts:
 
     tasks: TaskStream
     runner: Runner
-    trainer: TrainingClient
-    policy: ServedPolicy
+    trainer: Trainer
+    policy: Policy
     evaluator: Evaluator | None
     recorder: Recorder
     log: StepLog
@@ -179,7 +194,7 @@ def report_crashes(step: int, groups: Sequence[RolloutGroup]) -> None:
     if 2 * len(crashed) > len(rollouts):
         logger.error(
             "step=%d expected agents that end by themselves, got %d of %d rollouts whose agent failed, which counts as "
-            "giving up; stop the run, read logs/agents, mend the agent and begin again. The most frequent failure: %s",
+            "giving up; stop the run, read logs/agents, fix the agent and begin again. The most frequent failure: %s",
             step,
             len(crashed),
             len(rollouts),

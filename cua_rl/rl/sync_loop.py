@@ -63,7 +63,7 @@ async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
 async def sample_groups(
     settings: stages.LoopSettings, parts: stages.LoopParts, step: int, adapter: AdapterRef
 ) -> list[ScoredGroup]:
-    """Run and score the groups of a step; tasks beyond `groups_per_batch` replace groups that teach nothing."""
+    """Run and score the groups of a step; tasks beyond `groups_per_batch` replace groups without a learning signal."""
     tasks = parts.tasks.batch(step - 1, settings.config.groups_per_batch * settings.config.max_refill_factor)
     source = RolloutSource(phase="step", step=step)
     await parts.recorder.record(

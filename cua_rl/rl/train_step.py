@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from random import Random
+from typing import Protocol
 
 from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import divide_by_batch_std, penalise_divergence
@@ -14,12 +15,36 @@ from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import learning_rate_at
-from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import LossConfig
+from cua_rl.training.config import LossConfig, OptimConfig
+from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
 
 Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""
+
+
+class Trainer(Protocol):
+    """What a step asks of the trainer; `training.client.TrainingClient` says what the methods do."""
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+    async def reference_logprobs(
+        self, datums: Sequence[Datum], *, temperature: float = 1.0
+    ) -> list[tuple[float, ...]]: ...
+
+    async def forward_backward(
+        self,
+        datums: Sequence[Datum],
+        loss: LossConfig,
+        *,
+        token_weights: Sequence[float] | None = None,
+        proximal_logprobs: Rows | None = None,
+        reference_logprobs: Rows | None = None,
+    ) -> ForwardBackwardOutput: ...
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
+
+    async def trainer_metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +56,7 @@ class TrainStepResult:
 
 
 async def train_step(
-    trainer: TrainingClient,
+    trainer: Trainer,
     batch: Batch,
     config: LoopConfig,
     *,
@@ -99,7 +124,7 @@ async def train_step(
 
 
 async def _complete_advantages(
-    trainer: TrainingClient, datums: Sequence[Datum], config: LoopConfig, teaching: float
+    trainer: Trainer, datums: Sequence[Datum], config: LoopConfig, teaching: float
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
     """Complete the advantages with terms over the whole batch: its standard deviation, and the share `teaching` of the
     KL penalty. Also returns reference log-probabilities if the loss has a KL term, and metrics.
@@ -150,7 +175,7 @@ def token_weights(
     The trainer only sums. The divisor is that of the whole optimizer step, so a gradient does not depend on how
     rollouts are split into datums, or datums into micro-batches and requests. `num_rollouts` is the step's share of
     judged rollouts, including those of constant groups: their gradient is zero, and a token must not weigh more because
-    other groups teach nothing.
+    other groups have no learning signal.
 
     constant: 1 / (rollouts * normalisation_tokens). Tokens of long rollouts weigh as much as those of short ones, and a
     step of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).
@@ -215,7 +240,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def _measure_move(
-    trainer: TrainingClient,
+    trainer: Trainer,
     datums: Sequence[Datum],
     before: Rows,
     config: LoopConfig,

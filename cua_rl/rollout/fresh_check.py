@@ -1,6 +1,6 @@
-"""Whose doing it is that a task's check fails itself: the check's, the policy's, or what it needs is away.
+"""Why a task's check itself fails: it is broken, the policy caused it, or what it needs cannot be reached.
 
-A check that raises, or never ends, is held against a fresh device on which nothing has been done. If it works there,
+A check that raises, or never ends, is tried on a fresh device on which nothing has been done. If it works there,
 what the policy did made it fail: the task is not done. If such rollouts were dropped as faults, mostly successes would
 remain, and a policy could choose which of its rollouts count.
 """
@@ -31,7 +31,7 @@ Instance = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshCheck:
-    """Validates rollouts, and holds a check that fails against fresh devices."""
+    """Validates rollouts, and tries a check that fails on fresh devices."""
 
     devices: DeviceSource
     limits: TimeLimits
@@ -57,7 +57,7 @@ class FreshCheck:
 
         Raises:
             ConfigError: it fails there too, and has never worked: it is broken.
-            TaskError: it fails there too, but has worked before: what it needs is away.
+            TaskError: it fails there too, but has worked before: what it needs cannot be reached.
             DeviceError, TimeoutError: there is no fresh device.
         """
         instance = task.task_id, task.seed

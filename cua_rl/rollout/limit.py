@@ -134,13 +134,13 @@ class Pressure:
 async def follow_load(
     fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit, interval_s: float = INTERVAL_S
 ) -> None:
-    """Adapt the limit until cancelled. A look that fails is skipped: the server's owner handles its end."""
+    """Adapt the limit until cancelled. A failed measurement is skipped: the server's owner handles its end."""
     pressure = Pressure(limit)
     while True:
         await asyncio.sleep(interval_s)
         try:
             load = await fetch_load()
         except SamplingError as error:
-            logger.debug("no look at the model server's load: %s", error)
+            logger.debug("cannot read the model server's load: %s", error)
             continue
         pressure.observe(load, await asyncio.to_thread(measure_free_memory_frac))

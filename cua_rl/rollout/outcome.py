@@ -31,7 +31,7 @@ class Outcome:
 
     @classmethod
     def of_fault(cls, error: CuaError | TimeoutError) -> "Outcome":
-        """The outcome of a rollout that an infrastructure fault ended; raises `error` if it is no such fault."""
+        """The outcome of a rollout that an infrastructure fault ended; raises `error` if it is not such a fault."""
         match error:
             case TimeoutError():
                 return cls(stop_reason=StopReason.TIME_LIMIT, error=mask_known(str(error)) or "a stage ran out of time")
@@ -70,7 +70,7 @@ async def ask_judge(
     """The outcome with the judge's verdict, if one is needed; with `always`, also if a validator decides.
 
     If nothing else validates the task, a missing verdict is a fault of the task, unless all votes arrived and are
-    divided, or some malformed: what the judge saw is the policy's doing, and no majority calls it a success.
+    divided, or some malformed: the policy produced what the judge saw, and no majority calls it a success.
 
     A rollout that ended before its first turn, for instance because its first prompt did not fit, has failed and needs
     no verdict.
@@ -106,7 +106,7 @@ def find_answer(response_id: str, recorded: Sequence[ModelTurn]) -> ModelTurn:
 
 
 def report_end(device: Device, done: AgentOutcome, turns: Sequence[Turn], *, max_turns: int) -> None:
-    """Tell a device whose service evaluates the task how the agent's work ended."""
+    """Report to a device whose service evaluates the task how the agent's work ended."""
     if isinstance(device, ReportedDevice):
         report = AgentReport(
             answer=done.answer,

@@ -133,7 +133,7 @@ class RolloutRunner:
             with clock.call():
                 model = find_answer(done.response_id, self.gateway.turns(rollout_id))
                 turns.append(Turn(index=len(turns), model=model, agent=done))
-                with clock.uncharged():  # the database may be away
+                with clock.uncharged():  # the database may be unreachable
                     await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
                 if self.watch_goal and first_success_turn is None and task.validate is not None:
                     with suppress(CheckError):  # it is asked again at the end

@@ -66,7 +66,7 @@ def _device(plan: "PreparedTraining | PreparedEvaluation") -> str:
 
 def _charges(plan: "PreparedTraining") -> str:
     """Who charges for the run beside the machine."""
-    charges = ["; GBox charges for its boxes"] if plan.device_plan.backend_name == "gbox" else []
+    charges = [f"; {charged}"] if (charged := plan.device_plan.environment.charges) else []
     charges += ["; the judge's service may charge for its votes"] if plan.judge is not None else []
     charges += ["; metrics go to Weights & Biases"] if plan.config.wandb_project else []
     return "".join(charges)

@@ -1,11 +1,11 @@
 """Evaluation configuration, and the presets of the tiny model."""
 
-from typing import cast
-
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, device_presets
+from cua_rl.environments.contract import PAID_DEVICES
+from cua_rl.json_types import mapping, sequence
+from cua_rl.run.rollout_config import ROLLOUT_SECTIONS, RolloutConfig, device_presets
 from cua_rl.settings import Given, setting, with_presets
 
 Models = list[dict[str, object]]
@@ -20,7 +20,7 @@ MEASUREMENT: dict[str, object] = {"tasks": {"source_type": "demo_eval"}, "max_co
 
 def evaluate_presets(given: Given) -> Given:
     """The tiny model's settings, unless the configuration or one of its entries names another model."""
-    models = cast("Models", given.get("models") or [])
+    models = [mapping(item) for item in sequence(given.get("models"))]
     names_model = given.get("model_name") is not None or any({"model_name", "base_url"} & set(item) for item in models)
     return {**MEASUREMENT, **({} if names_model else TINY_MODEL), **device_presets(given)}
 

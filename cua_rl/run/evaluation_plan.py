@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from cua_rl.agent.history import History
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
+from cua_rl.json_types import is_object
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
@@ -26,7 +28,7 @@ from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import DevicePlan, find_backend_name, name_gym, plan_devices, require_own_model
+from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
@@ -130,8 +132,8 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
     # the same models give the same folder, so that the same command can resume
     names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
     log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
-    backend_name = find_backend_name(config.tasks, config.device)
-    check_agent(config, backend_name)
+    environment = find_environment(config.tasks, config.device)
+    check_agent(config, environment)
     others = [model.name for model in models if not isinstance(model, LocalModel)]
     if config.agent.name != "gbox" and others:
         raise ConfigError(
@@ -139,16 +141,16 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
             f"{', '.join(others)}; evaluate them apart"
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
-        require_own_model(backend_name, None)
+        require_own_model(environment, None)
     if config.devices.coordinate_mode == "ui_tars" and others:
         raise ConfigError(
-            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, of which nobody "
-            f"knows how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
+            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, because it "
+            f"is not known how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
         )
     _warn_of_other_settings(config, models)
     device_plan = plan_devices(config, log_path)
     held_out = load_tasks(
-        name_gym(config.tasks, config.devices),
+        complete_sources(config.tasks, config.devices),
         seed=config.seed,
         split="eval",
         device=device_plan.backend.abilities,
@@ -279,9 +281,9 @@ def read_api_key(model: RemoteModel) -> str:
 
 
 def _parse_entry(entry: object, default_model_name: str | None) -> Model:
-    if not isinstance(entry, Mapping):
+    if not is_object(entry):
         raise ConfigError(f'models: expected entries such as {{"name": "base"}}, got {entry!r}; write an object')
-    fields = cast("Mapping[str, object]", entry)
+    fields = entry
     is_remote = any(key in fields for key in ("base_url", "model", "api", "api_key_env", "extra"))
     _check_keys(fields, _REMOTE_KEYS if is_remote else _LOCAL_KEYS)
     name = _entry_text(fields, "name")
@@ -300,11 +302,11 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         if api not in ("responses", "chat"):
             raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
         extra = fields.get("extra", dict[str, object]())
-        if not isinstance(extra, Mapping):
+        if not is_object(extra):
             raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
         remote = RemoteModel(
             name=name,
-            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
+            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=extra),
             api_key_env=_entry_text(fields, "api_key_env"),
         )
         read_api_key(remote)

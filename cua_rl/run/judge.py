@@ -45,7 +45,7 @@ def plan_judge(
 ) -> JudgeConfig | None:
     """The judge that tasks need, or that the user wants to compare with validators; None if neither.
 
-    A judge that only agents ask, as harnesses may, is theirs. Raises `ConfigError` if a judge is requested but not
+    A judge that only agents ask, as harnesses may, does not count. Raises `ConfigError` if a judge is requested but not
     configured, or configured but never used.
     """
     config, is_needed = make_judge_config(settings), any(tasks.is_judged for tasks in task_sets)

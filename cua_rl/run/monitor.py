@@ -68,7 +68,7 @@ async def send_events(
 async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_url: str, folder: Path) -> str | None:
     """Start a monitor of the run's database, which stops with the run; returns its address, or None if disabled.
 
-    If it cannot start or dies, training goes on.
+    If it cannot start or dies, training continues.
     """
     if not settings.show:
         return None

@@ -8,10 +8,8 @@ import base64
 import logging
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, TypeVar
@@ -22,7 +20,7 @@ from PIL import Image
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.conversation import EncodedImage, Message, TextPart
-from cua_rl.environments.device import DeviceKind
+from cua_rl.environments.device import Screen
 from cua_rl.errors import ConfigError
 from cua_rl.host.users import computing_environment
 from cua_rl.machine.prefix_cache import RolloutShape
@@ -47,28 +45,6 @@ _PROBE_SIDE_PX = 64
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400
 _LARGE_SCREEN = (1080, 2400)  # larger than the limits of common settings
 _PLENTY_OF_IMAGES = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
-    """The size of a device's screenshots."""
-
-    kind: DeviceKind
-    width_px: int
-    height_px: int
-
-    def scaled(self, factor: float) -> "Screen":
-        """The screen with both sides times `factor`."""
-        return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
-
-
-def require_adb(program: str = "adb") -> None:
-    """Raise `ConfigError` if there is no adb to reach phones with."""
-    if shutil.which(program) is None:
-        raise ConfigError(
-            f"device: expected the program {program} on the PATH for device=adb, got none; install the Android "
-            "platform tools (Debian and Ubuntu: apt-get install adb)"
-        )
 
 
 def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
@@ -99,7 +75,7 @@ def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
     if configured is not None and configured < needed:
         raise ConfigError(
             f"max_images: expected at least {needed}, the screenshots of {num_turns} turns, got {configured}; raise "
-            "it, lower max_turns, or let old screenshots go with history=block_drop"
+            "it, lower max_turns, or drop old screenshots with history=block_drop"
         )
     return configured or needed
 
@@ -119,8 +95,8 @@ def require_room(
         raise ConfigError(
             f"max_model_len: expected at least {needed} tokens for {num_turns} turns (instructions {none}, "
             f"{num_images} screenshots of at least {one - none}, an answer of max_tokens={config.max_tokens}, and "
-            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
-            "screenshots go with history=block_drop"
+            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or drop old "
+            "screenshots with history=block_drop"
         )
 
 
@@ -207,7 +183,7 @@ async def require_model_server(base_url: str, renderer: Renderer, *, max_model_l
         raise ConfigError(
             f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
-            f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
+            f"'{{\"image\": {num_images}}}', lower max_turns, or drop old screenshots with history=block_drop"
         )
     settings = renderer.image_settings
     if num_tokens is None or settings is None:

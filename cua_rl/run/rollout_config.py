@@ -5,13 +5,14 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import DeviceConfig
+from cua_rl.environments.contract import Environment
+from cua_rl.environments.table import ENVIRONMENTS, TaskSources, find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
 from cua_rl.judgement import MAX_REWARD
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import Given, check_numbers, setting
-from cua_rl.tasks.source_config import TaskSources, find_task_backend
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
@@ -19,30 +20,27 @@ _DAY_S = 86400.0
 _TIME_LIMIT = (0.0, _DAY_S)
 _PORT = (0, 65535)
 
-PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
-"""Boxes cost money while they run, and gym servers have few devices."""
-
 
 def device_presets(given: Given) -> Given:
-    """Defaults of the device: Linux boxes imply GBox, few paid devices run at a time, a harness reports the reward."""
-    backend = given_task_backend(given.get("tasks"))
+    """Defaults of the environment; Linux boxes imply GBox."""
+    environment = given_environment(given.get("tasks"))
     presets: dict[str, object] = {}
-    if backend is None and given.get("box_type") == "linux":
-        presets["device"] = "gbox"
-    if backend == "harness":
-        presets["reward"] = "score"
-    is_gbox = backend is None and given.get("device", presets.get("device")) == "gbox"
-    return {**presets, **PAID_DEVICES} if is_gbox or backend == "gym" else presets
+    if environment is None:
+        if given.get("box_type") == "linux":
+            presets["device"] = "gbox"
+        environment = ENVIRONMENTS.get(str(given.get("device", presets.get("device"))))
+    return {**presets, **environment.presets} if environment is not None else presets
 
 
-def given_task_backend(tasks: object) -> str | None:
-    """The devices that these task sources bring; None for the configured device, and for what cannot be read."""
+def given_environment(tasks: object) -> Environment | None:
+    """The environment that these task sources bring; None for the configured device, and for what cannot be read."""
     if tasks is None:
         return None
     try:
-        return find_task_backend(cast("TaskSources", tasks))
+        environment = find_environment(cast("TaskSources", tasks))
     except ConfigError:
         return None  # load_tasks reports what is wrong with them
+    return None if environment.is_configured else environment
 
 
 @chz.chz
@@ -65,7 +63,7 @@ class AgentSettings:
         None, "agent=external: address of a server that receives each rollout and responds when it is done"
     )
     harness_command: str | None = setting(
-        None, "agent=harness: command that runs a whole rollout and reports its score (docs/harnesses.md)"
+        None, "agent=harness: command that runs a whole rollout and reports its score (docs/agents.md)"
     )
     harness_url: str | None = setting(
         None, "agent=harness: address of a server that receives each rollout and responds with its result"
@@ -86,41 +84,6 @@ class AgentSettings:
     )
     history_images: int = setting(8, "block_drop, last_n: maximum number of screenshots in the prompt", at_least=1)
     history_block: int = setting(4, "block_drop: number of screenshots dropped at once", at_least=1)
-
-
-@chz.chz
-class DeviceSettings(TimeLimits):
-    """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
-
-    screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
-    browser_scale: float | None = setting(
-        None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
-    )
-    coordinate_mode: Literal["direct", "gbox", "ui_tars"] = setting(
-        "direct",
-        "direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
-        "coordinate model locates; ui_tars: it acts in the format of UI-TARS-1.5, with pixels as coordinates",
-    )
-    gbox_screenshots: Literal["inline", "stored"] = setting(
-        "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"
-    )
-    record_devices: bool = setting(
-        False, "gbox: record a video of every rollout as recordings/<rollout>.mp4 in the run's folder"
-    )
-    adb_serials: list[str] = setting(
-        doc="adb: serial numbers of the phones to use; empty uses all attached ones", factory=list[str]
-    )
-    device_creations_per_s: float | None = setting(
-        None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
-    )
-    lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
-    gym_base_url: str | None = setting(
-        None, "gym server for task sources that name none; None is http://localhost:5010"
-    )
-    gym_id: str | None = setting(None, "gym for task sources that name none; None is umetrip")
-    gym_parallel_creates: int = setting(
-        1, "executions created concurrently on a gym server; some servers handle only one at a time", at_least=1
-    )
 
 
 @chz.chz
@@ -149,7 +112,7 @@ class RunConfig:
         "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
         "it from the model",
     )
-    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
+    tasks: Tasks = setting(doc="source of tasks", factory=lambda: {"source_type": "demo_training"})
     max_turns: int = setting(20, "maximum turns of a rollout or demonstration; a task may allow fewer", at_least=1)
     log_path: str | None = setting(
         None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings", per_attempt=True
@@ -201,7 +164,7 @@ class RolloutConfig(RunConfig):
         at_least=0,
     )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
-    devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
+    devices: DeviceConfig = chz.field(default_factory=DeviceConfig)
     server: ServerConfig = chz.field(default_factory=ServerConfig)
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)

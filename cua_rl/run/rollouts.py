@@ -19,6 +19,7 @@ from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentServer
 from cua_rl.agent.ui_tars import UiTars
+from cua_rl.environments.contract import Environment
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
@@ -28,7 +29,7 @@ from cua_rl.machine.gpus import copies_of
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.run.devices import BackendName, OpenDevices
+from cua_rl.run.devices import OpenDevices
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses
@@ -52,7 +53,7 @@ _ONLY_WITH = {
 }
 
 
-def check_agent(config: RolloutConfig, backend_name: BackendName) -> None:
+def check_agent(config: RolloutConfig, environment: Environment) -> None:
     """Raise `ConfigError` for agent settings that cannot work."""
     agent = config.agent
     given = {
@@ -75,17 +76,17 @@ def check_agent(config: RolloutConfig, backend_name: BackendName) -> None:
         _check_program(agent.name, "command", agent.command, agent.url)
     if agent.name == "harness":
         _check_program(agent.name, "harness_command", agent.harness_command, agent.harness_url)
-    if (agent.name == "harness") != (backend_name == "harness"):
+    if (agent.name == "harness") != (environment.name == "harness"):
         raise ConfigError(
             f"agent: expected agent=harness with source_type 'harness', and with no other, got agent={agent.name} on "
-            f"{backend_name}; change one of them"
+            f"{environment.name}; change one of them"
         )
     if agent.name != "gbox" and config.devices.coordinate_mode != "direct":
         raise ConfigError(
             f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
             "leave it out, or set agent=gbox"
         )
-    if agent.name == "mini_agent" and backend_name != "gym":
+    if agent.name == "mini_agent" and environment.name != "gym":
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
         )
@@ -137,7 +138,7 @@ def make_runner(
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
     ui_tars = None
     if config.devices.coordinate_mode == "ui_tars":
-        assert isinstance(access, Gateway), "expected a plan without endpoints whose image settings nobody knows"
+        assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
         ui_tars = UiTars(image_settings=access.image_settings)
     own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
     return RolloutRunner(

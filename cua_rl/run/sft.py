@@ -10,13 +10,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
 from cua_rl.run.decisions import print_decisions, print_settings, sft_decisions
-from cua_rl.run.devices import make_local_backend
+from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.sft_plan import PreparedSft, log_path, plan_sft, require_same_run
@@ -36,8 +37,8 @@ async def run_sft(config: SftConfig) -> None:
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
     attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "sft")
     config = attempt.complete(config) if attempt else config
-    backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
-    async with backend as devices:
+    settings = DeviceConfig(screen_scale=config.screen_scale, browser_scale=config.browser_scale)
+    async with make_expert_backend(config.tasks, settings) as devices:
         plan = await plan_sft(config, devices)
         settings = plain_config(config) | plan.effective()
         if config.dry_run:

@@ -12,6 +12,7 @@ from pathlib import Path
 from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.database.session import database_url
 from cua_rl.environments.pool import DeviceBackend
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
@@ -22,7 +23,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
-from cua_rl.run.devices import find_backend_name, make_experts, require_own_model
+from cua_rl.run.devices import find_experts, require_own_model
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_plan import check_trainer
@@ -41,7 +42,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
-from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
+from cua_rl.supervised.recorded import load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import Datum, ImageChunk, Rollout
 
@@ -103,7 +104,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     """
     require_wandb(config.wandb_project)
     if config.data == "experts":
-        require_own_model(find_backend_name(config.tasks), config.model_name)
+        require_own_model(find_environment(config.tasks), config.model_name)
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.max_pixels)
@@ -192,7 +193,7 @@ def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
         if was != wanted:
             raise ConfigError(
                 f"{name}: expected {was!r} as when the run in {str(attempt.path)!r} began, got "
-                f"{wanted!r}; go on with the same, or choose another log_path"
+                f"{wanted!r}; keep it, or choose another log_path"
             )
 
 
@@ -210,7 +211,7 @@ async def open_data(
 
 
 async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBackend, max_tokens: int) -> OpenedData:
-    abilities, experts = devices.abilities, make_experts(config.tasks)
+    abilities, experts = devices.abilities, find_experts(config.tasks)
     tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=abilities)
     require_experts(tasks.task_ids, experts)
     held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=abilities)
@@ -239,13 +240,13 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
 
 
 async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:
-    choice = Choice(num_steps=config.run_steps, max_per_task=config.max_per_task, seed=config.seed)
     async with open_recorded_run(config.from_run or "", recorded_in) as (session, training):
-        successes = await load_successes(session, training.id, choice)
+        steps, most = config.run_steps, config.max_per_task
+        successes = await load_successes(session, training.id, num_steps=steps, max_per_task=most, seed=config.seed)
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "
-            f"{successes.image_token_id}: its tokens mean nothing to this model; name the model that was recorded"
+            f"{successes.image_token_id}: this model has other tokens; name the model that was recorded"
         )
     examples = await asyncio.to_thread(build_recorded_examples, successes.rollouts, renderer.image_token_id)
     datums = [datum for example in examples for datum in example]

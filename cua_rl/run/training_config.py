@@ -7,15 +7,15 @@ from typing import cast
 import chz
 
 from cua_rl.command_line.settings import accept_value, explain_field
+from cua_rl.environments.contract import PAID_DEVICES
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.rl.config import LoopConfig
 from cua_rl.run.rollout_config import (
-    PAID_DEVICES,
     ROLLOUT_SECTIONS,
     RolloutConfig,
     Tasks,
     device_presets,
-    given_task_backend,
+    given_environment,
 )
 from cua_rl.settings import Given, setting, with_presets
 from cua_rl.training.config import LossName
@@ -56,9 +56,8 @@ def train_presets(given: Given) -> Given:
         chosen = {name: value for name, value in chosen.items() if name != "server.tensor_parallel"}
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
-    tasks, backend = given.get("tasks"), given_task_backend(given.get("tasks"))
-    # pages and rows of the user's are the same for every seed, so they have no held-out tasks
-    held_out = {} if backend is None else {"eval_tasks": None if backend in ("page", "harness") else tasks}
+    tasks, environment = given.get("tasks"), given_environment(given.get("tasks"))
+    held_out = {} if environment is None else {"eval_tasks": tasks if environment.has_held_out else None}
     clips = LOSS_CLIPS.get(cast("LossName", given.get("loss.name")), {})
     return {**chosen, **demo, **clips, **held_out, **device_presets(given)}
 
@@ -90,7 +89,7 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
 
     eval_tasks: Tasks | None = setting(
-        doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
+        doc="source of held-out tasks; None disables evaluation",
         factory=lambda: {"source_type": "demo_eval"},
     )
 
@@ -101,7 +100,7 @@ class CLIConfig(LoopConfig, RolloutConfig):
     rollout_workers: int = setting(
         0,
         "processes on this machine that operate devices and agents, each a share of max_concurrent_rollouts; with 0 "
-        "the run itself does (docs/rollout_workers.md)",
+        "the run itself does (docs/more_machines.md)",
         at_least=0,
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.database.session import check_connection, database_url
+from cua_rl.environments.contract import Environment
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.processes import free_port, is_loopback
 from cua_rl.judge.config import JudgeConfig
@@ -18,7 +20,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import BackendName, DevicePlan, find_backend_name, plan_devices, require_own_model, split_gyms
+from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model, split_sources
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
@@ -45,8 +47,7 @@ from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.types import SamplingParams
-from cua_rl.workers.ray_workers import require_ray
-from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
+from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +101,12 @@ async def plan_run(
     `ConfigError` for the first problem.
     """
     _warn_of_idle_keys(config)
-    backend_name = find_backend_name(config.tasks, config.device)
-    check_agent(config, backend_name)
-    check_workers(config, backend_name, environ)
+    environment = find_environment(config.tasks, config.device)
+    check_agent(config, environment)
+    check_workers(config, environment, environ)
     check_learning(config)
     require_wandb(config.wandb_project)
-    require_own_model(backend_name, config.model_name)
+    require_own_model(environment, config.model_name)
     device_plan = plan_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
@@ -159,8 +160,10 @@ async def plan_run(
 def load_task_sets(config: CLIConfig, device_plan: DevicePlan) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
     has_judge, device = config.judge.model is not None, device_plan.backend.abilities
-    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
-    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
+    sources, eval_sources = complete_sources(config.tasks, config.devices), None
+    if config.eval_tasks is not None:
+        sources, eval_sources = split_sources(sources, complete_sources(config.eval_tasks, config.devices))
+    train_tasks = load_tasks(sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
     if eval_sources is None:
         return train_tasks, None
     held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
@@ -276,7 +279,7 @@ def check_learning(config: CLIConfig) -> None:
         )
 
 
-def check_workers(config: CLIConfig, backend_name: BackendName, environ: Mapping[str, str]) -> None:
+def check_workers(config: CLIConfig, environment: Environment, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings of workers that cannot work."""
     host, num_workers = config.workers.host, config.rollout_workers
     num_characters = len(environ.get(TOKEN_VARIABLE, ""))
@@ -289,16 +292,8 @@ def check_workers(config: CLIConfig, backend_name: BackendName, environ: Mapping
         )
     if num_workers and config.workers.launcher == "ray":
         require_ray(environ)
-    if num_workers > 1 and backend_name == "adb":
-        raise ConfigError(
-            f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
-            f"{num_workers}; leave it out"
-        )
-    if backend_name == "gym" and num_workers > config.devices.gym_parallel_creates:
-        raise ConfigError(
-            f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
-            f"server, got {num_workers}; raise the one or lower the other"
-        )
+    if environment.check_workers is not None:
+        environment.check_workers(num_workers, config.devices)
     listening = with_values(config.gateway, allowed_media_domains=[])
     if config.has_workers and listening != GatewaySettings():
         raise ConfigError(

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
@@ -52,7 +52,7 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
         fresh = f"; to begin another run from its weights, load_checkpoint_path={folder / newest}" if newest else ""
         raise ConfigError(
             f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with "
-            f"{len(states)} checkpoints; to go on with that run, drop it and set log_path={folder} "
+            f"{len(states)} checkpoints; to continue that run, drop it and set log_path={folder} "
             f"behavior_if_log_dir_exists=resume{fresh}"
         )
     damage = find_damage(folder)
@@ -139,7 +139,7 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
         rank = int(settings["r"])
         data = (folder / ADAPTER_WEIGHTS).read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
-        header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
+        header: dict[str, dict[str, Any]] = json.loads(data[8:start])
         header.pop("__metadata__", None)
         spans = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
         changes_model = any(data[start + low : start + high].strip(b"\0") for low, high in spans)

@@ -1,4 +1,4 @@
-"""What an earlier attempt left in a run's folder: the settings and the checkpoint with which a resumed run goes on.
+"""What an earlier attempt left in a run's folder: the settings and the checkpoint with which a resumed run continues.
 
 `changed` in config.json holds one entry for each resume with other settings: {"after_step": 20, "settings": {"tasks":
 [before, after]}, "begins_curve": true}. Results are compared within a curve only; curves count from 1.
@@ -105,7 +105,7 @@ class EarlierAttempt:
         return make_config(type(config), values | given | {"log_path": str(self.path)})
 
     def describe(self, config: object, now: Mapping[str, Any]) -> list[str]:
-        """Which run goes on, from which step, and with which other settings; `now` is the new config.json."""
+        """Which run is resumed, from which step, and with which other settings; `now` is the new config.json."""
         weights = "no checkpoint" if self.checkpoint is None else f"weights/{self.checkpoint.state_path.name}"
         again = ""
         if self.last_step > self.num_done:
@@ -247,7 +247,7 @@ def find_earlier_attempt(path: Path, behavior: Behavior, step: int | None, recip
 
 @contextmanager
 def say_how_to_go_on(path: Path, recipe: Recipe) -> Generator[None]:
-    """If the run in the block is stopped or fails, say from which checkpoint it can go on, and with which command."""
+    """If the run in the block is stopped or fails, say from which checkpoint and with which command to resume."""
     try:
         yield
     except BaseException:
@@ -261,4 +261,4 @@ def how_to_go_on(path: Path, recipe: Recipe) -> str:
     python = "python" if shutil.which("python") == sys.executable else sys.executable
     words = [python, "-m", f"cua_rl.recipes.{recipe}", f"log_path={path}", "behavior_if_log_dir_exists=resume"]
     saved = f"the newest checkpoint is {newest.state_path}" if newest else "there is no checkpoint yet"
-    return f"{saved}; go on with\n    {shlex.join(words)}"
+    return f"{saved}; continue with\n    {shlex.join(words)}"

@@ -164,7 +164,7 @@ class LogDirectory:
 
 
 def choose_behavior(path: Path, behavior: Behavior) -> Behavior:
-    """What to do with the folder; "ask" where a person at the terminal has to say it becomes what they say."""
+    """What to do with the folder; "ask" becomes the answer of a person at the terminal."""
     if behavior != "ask" or not (is_run_folder(path) and _has_results(path)):
         return behavior
     answers: Mapping[Decision, Behavior] = {
@@ -288,8 +288,8 @@ def _require_makeable(path: Path) -> None:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ConfigError(
-            f"log_path: expected a folder that can be made, got {str(path)!r} below {str(existing)!r}, which is no "
-            "folder to write into; choose another log_path"
+            f"log_path: expected a folder that can be made, got {str(path)!r} below {str(existing)!r}, where "
+            "nothing can be written; choose another log_path"
         )
 
 
@@ -317,7 +317,7 @@ def _step(record: Mapping[str, object]) -> int:
 
 
 def _lock(path: Path) -> int:
-    """Hold the folder for this process; the kernel lets go however it ends, and children do not inherit it."""
+    """Hold the folder for this process; the kernel releases it however it ends, and children do not inherit it."""
     lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

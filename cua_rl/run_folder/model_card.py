@@ -1,9 +1,10 @@
 """The model card of an exported model: base model, tasks, length of the training, and results."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.json_types import is_array, is_object
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.earlier_attempt import CHANGED, Curve, curve_at, settings_at
@@ -67,10 +68,7 @@ def format_model_card(
 
 def _tasks(tasks: object) -> str:
     """The kinds of task sources; not their addresses and texts, which may be private."""
-    entries = cast("Sequence[object]", tasks if isinstance(tasks, list) else [tasks])
-    kinds = [
-        str(cast("Mapping[str, object]", entry).get("source_type")) for entry in entries if isinstance(entry, Mapping)
-    ]
+    kinds = [str(entry.get("source_type")) for entry in (tasks if is_array(tasks) else [tasks]) if is_object(entry)]
     return "tasks: " + ", ".join(dict.fromkeys(kinds))
 
 
@@ -86,25 +84,24 @@ def _results(
 ) -> dict[str, str]:
     """Held-out results before the curve's first step and at the exported one; a later record of a step replaces it."""
     mine = [record for record in metrics if record.get("progress/curve", 1.0) == curve.number]
-    at = {name: record for record in mine for name in [record.get("step")] if _held_out(record) is not None}
+    at = {record.get("step"): result for record in mine if (result := _held_out(record)) is not None}
     start = f"after step {curve.after_step}, when the tasks above began" if curve.after_step else "before training"
     tasks = "" if settings.get("eval_tasks") is None else f" ({_tasks(settings['eval_tasks'])})"
     rows = {
-        label + tasks: cast("str", _held_out(at[place]))
+        label + tasks: at[place]
         for label, place in ((f"held out, {start}", curve.after_step), ("held out, this model", step))
         if place in at
     }
     return rows if step in at else {**rows, "held out, this model": "not evaluated at this step"}
 
 
-def _held_out(record: Mapping[str, object]) -> str | None:
-    values = cast("Mapping[str, float | None]", record)
-    rate, num_rollouts = values.get("eval/held_out/success_rate"), values.get("eval/held_out/num_rollouts")
-    low, high = values.get("eval/held_out/success_rate_low"), values.get("eval/held_out/success_rate_high")
+def _held_out(record: Mapping[str, Any]) -> str | None:
+    rate, num_rollouts = record.get("eval/held_out/success_rate"), record.get("eval/held_out/num_rollouts")
+    low, high = record.get("eval/held_out/success_rate_low"), record.get("eval/held_out/success_rate_high")
     if rate is not None and low is not None and high is not None:
         interval = f"95 % interval {100 * low:.1f}-{100 * high:.1f} %, {num_of(round(num_rollouts or 0), 'rollout')}"
         return f"success {100 * rate:.1f} % ({interval})"
-    loss = values.get("eval/held_out/cross_entropy")
+    loss = record.get("eval/held_out/cross_entropy")
     return None if loss is None else f"loss {loss:.4f} nats per token"
 
 

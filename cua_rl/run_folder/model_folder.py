@@ -87,7 +87,7 @@ def _require_readable(folder: Path, name: str) -> None:
         try:
             json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            damage = f"{file} is no JSON: {error}"
+            damage = f"{file} is not JSON: {error}"
     if damage is not None:
         raise ConfigError(
             f"model_name: expected a model folder with complete files, got {name!r} where {damage}; download the model "
@@ -171,7 +171,7 @@ def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int)
 
 
 def start_limit_s(model_path: Path) -> float:
-    """Seconds in which a server has compiled, and read its weights from the disk of a slow network."""
+    """Seconds in which a server has compiled, and read its weights from a slow network disk."""
     num_bytes = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in model_path.glob(pattern))
     return _COMPILING_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 

@@ -7,7 +7,7 @@ vision tower affect too; the server renders it, so it also detects a prompt that
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import cast
+from typing import Any
 
 from PIL import Image
 
@@ -97,11 +97,10 @@ def canary_request(canary: Canary) -> tuple[str, dict[str, object]]:
     return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
 
 
-def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...]:
+def parse_canary(body: Mapping[str, Any], canary: Canary) -> tuple[float, ...]:
     """Log-probabilities of all the canary's tokens but the first; raises `AdapterError` for another prompt."""
-    is_completion = canary.image is None
-    answer = cast("Sequence[Mapping[str, object]]", body["choices"])[0] if is_completion else body
-    given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", answer["prompt_logprobs"])
+    answer = body["choices"][0] if canary.image is None else body
+    given: Sequence[Mapping[str, Mapping[str, float]] | None] = answer["prompt_logprobs"]
     scored = list(zip(canary.tokens[1:], given[-len(canary.tokens) + 1 :], strict=True))
     if any(entry is None or str(token) not in entry for token, entry in scored):
         raise AdapterError(

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.json_types import is_object, mapping
 from cua_rl.masking import make_key
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
@@ -82,8 +83,7 @@ def make_gateway_app(
         answer = await gateway.answer(rollout_id, body, "chat", is_trained=is_trained)
         if not body.get("stream"):
             return JSONResponse(chat_completion(answer))
-        options = body.get("stream_options")
-        with_usage = isinstance(options, Mapping) and bool(cast("Mapping[str, object]", options).get("include_usage"))
+        with_usage = bool(mapping(body.get("stream_options")).get("include_usage"))
         return stream(chat_events(answer, with_usage=with_usage))
 
     def stream(events: Iterator[bytes]) -> StreamingResponse:
@@ -138,11 +138,10 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
     require_json(request)
     with access.bodies.hold() as held:
         body = await read_json(request, held)
-        if not isinstance(body, dict):
+        if not is_object(body):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
-        fields = cast("dict[str, Any]", body)
-        _require_echo(fields)
-        return await endpoint(request, fields)
+        _require_echo(body)
+        return await endpoint(request, body)
 
 
 def _is_trained(request: Request) -> bool:

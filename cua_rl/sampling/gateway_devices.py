@@ -8,8 +8,7 @@ Every request carries `Authorization: Bearer <CUA_DEVICE_TOKEN>`.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
-from typing import cast
+from collections.abc import Awaitable, Callable, Container
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import DeviceError
+from cua_rl.json_types import is_object
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_json, require_json
 from cua_rl.sampling.gateway_app import UnknownRollout, require_host
@@ -54,9 +54,9 @@ def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls], host
         require_json(request)
         with BodyBudget(_MAX_ACTION_BYTES).hold() as held:
             arguments = await read_json(request, held)
-        if not isinstance(arguments, Mapping):
+        if not is_object(arguments):
             raise RequestRefused(400, 'expected a JSON object such as {"action": "click", "coordinate": [500, 500]}')
-        reply = await device.act(cast("Mapping[str, object]", arguments))
+        reply = await device.act(arguments)
         answer = {"done": reply.error is None, "error": reply.error, "finished": reply.is_finished}
         return JSONResponse(answer | {"screenshot": fields(request, reply.screen)})
 

@@ -3,10 +3,11 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
+from cua_rl.json_types import Json, is_array, is_object
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
@@ -37,7 +38,7 @@ class ImageFetcher:
         if not urls:
             return request
         data_urls = await self._data_urls(tuple(urls))
-        return cast("Mapping[str, Any]", _replaced(request, dict(zip(urls, data_urls, strict=True))))
+        return _replaced(request, dict(zip(urls, data_urls, strict=True)))
 
     async def _data_urls(self, urls: Sequence[str]) -> list[str]:
         found: list[str] = []
@@ -101,15 +102,14 @@ def _encode(data: bytes) -> str:
 
 
 def _linked_images(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        fields = cast("Mapping[str, object]", value)
-        url = _linked_url(fields)
+    if is_object(value):
+        url = _linked_url(value)
         if url is not None:
             yield url
-        for inner in fields.values():
+        for inner in value.values():
             yield from _linked_images(inner)
-    elif isinstance(value, list):
-        for inner in cast("list[object]", value):
+    elif is_array(value):
+        for inner in value:
             yield from _linked_images(inner)
 
 
@@ -118,19 +118,19 @@ def _linked_url(part: Mapping[str, object]) -> str | None:
     if part.get("type") not in _IMAGE_TYPES:
         return None
     given = part.get("image_url")
-    url = cast("Mapping[str, object]", given).get("url") if isinstance(given, Mapping) else given
+    url = given.get("url") if is_object(given) else given
     return url if isinstance(url, str) and url.startswith(("http://", "https://")) else None
 
 
-def _replaced(value: object, data_urls: Mapping[str, str]) -> object:
-    if isinstance(value, Mapping):
-        fields = cast("Mapping[str, object]", value)
-        copy = {key: _replaced(inner, data_urls) for key, inner in fields.items()}
-        if (url := _linked_url(fields)) is not None:
-            given, inlined = fields["image_url"], data_urls[url]
-            is_object = isinstance(given, Mapping)
-            copy["image_url"] = {**cast("Mapping[str, object]", given), "url": inlined} if is_object else inlined
-        return copy
-    if isinstance(value, list):
-        return [_replaced(inner, data_urls) for inner in cast("list[object]", value)]
-    return value
+def _replaced(fields: Json, data_urls: Mapping[str, str]) -> Json:
+    copy = {key: _replaced_in(inner, data_urls) for key, inner in fields.items()}
+    if (url := _linked_url(fields)) is not None:
+        given, inlined = fields["image_url"], data_urls[url]
+        copy["image_url"] = {**given, "url": inlined} if is_object(given) else inlined
+    return copy
+
+
+def _replaced_in(value: object, data_urls: Mapping[str, str]) -> object:
+    if is_object(value):
+        return _replaced(value, data_urls)
+    return [_replaced_in(inner, data_urls) for inner in value] if is_array(value) else value

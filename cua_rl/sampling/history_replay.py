@@ -5,9 +5,9 @@ from ast import literal_eval
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 from cua_rl.conversation import Item, Message, ParsedAnswer, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
+from cua_rl.json_types import is_array, is_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,9 @@ def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Colle
 
 def _in_order_of_calls(items: Sequence[Item], places: Mapping[str, int]) -> Iterator[Item]:
     """Consecutive results in the order of their calls, because the model sees no ids."""
-    for kind, run in groupby(items, key=type):
+    for _, run in groupby(items, key=type):
         group = list(run)
-        if kind is ToolResult:
-            results = cast("list[ToolResult]", group)
+        if results := [item for item in group if isinstance(item, ToolResult)]:
             is_known = all(result.call_id in places for result in results)
             group = sorted(results, key=lambda result: places[result.call_id]) if is_known else results
         yield from group
@@ -140,15 +139,11 @@ def _same_json(left: str, right: str) -> bool:
 
 def _typed(value: object) -> object:
     """A JSON value in which true and 1 compare as different, unlike in Python."""
-    match value:
-        case bool():
-            return ("bool", value)
-        case dict():
-            return {key: _typed(inner) for key, inner in cast("dict[str, object]", value).items()}
-        case list():
-            return [_typed(inner) for inner in cast("list[object]", value)]
-        case _:
-            return value
+    if isinstance(value, bool):
+        return ("bool", value)
+    if is_object(value):
+        return {key: _typed(inner) for key, inner in value.items()}
+    return [_typed(inner) for inner in value] if is_array(value) else value
 
 
 def _as_sampled(

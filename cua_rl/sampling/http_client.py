@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import aiohttp
 
+from cua_rl.json_types import is_object, mapping
 from cua_rl.sampling.address import bearer, split_address
 
 _CONNECT_TIMEOUT_S, _GET_TIMEOUT_S, _PUT_TIMEOUT_S = 10.0, 10.0, 900.0
@@ -37,21 +38,20 @@ class HttpReply:
     def json(self) -> Mapping[str, object]:
         """The JSON object in the body, empty for another content type; raises `ValueError` for invalid JSON."""
         is_json = self.content_type == "application/json"
-        return cast("Mapping[str, object]", json.loads(self.text)) if is_json else {}
+        return mapping(json.loads(self.text)) if is_json else {}
 
     @property
     def message(self) -> str:
         """The message of an OpenAI or a FastAPI error, or the raw text."""
         try:
-            body = json.loads(self.text)
+            body: object = json.loads(self.text)
         except ValueError:
             return self.text[:500]
-        if not isinstance(body, Mapping):
+        if not is_object(body):
             return self.text[:500]
-        fields = cast("Mapping[str, object]", body)
-        error = fields.get("error", fields)
-        message = cast("Mapping[str, object]", error).get("message") if isinstance(error, Mapping) else None
-        return str(message or fields.get("detail") or self.text[:500])
+        error = body.get("error", body)
+        message = mapping(error).get("message")
+        return str(message or body.get("detail") or self.text[:500])
 
 
 class HttpClient:

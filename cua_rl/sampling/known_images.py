@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+from cua_rl.json_types import JsonDict, is_array, is_object, mapping, sequence
 from cua_rl.renderers.image_urls import ImageUrls
 
 _FIRST_VERSION = (0, 32)
@@ -11,8 +12,6 @@ _FIRST_VERSION = (0, 32)
 _MOST_NAMES = 65536
 MISSING_DATA = "data is not provided"
 """Part of vLLM's error message for an image that it has evicted."""
-
-_Part = dict[str, object]
 
 
 def takes_names(version: str) -> bool:
@@ -37,15 +36,17 @@ class KnownImages:
         """The request without the data of known images; the same object if it contains none."""
         if not any(part.get("uuid") in self._names for part in _image_parts(request.get("input"))):
             return request
-        conversation = cast("Sequence[Mapping[str, object]]", request["input"])
+        conversation = map(mapping, sequence(request["input"]))
         items = [{key: self._without_data(value) for key, value in item.items()} for item in conversation]
         return {**request, "input": items}
 
     def _without_data(self, content: object) -> object:
-        if not isinstance(content, list):
+        if not is_array(content):
             return content
-        parts = cast("list[_Part]", content)
-        return [{**part, "image_url": None} if part.get("uuid") in self._names else part for part in parts]
+        return [
+            {**part, "image_url": None} if is_object(part) and part.get("uuid") in self._names else part
+            for part in content
+        ]
 
     def add(self, request: Mapping[str, object]) -> None:
         for part in _image_parts(request.get("input")):
@@ -61,8 +62,9 @@ class KnownImages:
             self._names.pop(part.get("uuid"), None)
 
 
-def _image_parts(conversation: object) -> Iterator[_Part]:
-    for item in cast("Sequence[Mapping[str, object]]", conversation if isinstance(conversation, list) else ()):
+def _image_parts(conversation: object) -> Iterator[JsonDict]:
+    for item in map(mapping, sequence(conversation)):
         for content in (item.get("content"), item.get("output")):
-            if isinstance(content, list):
-                yield from (part for part in cast("list[_Part]", content) if part.get("type") == "input_image")
+            yield from (
+                part for part in cast("Sequence[JsonDict]", sequence(content)) if part.get("type") == "input_image"
+            )

@@ -1,6 +1,6 @@
 """Waiting for a model server as long as it makes progress, however long the answer is.
 
-How long an answer takes depends on its length, which is the policy's doing and limited by `max_tokens`. So a server is
+How long an answer takes depends on its length, which the policy decides and `max_tokens` limits. So a server is
 not judged by the time of an answer but by its tokens: none in all its requests for a while, or so many for others that
 this answer must have been among them, and it has stalled.
 """
@@ -15,7 +15,7 @@ from cua_rl.sampling.load import ServerLoad
 _T = TypeVar("_T")
 
 _LOOKS = 4  # at the server, in the time after which it counts as stalled
-_FAIR_SHARE = 4  # of the other requests' tokens, after which a request is taken for lost
+_FAIR_SHARE = 4  # multiple of the other requests' tokens after which a request counts as lost
 
 
 class ServerStalled(SamplingError):
@@ -31,7 +31,7 @@ async def wait_while_progressing(
 ) -> _T:
     """The result of `work`, a request that is cancelled when the server has stalled.
 
-    No answer of the server, whoever asks, has more than `max_tokens`.
+    No answer of the server, to any client, has more than `max_tokens`.
 
     `read_load` returns None if the server does not report its load; the time of the answer is then all that is known.
     Raises `ServerStalled` if the server made no progress for `stall_timeout_s`, or none with this request.

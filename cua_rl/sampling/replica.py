@@ -6,9 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
+from cua_rl.json_types import mapping, sequence
 from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_PATH
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
@@ -50,7 +51,7 @@ class Replica:
     def __init__(
         self, server: ModelServer, *, namespace: str, max_attempts: int, stall_timeout_s: float, has_siblings: bool
     ) -> None:
-        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
+        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` does not need
 
         self.server = server
         self.is_lost = False
@@ -246,7 +247,7 @@ class Replica:
         known = self.loaded
         with boundary(SamplingError, f"read the models of {self.server.base_url}"):
             reply = await self._http.get("/v1/models")
-            listed = {card["id"] for card in cast("list[dict[str, object]]", reply.json["data"])}
+            listed = {mapping(card)["id"] for card in sequence(reply.json["data"])}
         for adapter in known:
             if self.name_of(adapter) not in listed and adapter in self._loads and adapter.path.exists():
                 await self._restore(adapter)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self
 
 import httpx
 
@@ -281,7 +281,7 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     """Fetch a server's base model: the one that is not an adapter of another."""
     response = await client.get("/v1/models")
     response.raise_for_status()
-    cards = cast("list[Mapping[str, object]]", response.json()["data"])
+    cards: list[Mapping[str, Any]] = response.json()["data"]
     # other model servers have neither of these
     said, takes = await client.get("/version"), await client.get(UPLOAD_PATH)
     version = str(said.json().get("version")) if said.is_success else None
@@ -289,8 +289,8 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
         if card.get("parent") is None:
             return ServedModel(
                 name=str(card["id"]),
-                max_model_len=int(cast("int", card["max_model_len"])),
-                root=cast("str | None", card.get("root")) or None,
+                max_model_len=int(card["max_model_len"]),
+                root=card.get("root") or None,
                 version=version,
                 takes_adapters=takes.is_success,
                 takes_image_names=version is not None and takes_names(version),

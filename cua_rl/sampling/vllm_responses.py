@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 from cua_rl.conversation import Item, Tool
 from cua_rl.errors import SamplingError
@@ -93,7 +93,7 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
 
 
 def _token_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    return (token for message in messages for token in cast("Sequence[int]", message["tokens"]))
+    return (token for message in messages for token in message["tokens"])
 
 
 def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:

@@ -8,13 +8,13 @@ Each ends with an answer of the assistant. Images are `data:` URLs, or paths rel
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
 
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.json_types import is_array, is_object, mapping, sequence
 from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
@@ -108,16 +108,18 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
     try:
         line: object = json.loads(raw)
     except ValueError as error:
-        raise RequestError(expected="a JSON object", got=f"a line that is no JSON ({error})", do="correct it") from None
-    if not isinstance(line, Mapping) or ("messages" in line) == ("input" in line):
-        keys = sorted(map(str, cast("Mapping[object, object]", line))) if isinstance(line, Mapping) else line
+        raise RequestError(
+            expected="a JSON object", got=f"a line that is not JSON ({error})", do="correct it"
+        ) from None
+    if not is_object(line) or ("messages" in line) == ("input" in line):
+        keys = sorted(line) if is_object(line) else line
         raise FieldPath("line").error("an object with either messages or input", keys, "write one of the two")
-    fields = cast("Mapping[str, object]", _with_images(cast("object", line), folder))
+    fields = mapping(_with_images(line, folder))
     messages = fields.get("messages")
     known = _KNOWN["input" if messages is None else "messages"]
     _require_known(fields, known | _NO_EFFECT, FieldPath("line"))
-    for index, message in enumerate(cast("Sequence[object]", messages) if isinstance(messages, list) else ()):
-        given = cast("Mapping[str, object]", message if isinstance(message, Mapping) else {})
+    for index, message in enumerate(sequence(messages)):
+        given = mapping(message)
         _require_known(given, _MESSAGE, FieldPath(f"messages[{index}]"))
         weight = given.get("weight", 1)
         if weight != 1:
@@ -128,21 +130,21 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
 
 
 def _require_known(fields: Mapping[str, object], known: frozenset[str], at: FieldPath) -> None:
-    """A field that is passed over, such as a misspelt one, would teach another conversation."""
+    """Ignoring a field, such as a misspelt one, would teach another conversation."""
     if unknown := sorted(key for key, value in fields.items() if key not in known and value is not None):
         raise at.error(f"only fields that are read ({', '.join(sorted(known))})", unknown, "remove or rename them")
 
 
 def _with_images(value: object, folder: Path) -> object:
     """The same JSON with each image path replaced by the image itself."""
-    if isinstance(value, list):
-        return [_with_images(entry, folder) for entry in cast("list[object]", value)]
-    if not isinstance(value, dict):
+    if is_array(value):
+        return [_with_images(entry, folder) for entry in value]
+    if not is_object(value):
         return value
-    fields = {key: _with_images(entry, folder) for key, entry in cast("dict[str, object]", value).items()}
+    fields = {key: _with_images(entry, folder) for key, entry in value.items()}
     if fields.get("type") in ("image_url", "input_image"):
         url = fields.get("image_url")
-        nested = cast("dict[str, object]", url).get("url") if isinstance(url, dict) else url
+        nested = url.get("url") if is_object(url) else url
         if isinstance(nested, str) and "://" not in nested and not nested.startswith("data:"):
             path = folder / nested
             try:

@@ -24,17 +24,6 @@ _NUM_AT_A_TIME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Selects successes among rollouts of training steps; those of evaluations stay held out."""
-
-    num_steps: int | None
-    """Only rollouts of the first `num_steps` steps; None: of all."""
-    max_per_task: int | None
-    """Maximum rollouts per task template, chosen by `seed`; None: all."""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSuccesses:
     """The selected rollouts in the order of recording, and counts of what was left out."""
 
@@ -105,22 +94,27 @@ async def _open_training(url: str, run_name: str, *, is_own: bool) -> AsyncGener
             yield session, training
 
 
-async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
-    """The selected successes of a run, without repeats; raises `ConfigError` if there are none."""
+async def load_successes(
+    session: AsyncSession, training_id: int, *, num_steps: int | None, max_per_task: int | None, seed: int
+) -> RecordedSuccesses:
+    """Successes of a run's first steps (None: of all), without repeats; raises `ConfigError` if there are none.
+
+    Of each task template at most `max_per_task`, chosen by `seed` (None: all). Evaluations stay held out.
+    """
     image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
     if image_token_id is None:
         raise DatabaseError(f"expected training {training_id} in the database, got no row")
     successes: list[_Candidate] = []
     steps = await session.scalars(select(Step.step).where(Step.training_id == training_id).order_by(Step.step))
     for step in steps.all():
-        if choice.num_steps is None or step <= choice.num_steps:
+        if num_steps is None or step <= num_steps:
             successes += await _successes(session, training_id, step)
     distinct = {candidate.content_sha256: candidate for candidate in reversed(successes)}
-    chosen = _at_most_per_task(list(reversed(distinct.values())), choice)
+    chosen = _at_most_per_task(list(reversed(distinct.values())), max_per_task, seed)
     if not chosen:
         raise ConfigError(
             f"from_run: expected at least one successful rollout of a training step, got none in the run "
-            f"(run_steps={choice.num_steps}); take more steps, or another run"
+            f"(run_steps={num_steps}); take more steps, or another run"
         )
     ids = [candidate.rollout_id for candidate in chosen]
     rollouts: list[Rollout] = []
@@ -135,14 +129,14 @@ async def load_successes(session: AsyncSession, training_id: int, choice: Choice
     )
 
 
-def _at_most_per_task(candidates: Sequence[_Candidate], choice: Choice) -> list[_Candidate]:
-    if choice.max_per_task is None:
+def _at_most_per_task(candidates: Sequence[_Candidate], max_per_task: int | None, seed: int) -> list[_Candidate]:
+    if max_per_task is None:
         return list(candidates)
     order = list(candidates)
-    Random(f"rollouts-{choice.seed}").shuffle(order)
+    Random(f"rollouts-{seed}").shuffle(order)
     taken: dict[str, list[_Candidate]] = defaultdict(list)
     for candidate in order:
-        if len(taken[candidate.task_id]) < choice.max_per_task:
+        if len(taken[candidate.task_id]) < max_per_task:
             taken[candidate.task_id].append(candidate)
     kept = {candidate.rollout_id for candidates in taken.values() for candidate in candidates}
     return [candidate for candidate in candidates if candidate.rollout_id in kept]

@@ -1,4 +1,4 @@
-"""Whether a final message gives one answer to a question, and the right one: whoever lists many has not answered.
+"""Whether a final message gives one answer to a question, and the right one: a list of candidates is not an answer.
 
 A policy is rewarded for what this accepts, so nothing that names several candidates may pass.
 """
@@ -30,7 +30,7 @@ def is_answer(said: str | None, wanted: str) -> bool:
     A number: the only number said, in digits or as a word up to twenty, among words of any kind; "%" and thousands
     separators are read. Digits in groups, such as a telephone number, a time or a date: these digits and no others.
     "true" and "false": words for yes or for no, not both. Other text: the whole message, or what follows its last
-    colon, "is" or "are". A message that denies ("not 7") answers nothing.
+    colon, "is" or "are". A negated message ("not 7") is not an answer.
     """
     said, wanted = _plain(said or ""), _plain(wanted)
     words = [word.strip(_PUNCTUATION) for word in said.split()]

@@ -1,11 +1,16 @@
 """Reading user-written dictionaries: every mistake is a `ConfigError` that says where it is and how to fix it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import cast
+from pathlib import Path
+from typing import TypeVar, cast
 
 from cua_rl.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +76,21 @@ class Fields:
         require_known(key, value, choices)
         return value
 
+    def matching(self, key: str, pattern: str, expected: str) -> str | None:
+        """Text that has this form throughout."""
+        value = self.text(key)
+        if value is not None and re.fullmatch(pattern, value) is None:
+            raise self.error(key, expected)
+        return value
+
     def error(self, key: str, expected: str) -> ConfigError:
         """The mistake at a key, to be raised."""
         return ConfigError(f"expected {key} as {expected}, got {self.raw.get(key)!r} in {self.what}; change {key}")
+
+
+def given(read: Callable[[Fields, str], T]) -> T:
+    """A field of a dataclass that a dictionary fills in by this reader, and an empty dictionary with the default."""
+    return field(default=read(Fields(raw={}, what=""), ""), metadata={"read": read})
 
 
 def read_mapping(value: object, what: str, example: str) -> Fields:
@@ -99,3 +116,19 @@ def require_known(what: str, got: str, known: Iterable[str]) -> None:
 def join_names(names: Iterable[str]) -> str:
     """The names in quotes, for a message."""
     return ", ".join(map(repr, names))
+
+
+def read_text(path: Path, kind: str = "a file") -> str:
+    """The content of a file with tasks; raises `ConfigError`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected {kind} with tasks at {str(path)!r}, got {error}; check file_path") from error
+
+
+def parse_json(text: str, where: str) -> object:
+    """The value that a user wrote; raises `ConfigError`."""
+    try:
+        return cast("object", json.loads(text))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None

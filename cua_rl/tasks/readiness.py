@@ -27,7 +27,7 @@ async def instruct(task: Task, device: Device) -> str:
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:
     """Read success from the device's state; what is absent, or no longer usable, is not done.
 
-    Raises `CheckError` if the validator fails itself, `DeviceError` if the device fails, `TaskError` if there is no
+    Raises `CheckError` if the validator itself fails, `DeviceError` if the device fails, `TaskError` if there is no
     validator.
     """
     if task.validate is None:

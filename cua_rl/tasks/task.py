@@ -4,17 +4,19 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from cua_rl.environments.browser.settings import SiteProgram
 from cua_rl.environments.device import Device
-from cua_rl.environments.gym.fields import GymTaskRef
-from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.judgement import Validation
+from cua_rl.tasks.fields import Fields
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
+
+HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags")
+"""Keys that every task in a dictionary may have."""
+DEFAULT_MAX_TURNS = 10
 
 Prepare = Callable[[Device], Awaitable[None]]
 Validate = Callable[[Device, str | None], Awaitable[Validation]]
@@ -42,17 +44,11 @@ class Task:
     """Runs on the leased device before the agent sees it."""
     read_instruction: Read | None = None
     """Reads the instruction from the prepared device, if only the device has it; None: `instruction` is used."""
-    start: Start | None = None
-    """Initial state of the simulated phone; None leaves it to the task's template."""
-    gym: GymTaskRef | None = None
-    """Its address on a gym server."""
-    site: SiteProgram | None = None
-    """The server of the user's site that its pages need."""
+    world: object = None
+    """What its environment makes the device from, such as the initial state of a simulated phone."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
-        return DeviceRequest(
-            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, site=self.site, rollout_id=rollout_id
-        )
+        return DeviceRequest(task_id=self.task_id, seed=self.seed, world=self.world, rollout_id=rollout_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,11 @@ class Template(ABC):
     @abstractmethod
     def make_task(self, seed: int) -> Task:
         """The task of this seed."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its tasks have no validator, so that only a judge can decide them."""
+        return False
 
     @property
     def categories(self) -> frozenset[str]:
@@ -102,9 +103,7 @@ class Template(ABC):
         validate: Validate | None,
         prepare: Prepare | None = None,
         read_instruction: Read | None = None,
-        start: Start | None = None,
-        gym: GymTaskRef | None = None,
-        site: SiteProgram | None = None,
+        world: object = None,
     ) -> Task:
         """A task with the fields filled in that are the same for every seed."""
         return Task(
@@ -118,12 +117,20 @@ class Template(ABC):
             tags=self.tags,
             prepare=prepare,
             read_instruction=read_instruction,
-            start=start,
-            gym=gym,
-            site=site,
+            world=world,
         )
 
     def _name_parts(self) -> tuple[str, str, str]:
         """(set, number, rest) of the id; set and number may be empty."""
         found = re.fullmatch(r"(?:(train|eval)_|(?:.*/))?(?:(\d+)_)?(.+)", self.task_id)
         return (found[1] or "", found[2] or "", found[3]) if found else ("", "", self.task_id)
+
+
+def read_category(given: Fields) -> Category:
+    """The category of a task in a dictionary; raises `ConfigError`."""
+    return cast("Category", given.choice("category", get_args(Category)) or "app")
+
+
+def read_difficulty(given: Fields) -> Difficulty:
+    """The difficulty of a task in a dictionary; raises `ConfigError`."""
+    return cast("Difficulty", given.choice("difficulty", get_args(Difficulty)) or "medium")

@@ -51,7 +51,7 @@ def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> Trainer
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
     except ValueError as error:
-        raise TrainingError(f"checkpoint {str(path)!r} is damaged: {_MANIFEST} is no JSON: {error}") from error
+        raise TrainingError(f"checkpoint {str(path)!r} is damaged: {_MANIFEST} is not JSON: {error}") from error
     if manifest.get("format") != _FORMAT:
         raise TrainingError(f"expected checkpoint format {_FORMAT} at {str(path)!r}, got {manifest.get('format')!r}")
     for name, expected in manifest["files"].items():

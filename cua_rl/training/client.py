@@ -171,9 +171,9 @@ class TrainingClient:
         return reply
 
     async def _exchange(self, request: wire.Request) -> wire.Reply:
-        """Carry out a request; never abandoned halfway, so that the connection is free for the next one."""
+        """Carry out a request; it is never abandoned halfway, so that the connection is free for the next one."""
         async with self._lock:
-            if isinstance(request, wire.SaveWeightsForSampler):  # what others see must not be computed a second time
+            if isinstance(request, wire.SaveWeightsForSampler):  # what others have seen must not be computed again
                 await self._cut()
             reply = await self._carry_out(request)
             if self._config.max_restarts:

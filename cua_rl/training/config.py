@@ -26,7 +26,7 @@ VISION_CACHE_GIB = 2.0
 
 @chz.chz
 class TrainerConfig:
-    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
+    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/dev/performance.md)."""
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: tuple[LoraModule, ...] = setting(
@@ -71,7 +71,7 @@ class TrainerConfig:
     )
     address: str | None = setting(
         None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/more_machines.md); needs "
         "CUA_RL_TRAINER_TOKEN; None trains on this machine",
     )
     max_restarts: int = setting(

@@ -14,7 +14,7 @@ _SHORTAGES = (
 
 
 def limit_memory(fraction: float) -> None:
-    """Let this process allocate at most `fraction` of its GPU: before it takes more, PyTorch gives up cached blocks."""
+    """Let this process allocate at most `fraction` of its GPU: before it takes more, PyTorch releases cached blocks."""
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)
 
@@ -26,7 +26,7 @@ def release_memory() -> None:
 
 
 def shortage(error: RuntimeError) -> str:
-    """What was said of missing memory; raises any other error again."""
+    """The message about missing memory; raises any other error again."""
     if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SHORTAGES):
         return str(error)
     raise error

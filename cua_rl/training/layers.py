@@ -263,7 +263,7 @@ def require_separate_sequences(language_model: Any) -> None:
 
     alone = last_states(4, [4])
     packed, joined = (torch.linalg.vector_norm(last_states(0, lengths) - alone) for lengths in ([4, 4], [8]))
-    if not packed < 0.1 * joined:  # rounding is far less, what leaks is all of it
+    if not packed < 0.1 * joined:  # rounding is far smaller; a leak is the whole value
         raise ConfigError(
             "trainer.loader: expected attention that keeps the sequences of a packed row apart, got one that does not; "
             "set trainer.loader=hf"
@@ -302,7 +302,7 @@ class _LoraLinear(torch.autograd.Function):
         output = torch.nn.functional.linear(rows, weight, bias).addmm_(inner, b.T, alpha=scaling)
         ctx.save_for_backward(rows, inner, weight, a, b)
         ctx.scaling = scaling  # type: ignore[attr-defined]
-        # sizes are named because a rank in an idle pass has no rows, of which -1 says nothing
+        # sizes are named because a rank in an idle pass has no rows, for which -1 is ambiguous
         return output.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod

@@ -142,7 +142,7 @@ class ControllerLink:
 
         Raises:
             OSError: nothing answers there.
-            ConfigError: who answers has another token.
+            ConfigError: the peer has another token.
         """
         async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -182,9 +182,9 @@ class ControllerLink:
         self._writer.close()
 
     def abort(self) -> None:
-        """Reset the connection: a worker that still lives learns that this is not the end of the run."""
+        """Reset the connection: a live worker learns that this is not the end of the run."""
         with suppress(OSError):  # the socket may be closed already
-            no_goodbye = struct.pack("ii", 1, 0)  # linger for no time
+            no_goodbye = struct.pack("ii", 1, 0)  # do not linger
             self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_goodbye)
         self._writer.transport.abort()
 
@@ -229,7 +229,7 @@ class WorkerLink:
         while True:
             with suppress(TimeoutError):
                 connection, peer = listener.accept()
-                # who has waited longest makes room, because it is not the controller
+                # the one that has waited longest makes room, because it is not the controller
                 for oldest in list(unproven)[: max(0, len(unproven) + 1 - _MAX_UNPROVEN)]:
                     unproven.pop(oldest, None)
                     with suppress(OSError):  # it has just left
@@ -278,7 +278,7 @@ def _read_exactly(connection: socket.socket, length: int, deadline: float | None
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Notice the loss of a host that can no longer say that it is gone."""
+    """Notice the loss of a host that can no longer close its connections."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":  # others have other names
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)

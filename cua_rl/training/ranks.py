@@ -103,7 +103,7 @@ class Ranks:
         long ranks wait for each other within a request (None: PyTorch's default), not how long they wait for one.
 
         Raises:
-            TrainingError: somebody else has taken the place of a rank.
+            TrainingError: another program has taken the place of a rank.
         """
         if where is None or place.size == 1:
             return cls()

@@ -24,7 +24,7 @@ class Journal:
         default_factory=list[tuple[wire.Request, type[wire.Reply]]]
     )
     _due_at: float = 0.0
-    """When the next cut is worth its time, by the monotonic clock."""
+    """When the next cut is due, by the monotonic clock."""
 
     def add(self, request: wire.Request, reply: wire.Reply) -> None:
         """Note a request that was answered. One that failed may have dropped gradients: it must fail again."""

@@ -40,7 +40,7 @@ from cua_rl.types import Datum, ImageChunk
 
 _T = TypeVar("_T")
 _RESULTS = tuple[tuple[MicroBatch, ...], tuple[TokenScores, ...], tuple[TokenLoss, ...], str | None]
-"""What a rank tells the others of its passes; with a text, memory ran out."""
+"""What a rank tells the others about its passes; a text means that memory ran out."""
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ _MAX_PATCHES = 8192
 """Patches per pass of the vision tower, at most."""
 
 BLANKS = ""
-"""Among features, the name of nothing, which depends on a trained tower as the features of blank images would."""
+"""Among features, a name without an image: like the features of blank images, it depends on a trained tower."""
 
 Encode = Callable[[Mapping[str, ImageChunk]], Mapping[str, Tensor]]
 """Images by sha256 -> features by sha256, as from `encode_images`."""
@@ -98,7 +98,7 @@ class PreparedAhead:
         self._coming = self._thread.submit(self._prepare, images.values())
 
     def take(self, images: Mapping[str, ImageChunk]) -> dict[str, PreparedImage]:
-        """These images by sha256, those that nobody began with as well; raises what went wrong meanwhile."""
+        """These images by sha256, also those that were not begun; raises what went wrong meanwhile."""
         coming, self._coming = self._coming, None
         ready = {} if coming is None else coming.result()
         others = self._prepare(chunk for name, chunk in images.items() if name not in ready)

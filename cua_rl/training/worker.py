@@ -60,7 +60,7 @@ def find_meeting(environ: Mapping[str, str], token: str, place: Place) -> Meetin
     """Where the ranks meet; None for a single one.
 
     Raises:
-        ConfigError: it is not said where, or on which interface they talk to each other.
+        ConfigError: no place to meet, or no interface to talk on, is given.
     """
     if place.size == 1:
         return None
@@ -90,7 +90,7 @@ def _wait_for_call(address: Address, token: str) -> WorkerLink:
 
 
 def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | None = None) -> None:
-    """Rank 0 connects to the controller and tells the others what it asks for."""
+    """Rank 0 connects to the controller and passes its requests on to the others."""
     if ranks.rank == 0:
         serve(connect(), ranks, model)
     else:

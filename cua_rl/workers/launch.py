@@ -44,7 +44,7 @@ Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and returns the cause; raises `ConfigError` if a restart would end the same way."""
 
 
-_PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)  # before each start: what a worker needs, as the database, may be away
+_PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)  # before each start: what a worker needs, such as the database, may be down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ async def open_rollouts(
 ) -> Rollouts:
     """What runs the rollouts, on `devices` or in workers.
 
-    Workers write to the database themselves; if `recorder` is not only `own`, others hear of rollouts at their end.
+    Workers write to the database themselves; if `recorder` is not only `own`, others learn of rollouts at their end.
     """
     if devices is not None:
         return await _local_rollouts(stack, plan, sampler, devices, recorder)

@@ -35,7 +35,7 @@ from cua_rl.workers.worker_wire import (
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 0.02  # rollouts that start together travel together
-_LINGER_S_PER_ROLLOUT = 2e-4  # a report names all rollouts of its worker: the more these are, the rarer it is
+_LINGER_S_PER_ROLLOUT = 2e-4  # a report names all rollouts of its worker: the more there are, the less often it is sent
 
 
 class WorkerRefused(CuaError):

@@ -88,7 +88,7 @@ class ControllerLink:
         return decode(await self._post(f"/workers/{self._worker_id}/orders", report), Orders)
 
     async def deliver(self, rollout_id: str, ended: Ended) -> None:
-        """Hand over the end of a rollout, or drop it if nobody waits for it."""
+        """Hand over the end of a rollout, or drop it if nothing waits for it."""
         path = f"/workers/{self._worker_id}/rollouts/{rollout_id}"
         try:
             async with self._delivering:
@@ -182,6 +182,6 @@ async def _run(link: ControllerLink, place: Workplace, planned: PlannedRollout) 
         rollout = await place.runner.run(place.make_plan(planned))
         await place.recorder.flush()  # the controller finds the turns in the database
         ended = Ended(outcome=rollout)
-    except CuaError as error:  # no fault of infrastructure: it would have stopped a run in one process
+    except CuaError as error:  # not an infrastructure fault: it would have stopped a run in one process
         ended = Ended(outcome=Failure(is_config_error=isinstance(error, ConfigError), message=str(error)))
     await link.deliver(planned.rollout_id, ended)

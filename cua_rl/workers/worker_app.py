@@ -28,7 +28,7 @@ _Answer = Callable[[Request, bytes], Awaitable[object | None]]
 
 
 def make_worker_app(runner: RemoteRunner, token: str) -> Starlette:
-    """The app over a runner; `token` is what workers prove themselves with."""
+    """The app over a runner; workers authenticate with `token`."""
     budget = BodyBudget(MAX_BODY_BYTES)
 
     def route(path: str, answer: _Answer) -> Route:

@@ -1,9 +1,12 @@
 """Configuration of rollout workers: the run's side, and that of a worker which is started by hand."""
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Literal
 
 import chz
 
+from cua_rl.errors import ConfigError
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.settings import check_numbers, setting
 
@@ -20,7 +23,7 @@ FLUSH_LINGER_S = 0.1
 
 @chz.chz
 class WorkerSettings:
-    """Processes that run rollouts for the run: devices, agents, gateways (docs/rollout_workers.md)."""
+    """Processes that run rollouts for the run: devices, agents, gateways (docs/more_machines.md)."""
 
     launcher: Literal["processes", "ray"] = setting(
         "processes",
@@ -53,3 +56,19 @@ class WorkerConfig:
         check_numbers(self)
         if not self.controller.startswith(("http://", "https://")):
             raise ValueError(f"controller: expected an address such as 'http://trainer:8300', got {self.controller!r}")
+
+
+def require_ray(environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token."""
+    # All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
+    if environ.get("RAY_AUTH_MODE") not in ("token", "k8s"):
+        raise ConfigError(
+            f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="
+            f"{environ.get('RAY_AUTH_MODE', '')!r}; set it to token on all nodes before `ray start`, and here "
+            "(docs/more_machines.md)"
+        )
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "workers.launcher: expected the package ray, got none; install it on all nodes (pip install "
+            "'cua_rl[ray]'), or start workers by hand"
+        )

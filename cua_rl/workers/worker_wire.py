@@ -27,7 +27,7 @@ class WorkerSetup:
     attempt_id: str
     """The attempt of the run, whose rows the worker may write."""
     servers: tuple[tuple[str, str | None, ServedModel], ...]
-    """Address and key of each model server, and what it serves: one may be away when the worker starts."""
+    """Address and key of each model server, and what it serves: one may be down when the worker starts."""
     namespace: str
     """Ends the names of the run's adapters on the servers."""
 
@@ -67,9 +67,9 @@ class PlannedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a worker does, which also says that it lives; answered by `Orders` as soon as there is something to change.
+    """What a worker does, which is also its heartbeat; answered by `Orders` as soon as there is something to change.
 
-    Both sides say what is, not what has changed, so that a message may be lost.
+    Both sides send their whole state, not changes, so a message may be lost.
     """
 
     running: tuple[str, ...]

@@ -3,7 +3,7 @@
     python -m scripts.red_team                # starts a small run, two desktops, a browser and a site, and attacks them
     python -m scripts.red_team rows=1,4,13    # these rows only
 
-The exit status is 1 if an attack got through, or broke off so that nobody knows. Attacks of another user are those of
+The exit status is 1 if an attack got through, or broke off without a result. Attacks of another user are those of
 one that nobody has, and need root, which can become it; without root, they are not tried.
 """
 

@@ -116,7 +116,7 @@ class Numbers:
 
 @dataclass
 class LiveRun:
-    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits for ever."""
+    """A training run in `folder / "closed" / "project" / "run"`, one of whose agents waits forever."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -342,10 +342,10 @@ async def _serve_devices() -> None:
     from cua_rl.environments.browser.served_site import ServedSite
     from cua_rl.environments.desktop.desktops import LinuxDesktops
     from cua_rl.environments.desktop.templates import DESKTOP_TASKS
+    from cua_rl.environments.table import parse_sources
     from cua_rl.host.system import refuse_inspection
     from cua_rl.task_loader import load_tasks
     from cua_rl.tasks.readiness import prepare
-    from cua_rl.tasks.source_config import parse_sources
 
     refuse_inspection()
     request = DESKTOP_TASKS[0].make_task(0).device_request()

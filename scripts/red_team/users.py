@@ -40,7 +40,7 @@ def as_user(uid: int, attack: Callable[[], str]) -> str:
     """What the attack says in a process of this user, without any privilege; "refused: ..." if it gets nothing.
 
     Raises:
-        CuaError: it broke off for another reason, so nobody knows.
+        CuaError: it broke off for another reason.
     """
     "localhost".encode("idna")  # sockets load this codec when they need it, perhaps from where the user cannot read
     read_end, write_end = os.pipe()

@@ -9,7 +9,7 @@ from typing import Any
 
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
 from cua_rl.environments.gym.client import GymLimits
-from cua_rl.environments.gym.executions import GYM, GymExecutions
+from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
@@ -109,7 +109,7 @@ async def open_bench(
                     time_limits=time_limits or TimeLimits(),
                 )
                 source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
-                loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM)
+                loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM_ABILITIES)
                 tasks = sorted((item.make_task(0) for item in loaded.templates), key=lambda task: task.task_id)
                 try:
                     yield GymBench(gym, gym_url, mini, fake, runner, recorder, tasks)

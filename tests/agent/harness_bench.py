@@ -11,7 +11,7 @@ from typing import Any
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram
-from cua_rl.environments.harness.device import HARNESS, HarnessWorlds
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
@@ -103,7 +103,7 @@ class Bench:
             group_id="g",
             group_index=0,
             member_index=0,
-            task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
+            task=load_tasks(source, seed=0, split="train", device=HarnessWorlds.abilities).batch(0, 1)[0],
             params=self.params,
             rollout_id=rollout_id,
         )
@@ -114,13 +114,15 @@ class Bench:
         return path.read_text() if path.exists() else ""
 
 
-async def run_out_of_time(bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1") -> Rollout:
+async def run_out_of_time(
+    bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1", first_s: float = 1.0
+) -> Rollout:
     """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
-    for agent_s in (1.0, 4.0, 16.0):
+    for agent_s in (first_s, 4 * first_s, 16 * first_s):
         rollout = await run(TimeLimits(task_timeout_s=agent_s))
         if "hangs" in bench.log(name):
             return rollout
-    return await run(TimeLimits(task_timeout_s=64.0))
+    return await run(TimeLimits(task_timeout_s=64 * first_s))
 
 
 @asynccontextmanager

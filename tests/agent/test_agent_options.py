@@ -1,19 +1,22 @@
-import asyncio
 import json
-import sys
-from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
 from cua_rl.command_line.parsing import make_config
+from cua_rl.environments.config import DeviceConfig
+from cua_rl.environments.gym.server import GymSource
+from cua_rl.environments.table import find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.devices import find_backend_name, make_gym_executions, name_gym, split_gyms
-from cua_rl.run.rollout_config import AgentSettings, DeviceSettings
+from cua_rl.recipes.train import main as train
+from cua_rl.run.devices import complete_sources, plan_devices, split_sources
+from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
-from tests.agent.gym_bench import open_gym
+from tests.agent.gym_bench import demo_tasks
+from tests.doubles.gym_server import GymDouble
+from tests.evaluation.fake_endpoint import serve_in_thread
 
 GYM: dict[str, object] = {"source_type": "gym"}
 HARNESS: dict[str, object] = {"source_type": "harness", "file_path": "rows.jsonl"}
@@ -54,7 +57,7 @@ def test_agents_that_cannot_work_are_refused_with_advice(options: dict[str, obje
 
 
 def check(config: CLIConfig) -> None:
-    check_agent(config, find_backend_name(config.tasks, config.device))
+    check_agent(config, find_environment(config.tasks, config.device))
 
 
 def test_agents_that_can_work_are_taken() -> None:
@@ -71,54 +74,58 @@ def test_a_harness_reports_the_reward_and_is_not_evaluated_on_what_it_trains_on(
 
 
 def test_devices_of_a_gym_are_operated_by_gbox_mini_agent_or_need_the_key_of_their_boxes() -> None:
-    make_gym_executions(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM), {})
-    make_gym_executions(CLIConfig(tasks=GYM), {"GBOX_API_KEY": "key"})
+    plan_devices(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM), Path("run"), {})
+    plan_devices(CLIConfig(tasks=GYM), Path("run"), {"GBOX_API_KEY": "key"})
     with pytest.raises(ConfigError, match="gbox_api_key: expected the key"):
-        make_gym_executions(CLIConfig(tasks=GYM), {})
+        plan_devices(CLIConfig(tasks=GYM), Path("run"), {})
+
+
+def gym_sources(*sources: dict[str, object], settings: DeviceConfig) -> list[GymSource]:
+    return [one for one in complete_sources(list(sources), settings) if isinstance(one, GymSource)]
 
 
 def test_sources_take_the_configured_gym_unless_they_name_their_own() -> None:
-    devices = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
-    own = {"source_type": "gym", "gym_id": "mine"}
-    demo = {"source_type": "demo_training"}
+    settings = DeviceConfig(gym_base_url="http://gym:1", gym_id="phones")
+    (source,) = gym_sources({"source_type": "gym", "gym_id": "mine"}, settings=settings)
 
-    assert name_gym([own, demo], devices) == [{**own, "gym_base_url": "http://gym:1"}, demo]
+    assert (source.gym_base_url, source.gym_id) == ("http://gym:1", "mine")
 
 
-def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_told_otherwise() -> None:
-    devices = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
-    gym: dict[str, object] = {"source_type": "gym"}
-    named = {"gym_base_url": "http://gym:1", "gym_id": "phones", **gym}
-    held_out: dict[str, object] = {"source_type": "gym", "gym_id": "other"}
+@pytest.mark.parametrize(
+    ("train", "held_out", "sides"),
+    [
+        ({}, {}, ("train", "eval")),
+        ({}, {"gym_base_url": "http://gym:1/", "gym_id": "phones"}, ("train", "eval")),  # the same, written otherwise
+        ({}, {"gym_id": "other"}, (None, None)),
+        ({"split_type": "eval"}, {}, ("eval", "eval")),
+    ],
+)
+def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_told_otherwise(
+    train: dict[str, object], held_out: dict[str, object], sides: tuple[str | None, str | None]
+) -> None:
+    settings = DeviceConfig(gym_base_url="http://gym:1", gym_id="phones")
+    given = [gym_sources({"source_type": "gym", **keys}, settings=settings) for keys in (train, held_out)]
 
-    assert split_gyms(gym, gym, devices) == ({"split_type": "train", **named}, {"split_type": "eval", **named})
-    slashed = {**named, "gym_base_url": f"{named['gym_base_url']}/"}  # the same server, written in another way
-    assert split_gyms(gym, slashed, devices)[1] == {"split_type": "eval", **slashed}
-    assert split_gyms([gym], None, devices) == ([named], None)
-    assert split_gyms(gym, held_out, devices) == (named, {**named, "gym_id": "other"})
-    assert split_gyms({**gym, "split_type": "eval"}, gym, devices)[0] == {**named, "split_type": "eval"}
+    split = split_sources(*given)
+
+    assert tuple(source.split_type for side in split for source in side if isinstance(source, GymSource)) == sides
 
 
 @pytest.mark.parametrize(
     "options", [["agent=mini_agent", "gbox_mini_agent_base_url={any_server}"], ["gbox_api_key=key"]]
 )
 @pytest.mark.parametrize("eval_tasks", [[], ["eval_tasks=None"]])
-async def test_the_documented_gym_command_finds_its_tasks(
-    options: list[str], eval_tasks: list[str], tmp_path: Path
+def test_the_documented_gym_command_finds_its_tasks(
+    options: list[str], eval_tasks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_gym() as (_, url):
+    with serve_in_thread(GymDouble(demo_tasks())) as address:
+        url = address.removesuffix("/v1")
         source = json.dumps({"source_type": "gym", "gym_base_url": url, "gym_id": "phones"})
         small = [f"model_name={TINY_QWEN3_VL}", "max_model_len=4096", "max_tokens=64", "max_turns=2"]
-        command = [sys.executable, "-m", "cua_rl.recipes.train", "dry_run=true", f"tasks={source}", *small]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *(option.format(any_server=url) for option in options),
-            *eval_tasks,
-            f"log_path={tmp_path / 'run'}",
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        output, errors = await process.communicate()
+        given = [option.format(any_server=url) for option in options]
+        log_path = f"log_path={tmp_path / 'run'}"
+        status = train(["dry_run=true", f"tasks={source}", *small, *given, *eval_tasks, log_path])
 
-    assert process.returncode == 0, errors.decode()
-    assert json.loads(output)["num_eval_tasks"] == (0 if eval_tasks else 64)
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert json.loads(said.out)["num_eval_tasks"] == (0 if eval_tasks else 64)

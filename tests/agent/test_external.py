@@ -38,6 +38,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
+from tests.patience import patience
 from tests.sampling.fake_vllm import FakeVllm
 
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
@@ -54,7 +55,7 @@ class Desk:
     def __init__(self, told: dict[str, str]) -> None:
         self.told = told
         self.http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {told['CUA_DEVICE_TOKEN']}"}, trust_env=False, timeout=60
+            headers={"Authorization": f"Bearer {told['CUA_DEVICE_TOKEN']}"}, trust_env=False, timeout=patience(60)
         )
 
     async def ask(self) -> httpx.Response:

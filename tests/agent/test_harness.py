@@ -1,6 +1,6 @@
 """Programs that bring their own world and score, against a real gateway on a socket and a fake model server.
 
-One test per rule of docs/harnesses.md by which a run is judged, in their order.
+One test per rule of docs/agents.md by which a run is judged, in their order.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
-from cua_rl.environments.harness.device import HarnessResult, parse_result
+from cua_rl.environments.harness_world import HarnessResult, parse_result
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
@@ -33,6 +33,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.types import Rollout, RolloutGroup, StopReason
 from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 from tests.live_processes import processes_with
+from tests.patience import IdleClock
 
 
 @pytest_asyncio.fixture
@@ -326,7 +327,7 @@ from pathlib import Path
 from cua_rl.agent.agent import AgentTask, ModelAddress
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAssignment, HarnessCommand
-from cua_rl.environments.harness.device import HarnessWorld
+from cua_rl.environments.harness_world import HarnessWorld
 
 assignment = HarnessAssignment(
     task=AgentTask(rollout_id="r1", instruction="", max_turns=1), world=HarnessWorld("game", 0),
@@ -350,8 +351,8 @@ def test_everything_that_a_program_started_ends_if_the_controller_is_killed(tmp_
     os.kill(controller.pid, signal.SIGKILL)
     controller.wait()
 
-    deadline = time.monotonic() + 20
-    while processes_with(word) and time.monotonic() < deadline:
+    clock = IdleClock()
+    while processes_with(word) and clock.look() < 20:
         time.sleep(0.05)
     assert processes_with(word) == []
 
@@ -398,8 +399,8 @@ async def test_a_server_that_hangs_is_left_when_its_time_is_up(bench: Bench) -> 
 
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
     async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
-        began = time.monotonic()
+        clock = IdleClock()
         rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(task_timeout_s=0.2))
 
     assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
-    assert time.monotonic() - began < 10
+    assert clock.look() < 10

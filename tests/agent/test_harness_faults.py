@@ -20,7 +20,7 @@ import pytest
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, HarnessCommand, HarnessProgram, RunEnd
-from cua_rl.environments.harness.device import HARNESS, HarnessWorlds
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
@@ -89,7 +89,9 @@ def tasks(tmp_path: Path) -> list[Task]:
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(f'{{"task_id": "game/{i}", "max_turns": 2}}\n' for i in range(NUM_ROLLOUTS // GROUP_SIZE)))
     source = {"source_type": "harness", "file_path": str(path)}
-    return load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, NUM_ROLLOUTS // GROUP_SIZE)
+    return load_tasks(source, seed=0, split="train", device=HarnessWorlds.abilities).batch(
+        0, NUM_ROLLOUTS // GROUP_SIZE
+    )
 
 
 async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:

@@ -74,7 +74,7 @@ def test_a_recipe_that_ends_has_status_0_and_reads_env_without_overriding(tmp_pa
     (tmp_path / ".env").write_text("CUA_A=file\nCUA_B=file\n")
 
     process = start(tmp_path)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
 
     assert process.returncode == 0, errors
     assert output.splitlines() == ["running environment file", "unwound"]
@@ -85,7 +85,7 @@ def test_foreign_text_in_warnings_and_errors_commands_no_terminal_and_shows_no_s
     (tmp_path / ".env").chmod(0o600)
 
     process = start(tmp_path, "mode=foreign_text")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert process.returncode == 1
     assert errors.splitlines() == ["key ***", "TrainingError: key ***"]
@@ -127,7 +127,7 @@ def test_the_warning_of_a_secret_names_the_option_that_was_used(
 
 def test_a_wrong_setting_has_status_2_a_message_in_parts_and_no_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, "size=four")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
 
     assert process.returncode == 2
     assert output == ""
@@ -141,7 +141,7 @@ def test_a_wrong_setting_has_status_2_a_message_in_parts_and_no_traceback(tmp_pa
 @pytest.mark.parametrize("mode", ["fail", "fail_in_group"])
 def test_an_error_of_ours_has_status_1_and_no_traceback(tmp_path: Path, mode: str) -> None:
     process = start(tmp_path, f"mode={mode}")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
 
     assert process.returncode == 1
     assert output.splitlines()[-1] == "unwound"
@@ -154,7 +154,7 @@ def test_an_error_of_ours_has_status_1_and_no_traceback(tmp_path: Path, mode: st
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, "mode=bug")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert process.returncode == 1
     assert "Traceback" in errors
@@ -168,7 +168,7 @@ def test_a_signal_unwinds_the_recipe(tmp_path: Path, number: signal.Signals, sta
     assert process.stdout.readline().startswith("running")
 
     process.send_signal(number)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
 
     assert process.returncode == status
     assert output.splitlines() == ["unwound"]
@@ -224,7 +224,7 @@ def test_a_secret_among_the_arguments_is_hidden_with_a_warning(tmp_path: Path, a
 
     shown = Path(f"/proc/{process.pid}/cmdline").read_text()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert "of-a-test" not in shown
     assert "key=****" in shown.replace("\0", "=").replace("-", "_")
@@ -236,7 +236,7 @@ def test_a_secret_can_be_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("key-of-a-test\n")
 
     process = start_with_secret(tmp_path, "gbox_api_key_file=key", "mode=done")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
 
     assert (process.returncode, errors) == (0, "")
     assert output.startswith("running None True")
@@ -244,7 +244,7 @@ def test_a_secret_can_be_read_from_a_file(tmp_path: Path) -> None:
 
 def test_a_secret_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     process = start_with_secret(tmp_path, "--gbox-api-key-file", "nowhere")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert process.returncode == 2
     assert errors.startswith("configuration error: gbox_api_key_file: expected a file\n    got 'nowhere'")
@@ -254,7 +254,7 @@ def test_the_traceback_of_a_bug_shows_no_secret(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("key-of-a-test")
 
     process = start_with_secret(tmp_path, "gbox_api_key_file=key", "mode=bug")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert process.returncode == 1
     assert errors.endswith("RuntimeError: refused ***\n")
@@ -264,7 +264,7 @@ def test_the_environment_file_of_a_parent_folder_is_not_read(tmp_path: Path) -> 
     (tmp_path / ".env").write_text("CUA_B=parent\n")
     (tmp_path / "inner").mkdir()
 
-    output, _ = start_with_secret(tmp_path / "inner", "mode=done").communicate(timeout=120)
+    output, _ = start_with_secret(tmp_path / "inner", "mode=done").communicate()
 
     assert output.startswith("running None ")
 
@@ -273,9 +273,9 @@ def test_a_variable_names_another_environment_file(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("CUA_B=here\n")
     (tmp_path / "named").write_text("CUA_B=named\n")
 
-    output, _ = start_with_secret(tmp_path, "mode=done", CUA_RL_ENV_FILE="named").communicate(timeout=120)
+    output, _ = start_with_secret(tmp_path, "mode=done", CUA_RL_ENV_FILE="named").communicate()
     wrong = start_with_secret(tmp_path, CUA_RL_ENV_FILE="nowhere")
-    _, errors = wrong.communicate(timeout=120)
+    _, errors = wrong.communicate()
 
     assert output.startswith("running named ")
     assert wrong.returncode == 2
@@ -287,7 +287,7 @@ def test_an_environment_file_that_another_user_put_into_the_folder_is_ignored(tm
     (tmp_path / ".env").write_text("CUA_B=theirs\n")
     os.chown(tmp_path / ".env", 60_000, 60_000)
 
-    output, errors = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+    output, errors = start_with_secret(tmp_path, "mode=done").communicate()
 
     assert output.startswith("running None ")
     assert ".env is ignored" in errors
@@ -297,9 +297,9 @@ def test_an_environment_file_with_secrets_that_all_may_read_causes_a_warning(tmp
     (tmp_path / ".env").write_text("OPENAI_API_KEY=key-of-a-test\n")
     (tmp_path / ".env").chmod(0o644)
 
-    _, loud = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+    _, loud = start_with_secret(tmp_path, "mode=done").communicate()
     (tmp_path / ".env").chmod(0o600)
-    _, quiet = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+    _, quiet = start_with_secret(tmp_path, "mode=done").communicate()
 
     assert "chmod 600 .env" in loud
     assert quiet == ""
@@ -314,7 +314,7 @@ def test_programs_of_the_policy_find_no_expected_answer_in_the_command_line(tmp_
 
     shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate()
 
     left = shown[shown.index(b"base_url=") :].replace(b"*", b"").rstrip(b"\0")
     assert left == b'base_url=[{, "n": 7}, {}, {}]'

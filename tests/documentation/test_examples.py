@@ -35,7 +35,7 @@ from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
         ROOT / "training-monitor" / "README.md",
     ]
@@ -46,7 +46,7 @@ MODULES = sorted(
     for path in ROOT.glob(pattern)
     if any(example.kind == "command" for example in read_examples(path))
 )
-MODEL_SIZES = ROOT / "tests" / "run" / "model_configs" / "Qwen3-VL-4B-Instruct" / "config.json"
+MODEL_SIZES = ROOT / "tests" / "machine" / "model_configs" / "Qwen3-VL-4B-Instruct" / "config.json"
 """Those of the 4B model that pages name."""
 ADB = """#!/bin/sh
 case "$*" in

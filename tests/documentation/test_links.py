@@ -1,11 +1,13 @@
-"""Links between pages, to their headings and to files lead somewhere, and README leads to every page."""
+"""Links between pages, to their headings and to files lead somewhere, and readers are led to every page."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.documentation.examples import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("training-monitor/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("training-monitor/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`([\w./-]+\.(?:md|py|sh|txt|ts|jsonl|mjs|example|ini))`")
 FOLDERS = (
@@ -53,10 +55,13 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
     assert [link for page in PAGES for link in broken_links(page)] == []
 
 
-def test_readme_leads_to_every_page() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "folder"), [("README.md", "docs"), ("CONTRIBUTING.md", "docs/dev")])
+def test_readme_leads_to_every_page_for_users_and_contributing_to_every_page_for_developers(
+    page: str, folder: str
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in LINK.findall(text) if "://" not in link}
-    assert [page.name for page in ROOT.glob("docs/*.md") if page not in linked] == []
+    assert [path.name for path in (ROOT / folder).glob("*.md") if path not in linked] == []
 
 
 def test_every_file_that_a_page_names_exists() -> None:

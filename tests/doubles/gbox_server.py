@@ -30,9 +30,9 @@ FAILURES = (408, 429, 500, 502, 503)
 class Faults:
     """What goes wrong, and when. Deques are used up from the left, one entry a request."""
 
-    creations: deque[int] = field(default_factory=deque)
+    creations: deque[int] = field(default_factory=deque[int])
     """Statuses of the next creations; 0 goes well."""
-    actions: deque[int] = field(default_factory=deque)
+    actions: deque[int] = field(default_factory=deque[int])
     """Statuses of the next actions; 404 loses the box for good, 0 goes well."""
     num_without_screenshot: int = 0
     """So many of the next actions show nothing."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class GboxService:
         return self.backend_with(box_type=box_type, run_key=run, recordings=films)
 
     def backend_with(self, **changes: Any) -> GboxBoxes:
-        given = {"box_type": "android", "run_name": "run", "run_key": "a-run", "capture": Capture(settle_s=0.0)}
-        return GboxBoxes(BoxPlan(**given | changes), self.connect)
+        plan = BoxPlan(box_type="android", run_name="run", run_key="a-run", capture=Capture(settle_s=0.0))
+        return GboxBoxes(replace(plan, **changes), self.connect)
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ class GymExecution:
 
     task: Task
     phone: SimulatedPhone
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     num_terminations: int = 0
 
 
@@ -39,16 +39,16 @@ class GymDouble:
 
     tasks: Sequence[Task]
     gym_id: str = "phones"
-    create_failures: deque[int] = field(default_factory=deque)
+    create_failures: deque[int] = field(default_factory=deque[int])
     """Statuses of the next creations."""
-    evaluate_failures: deque[int] = field(default_factory=deque)
+    evaluate_failures: deque[int] = field(default_factory=deque[int])
     evaluation: dict[str, Any] | None = None
     """What every evaluation says; None asks the task."""
     create_delay_s: float = 0.0
     answers_one_creation: bool = False
     """Of creations that run side by side, only the last one is ever answered."""
-    executions: dict[str, GymExecution] = field(default_factory=dict)
-    device_ids: deque[str] = field(default_factory=deque)
+    executions: dict[str, GymExecution] = field(default_factory=dict[str, GymExecution])
+    device_ids: deque[str] = field(default_factory=deque[str])
     """Devices of the next executions; beyond them they are named after their execution."""
     num_creating: int = 0
     most_creating: int = 0
@@ -89,7 +89,11 @@ class GymDouble:
         task = self._find(request.path_params["identifier"])
         if task is None:
             return JSONResponse({"detail": "no such task"}, 404)
-        full = {"instruction": task.instruction, "description": f"Test: {task.instruction}", "evaluation": {}}
+        full: dict[str, object] = {
+            "instruction": task.instruction,
+            "description": f"Test: {task.instruction}",
+            "evaluation": {},
+        }
         return JSONResponse(
             {"task_id": request.path_params["identifier"], "name": task.task_id, "tags": ["easy"], **full}
         )
@@ -127,6 +131,7 @@ class GymDouble:
             return JSONResponse({"detail": "evaluator crashed"}, self.evaluate_failures.popleft())
         if self.evaluation is not None:
             return JSONResponse(self.evaluation)
+        assert execution.task.validate is not None
         found = await execution.task.validate(execution.phone, body.get("answer_text") or None)
         validator = {"id": found.query, "pass": found.success, "score": float(found.success), "weight": 1}
         result = {"score": float(found.success), "success": found.success, "validators": [validator]}

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
+from tests.patience import patience
 
 TOOL = {
     "type": "function",
@@ -34,7 +35,7 @@ class Run:
     body: dict[str, Any]
     status: str = "running"
     reason: str = ""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     work: asyncio.Task[None] | None = None
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -49,13 +50,13 @@ class MiniAgentDouble:
     """Only the first answer of the model, and what was done after it, ever appears among the events."""
     hangs_after_steps: int | None = None
     """The run stops there without a word; its status stays "running"."""
-    start_failures: deque[int] = field(default_factory=deque)
-    poll_failures: deque[int] = field(default_factory=deque)
+    start_failures: deque[int] = field(default_factory=deque[int])
+    poll_failures: deque[int] = field(default_factory=deque[int])
     has_events: bool = True
     """If not, asking for them is a 404."""
     breaks_down: bool = False
     """The run fails after its first step with an error of its own."""
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict[str, Run])
 
     def __post_init__(self) -> None:
         self._ids = count(1)
@@ -98,7 +99,7 @@ class MiniAgentDouble:
         return JSONResponse({"events": [event for event in run.events if event["ts"] >= since]})
 
     async def _work(self, run: Run) -> None:
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=patience(60), trust_env=False) as http:
             try:
                 await self._steps(run, http)
             except httpx.HTTPError as error:
@@ -138,7 +139,7 @@ class MiniAgentDouble:
         tell("model_output", step=step, modelOutput=completion)
         message = completion["choices"][0]["message"]
         messages.append(message)
-        calls = message.get("tool_calls") or []
+        calls: list[dict[str, Any]] = message.get("tool_calls") or []
         if not calls:
             messages.append({"role": "user", "content": "Answer with one call."})
             tell("step_end", step=step)

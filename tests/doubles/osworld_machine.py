@@ -9,10 +9,10 @@ import re
 import runpy
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from threading import Thread
 from typing import Any
 
-from desktop_env import desktop_env
 from PIL import Image
 
 
@@ -58,7 +58,13 @@ class Provider:
     def stop_emulator(self, *_: Any) -> None: ...
 
 
+def provide(*_: object, **__: object) -> tuple[Provider, Provider]:
+    provider = Provider(server.server_port)
+    return provider, provider
+
+
 server = ThreadingHTTPServer(("127.0.0.1", 0), Machine)
 Thread(target=server.serve_forever, daemon=True).start()
-desktop_env.create_vm_manager_and_provider = lambda *_, **__: (Provider(server.server_port),) * 2
+desktop_env: Any = import_module("desktop_env.desktop_env")
+desktop_env.create_vm_manager_and_provider = provide
 runpy.run_path(sys.argv[1], run_name="__main__")

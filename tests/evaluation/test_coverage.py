@@ -99,7 +99,7 @@ def test_the_interval_of_success_holds_it_however_tasks_differ(num_tasks: int, n
     found = success_coverage(num_tasks, num_attempts, 1000)
 
     assert min(found.values()) >= 0.93 - margin(1000)
-    if num_tasks == 64:  # with fewer the counts are too coarse: see docs/benchmark.md
+    if num_tasks == 64:  # with fewer the counts are too coarse: see docs/dev/evaluation.md
         single = num_attempts == 1
         middle = [(spread, held) for (mean, spread), held in found.items() if 0.1 <= mean <= 0.9]
         assert max(held for spread, held in middle if single or spread < inf) <= 0.97 + margin(1000)

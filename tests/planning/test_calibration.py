@@ -75,7 +75,7 @@ def test_what_devices_compute_is_told_from_their_own_time_by_how_they_slow_each_
     )
     run = RecordedRun(rollouts=tuple(rollouts), steps=steps, group_size=2, placement=Placement(**PLACEMENT))
 
-    start = calibrate([run], group_size=2).start
+    start = calibrate([run], group_size=2, num_devices=1)[0].start
 
     assert (start.own.mean, start.computed.mean) == (pytest.approx(0.5), pytest.approx(0.5))
 
@@ -111,26 +111,27 @@ def test_a_run_tells_what_its_parts_took() -> None:
         placement=Placement(**PLACEMENT | {"num_trainers": 4}),
     )
 
-    found = calibrate([run], group_size=2)
+    found, fleet = calibrate([run], group_size=2, num_devices=1)
 
     assert found.turns == (2,) * 8
     assert [time.own.mean for time in (found.start, found.turn, found.end)] == pytest.approx([5, 2, 3])
     assert found.turn.computed.mean == pytest.approx(0)
-    assert found.server == Speed(alone_s=pytest.approx(1), each_s=pytest.approx(0))
+    assert fleet.server == Speed(alone_s=pytest.approx(1), each_s=pytest.approx(0))
     # four turns a step, half of them in groups that teach
     assert found.turn_tokens == pytest.approx(400 / 2)
     # 4 ranks for 8 s
-    assert found.trained_token_s == pytest.approx(4 * 8 / 400)
-    assert (found.publish_s, found.save_s) == (1.5, 0)
+    assert fleet.trained_token_s == pytest.approx(4 * 8 / 400)
+    assert (fleet.publish_s, fleet.save_s) == (1.5, 0)
     # half a second for datums and one between steps, for two rollouts
-    assert found.overhead_s == pytest.approx(1.5 / 2)
+    assert fleet.overhead_s == pytest.approx(1.5 / 2)
     assert found.constant_group_frac == 0.5
     nothing = {"rollout/num_rollouts": 0.0, "reward/constant_group_frac": 1.0}
     faulty = replace(steps[2], metrics=steps[2].metrics | nothing)
     with_faults = replace(run, steps=(*steps[:2], faulty, steps[3]))
-    assert calibrate([with_faults], group_size=2).overhead_s == pytest.approx(1.5 / 2)
+    assert calibrate([with_faults], group_size=2, num_devices=1)[1].overhead_s == pytest.approx(1.5 / 2)
     # of two, half are constant if all tasks succeed half of the time; so of eight, hardly any are
-    assert calibrate([run], group_size=8).constant_group_frac == pytest.approx(2 * 0.5**8, abs=1e-3)
+    of_eight, _ = calibrate([run], group_size=8, num_devices=1)
+    assert of_eight.constant_group_frac == pytest.approx(2 * 0.5**8, abs=1e-3)
 
 
 @pytest.mark.parametrize(

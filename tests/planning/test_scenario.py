@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from cua_rl.errors import ConfigError
 from cua_rl.machine.model_sizes import load_model_sizes
-from cua_rl.planning.gpu_speed import GPU_KINDS, Shares, TurnTokens, image_flop, server_speed, token_flop
+from cua_rl.planning.gpu_speed import GPU_KINDS, TurnTokens, image_flop, server_speed, token_flop
 from cua_rl.planning.plan_config import Assumptions, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
 from cua_rl.training.config import TrainerConfig
 
-MODELS = Path(__file__).parents[1] / "run" / "model_configs"
+MODELS = Path(__file__).parents[1] / "machine" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
 LONG = {"max_tokens": 1024, "max_steps_off_policy": 2}
 
@@ -44,10 +44,10 @@ def test_the_vision_tower_costs_more_than_in_proportion_to_the_screenshot() -> N
 
 def test_a_small_batch_takes_as_long_as_reading_the_weights() -> None:
     turn = TurnTokens(screen=0, text=0, sampled=1, context=0)
-    shares = Shares(trainer_mfu=1.0, server_mfu=1.0, bandwidth=1.0)
+    assume = Assumptions(trainer_mfu=1.0, server_mfu=1.0, bandwidth_frac=1.0)
 
-    one = server_speed(MODEL_4B, GPU_KINDS["h100"], 1, turn, shares)
-    two = server_speed(MODEL_4B, GPU_KINDS["h100"], 2, turn, shares)
+    one = server_speed(MODEL_4B, GPU_KINDS["h100"], 1, turn, assume)
+    two = server_speed(MODEL_4B, GPU_KINDS["h100"], 2, turn, assume)
 
     # 4.44 billion parameters of two bytes at 3,350 GB/s, and 4 ms of the server's own
     assert one.alone_s == pytest.approx(0.004 + 2 * MODEL_4B.parameters / 3350e9)

@@ -9,6 +9,9 @@ import pytest
 
 from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres
+from tests.documentation.examples import read_examples
+from tests.documentation.reader import LOAD_TORCH, check_parser
+from tests.documentation.test_examples import MODULES, PAGES
 from tests.real.database.conftest import run_sql
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +32,7 @@ def commands() -> list[str]:
 
 def run_command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=120, cwd=ROOT, env=os.environ | environ
+        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, env=os.environ | environ
     )
 
 
@@ -39,6 +42,16 @@ def test_a_command_says_how_it_is_used(command: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_documented_commands_of_programs_that_load_torch_take_their_options() -> None:
+    examples = [one.words for page in (*PAGES, *MODULES) for one in read_examples(page) if one.kind == "command"]
+    typed = [words[words.index("-m") + 1 :] for words in examples if "-m" in words]
+    found = [words for words in typed if words[0] in LOAD_TORCH]
+
+    for module, *arguments in found:
+        check_parser(module, arguments)
+    assert {words[0] for words in found} == LOAD_TORCH
 
 
 async def test_a_database_with_tables_is_rebuilt_by_the_command_as_often_as_it_is_typed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.reporting.trace_folder import TraceRecorder, draw_action
 from tests.fakes import FakeRecorder
+from tests.patience import patience
 from tests.real.database.recorded import make_group, rollout_start
 
 SOURCE = RolloutSource(phase="step", step=3)
@@ -98,9 +99,9 @@ async def test_a_full_disk_ends_traces_and_not_the_run(tmp_path: Path, caplog: p
     async with TraceRecorder(FakeRecorder(), tmp_path / "file") as recorder:
         for event in events:
             await recorder.record(event)
-        await asyncio.wait_for(recorder.flush(), 10)
+        await asyncio.wait_for(recorder.flush(), patience(10))
 
-    assert "traces end here, training goes on" in caplog.text
+    assert "traces end here, training continues" in caplog.text
 
 
 async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the_run(
@@ -120,7 +121,7 @@ async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the
             *later,
         ):
             await recorder.record(event)
-        await asyncio.wait_for(recorder.flush(), 10)
+        await asyncio.wait_for(recorder.flush(), patience(10))
 
     assert "broken PNG file" in caplog.text
 
@@ -135,6 +136,6 @@ async def test_an_action_that_cannot_be_drawn_ends_traces_and_not_the_run(
     async with TraceRecorder(FakeRecorder(), tmp_path) as recorder:
         for event in (started, replace(taken, turn=replace(taken.turn, agent=aimed)), *later):
             await recorder.record(event)
-        await asyncio.wait_for(recorder.flush(), 10)
+        await asyncio.wait_for(recorder.flush(), patience(10))
 
-    assert "traces end here, training goes on: write a trace: " in caplog.text
+    assert "traces end here, training continues: write a trace: " in caplog.text

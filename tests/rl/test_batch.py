@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.environments.harness.device import HARNESS_ID
+from cua_rl.environments.harness_world import HARNESS_ID
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.datums import Batch, build_batch, logprobs_by_turn
 from cua_rl.rl.stages import build_step_batch

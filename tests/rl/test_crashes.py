@@ -26,7 +26,7 @@ def test_a_step_in_which_most_agents_failed_is_an_error_that_says_what_to_do(
     for message in errors:
         assert f"step=3 expected agents that end by themselves, got {num_crashed} of 4" in message
         assert "KeyError" in message
-        assert "mend the agent" in message
+        assert "fix the agent" in message
 
 
 def test_devices_that_the_policy_made_useless_are_no_agents_that_failed(caplog: pytest.LogCaptureFixture) -> None:

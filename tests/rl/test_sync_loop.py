@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from cua_rl.errors import ParityError
-from cua_rl.evaluation.evaluate import EvalResult, Evaluator
+from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.config import CurriculumSettings, EvaluationSettings, LoopConfig, SamplingSettings
 from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due

@@ -23,8 +23,8 @@ from cua_rl.agent.device_step import perform
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, RunEnd
 from cua_rl.agent.policy_time import TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.environments.harness.device import HarnessResult, HarnessWorld
-from cua_rl.environments.harness.tasks import HarnessTask
+from cua_rl.environments.harness.environment import HarnessTask
+from cua_rl.environments.harness_world import HarnessResult, HarnessWorld
 from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.errors import AbsentError, DeviceError, UnusableError
@@ -92,7 +92,7 @@ class WorldDevice(FakeDevice):
 
 
 async def validate(device: Any, answer: str | None) -> Validation:
-    """As a user writes it: it raises where the state is no JSON."""
+    """As a user writes it: it raises where the state is not JSON."""
     actual = await device.query("state")
     return Validation(query="state", expected="1", actual=actual, success=json.loads(actual) == 1)
 

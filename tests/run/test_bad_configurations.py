@@ -111,7 +111,7 @@ BAD = [
     (["replay_successes=true"], "expected one that bounds the ratio where replay_successes=True"),
     (["replay_successes=true", "loss=decoupled_ppo"], "got decoupled_ppo without tis_cap or icepop_high"),
     (["max_steps_off_policy=2", "loss=decoupled_ppo"], "decoupled_ppo without tis_cap or icepop_high"),
-    (["load_checkpoint_path={place}/run"], "to go on with that run, drop it and set log_path="),
+    (["load_checkpoint_path={place}/run"], "to continue that run, drop it and set log_path="),
     (["vllm_args=--block-size '32"], "server.vllm_args: expected options of vLLM's server"),
     (["base_url={server}", "vllm_args=--block-size 32"], "with base_url, whose server has been started already"),
     (["server_dtype=float16"], "expected server_dtype to be one of auto, float32, bfloat16"),
@@ -138,7 +138,7 @@ BAD = [
     (["wandb_project=phones"], "wandb_project: expected the package wandb"),
     (["device=adb", "model_name={tiny}"], "device: expected the program adb on the PATH"),
     (["model_name={place}/cut_weights"], "cut_weights/model.safetensors is cut short"),
-    (["model_name={place}/cut_tokens"], "cut_tokens/tokenizer.json is no JSON"),
+    (["model_name={place}/cut_tokens"], "cut_tokens/tokenizer.json is not JSON"),
     (["base_url=http://127.0.0.1:{dead}"], "base_url: expected a vLLM server"),
     (["base_url=http://[::1"], "base_url: expected a vLLM server"),
     (["base_url={server}", "max_model_len=4096"], "max_model_len: expected at most 3000, the context of the server"),
@@ -155,7 +155,7 @@ BAD = [
     (["max_images=3", "tasks.source_type=demo_all"], "max_images: expected at least"),
     (
         ["screen_scale=4", "history=full", "tasks.source_type=demo_all"],
-        "let old screenshots go with history=block_drop",
+        "or drop old screenshots with history=block_drop",
     ),
     (['tasks={{"source_type": "miniwob"}}'], "model_name: expected the name of a model for miniwob"),
     (['tasks={{"source_type": "desktop"}}'], "model_name: expected the name of a model for desktop"),
@@ -252,6 +252,5 @@ def run_program(arguments: list[str], **variables: str) -> subprocess.CompletedP
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )

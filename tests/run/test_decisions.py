@@ -1,25 +1,39 @@
 """What a dry run begins with, before the JSON."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.evaluate import main as evaluate
+from cua_rl.recipes.sft import main as sft
+from cua_rl.recipes.train import main as train
 
 
-def dry_run(recipe: str, *arguments: str) -> tuple[list[str], dict[str, object]]:
-    """Lines on stderr, and the JSON, of a process of its own."""
-    command = [sys.executable, "-m", f"cua_rl.recipes.{recipe}", "dry_run=true", *arguments]
-    environ = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
-    return done.stderr.splitlines(), json.loads(done.stdout)
+class DryRun(Protocol):
+    """Lines on stderr, and the JSON."""
+
+    def __call__(self, recipe: str, *arguments: str) -> tuple[list[str], dict[str, object]]: ...
 
 
-def test_a_dry_run_of_the_demo_says_in_ten_lines_what_was_decided_and_plans_no_memory(tmp_path: Path) -> None:
+@pytest.fixture
+def dry_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> DryRun:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+    def run(recipe: str, *arguments: str) -> tuple[list[str], dict[str, object]]:
+        status = {"train": train, "sft": sft, "evaluate": evaluate}[recipe](["dry_run=true", *arguments])
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        return said.err.splitlines(), json.loads(said.out)
+
+    return run
+
+
+def test_a_dry_run_of_the_demo_says_in_ten_lines_what_was_decided_and_plans_no_memory(
+    dry_run: DryRun, tmp_path: Path
+) -> None:
     lines, settings = dry_run("train", f"log_path={tmp_path}/run", "max_steps=24", "eval_every=10")
 
     assert [line[:10].strip() for line in lines] == [
@@ -44,7 +58,7 @@ def test_a_dry_run_of_the_demo_says_in_ten_lines_what_was_decided_and_plans_no_m
     ("recipe", "words"),
     [("sft", "100 steps, learning rate"), ("evaluate", "64 tasks, 1 attempt each, temperature 0.5")],
 )
-def test_other_recipes_do_the_same(recipe: str, words: str, tmp_path: Path) -> None:
+def test_other_recipes_do_the_same(recipe: str, words: str, dry_run: DryRun, tmp_path: Path) -> None:
     lines, settings = dry_run(recipe, f"log_path={tmp_path}/run")
 
     assert words in "\n".join(lines)
@@ -53,7 +67,7 @@ def test_other_recipes_do_the_same(recipe: str, words: str, tmp_path: Path) -> N
     assert settings["log_path"] == f"{tmp_path}/run"
 
 
-def test_a_named_model_gets_its_memory_plan_after_these_lines(tmp_path: Path) -> None:
+def test_a_named_model_gets_its_memory_plan_after_these_lines(dry_run: DryRun, tmp_path: Path) -> None:
     lines, _ = dry_run("train", f"model_name={TINY_QWEN3_VL}", f"log_path={tmp_path}/run", "max_model_len=2048",
                        "max_tokens=48")  # fmt: skip
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cua_rl.environments.device import Screen
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.machine.machine import Machine
@@ -17,7 +18,6 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.run.preflight import (
-    Screen,
     choose_history,
     most_screenshots,
     plan_max_images,

@@ -17,6 +17,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.sampling.vllm_access import RequireKey
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+from tests.patience import patience
 from tests.sampling.fake_vllm import fake_command
 
 CONNECT = """
@@ -27,7 +28,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 def make_server(folder: Path, tmp_path: Path, port: int | None = None) -> VllmServer:
-    config = ServerConfig(model_path=folder, start_timeout_s=60.0, port=port)
+    config = ServerConfig(model_path=folder, start_timeout_s=patience(60), port=port)
     return VllmServer(config, tmp_path / "server.log", make_command=fake_command(folder))
 
 

@@ -16,6 +16,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
 from cua_rl.types import AdapterRef
+from tests.patience import patience
 from tests.sampling.fake_vllm import FakeVllm
 
 REQUEST = {"input": "hi", "max_output_tokens": 8}
@@ -55,7 +56,7 @@ class Fleet:
         return [sorted(name.removesuffix("-run") for name in fake.adapters) for fake in self.fakes]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             while not condition():
                 await asyncio.sleep(0.01)
 
@@ -121,7 +122,7 @@ async def test_requests_under_way_on_a_server_that_no_longer_answers_are_sent_el
         asking = asyncio.create_task(fleet.ask("a"))
         await fleet.fakes[0].has_arrived.wait()
         fleet.fakes[0].is_healthy = False
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             await asking
         assert [len(fake.requests) for fake in fleet.fakes] == [1, 1]
 
@@ -161,7 +162,7 @@ async def test_requests_wait_while_no_server_answers(renderer: Qwen3VLRenderer) 
         asking = asyncio.create_task(fleet.ask("a"))
         await fleet.until(lambda: not fleet.client.replicas)
         await fleet.start(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             assert await asking == 1
 
 
@@ -175,7 +176,7 @@ async def test_a_publication_waits_while_no_server_answers(renderer: Qwen3VLRend
         probing = asyncio.create_task(fleet.client.probe(adapter(9), CANARY))
         await asyncio.sleep(0.1)
         await fleet.start(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             await publishing
             await probing
         assert fleet.adapters()[0] == ["policy-000002"]
@@ -200,7 +201,7 @@ async def test_requests_leave_a_lost_server_that_answers_with_errors(renderer: Q
     async with fleet_of(renderer, 2, max_attempts=10) as fleet:
         fleet.fakes[0].refusal = (500, "EngineDeadError")
         fleet.fakes[0].is_healthy = False
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patience(5)):
             assert await fleet.ask("a") == 0  # asked first
         assert len(fleet.fakes[1].requests) == 1
 

@@ -20,12 +20,13 @@ from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environmen
 from cua_rl.settings import with_values
 from cua_rl.types import AdapterRef, SamplingParams
 from tests.live_processes import command_line
+from tests.patience import patience
 from tests.sampling.fake_vllm import fake_command
 
 
 def make_server(folder: Path, tmp_path: Path, **options: Any) -> VllmServer:
     command = fake_command(folder, options.pop("dies_once_at", None))
-    config = ServerConfig(model_path=folder, start_timeout_s=60.0, port=options.pop("port", None))
+    config = ServerConfig(model_path=folder, start_timeout_s=patience(60), port=options.pop("port", None))
     return VllmServer(config, tmp_path / "server.log", make_command=command, backoff_s=0.05, **options)
 
 
@@ -82,7 +83,7 @@ async def test_a_restart_that_the_machine_refuses_is_tried_again_until_the_serve
             raise OSError(errno.EMFILE, "Too many open files")
         return fake_command(folder)(config, base_url)
 
-    config = ServerConfig(model_path=folder, start_timeout_s=60.0)
+    config = ServerConfig(model_path=folder, start_timeout_s=patience(60))
     log_path = tmp_path / "server.log"
     async with VllmServer(config, log_path, make_command=command, max_restarts=2, backoff_s=0.01) as server:
         os.kill(server_pids(server.base_url.removeprefix("unix:"))[0], signal.SIGKILL)
@@ -91,7 +92,7 @@ async def test_a_restart_that_the_machine_refuses_is_tried_again_until_the_serve
 
 
 async def wait_until_it_fails(server: VllmServer) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(patience(10.0)):
         while True:
             await server.wait_until_ready()
             await asyncio.sleep(0.02)

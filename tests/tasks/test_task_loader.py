@@ -7,7 +7,7 @@ import pytest
 
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
 from cua_rl.environments.device import DeviceAbilities
-from cua_rl.environments.harness.device import HARNESS
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.errors import ConfigError
@@ -189,7 +189,7 @@ def test_task_ids_are_unique_and_prefixed_by_their_set() -> None:
         ({"source_type": "file", "file_path": "deep.json"}, SIMULATOR),
         ({"source_type": "page", "file_path": "deep.json"}, PAGE_BROWSER),
         ({"source_type": "page", "file_path": "deep.jsonl"}, PAGE_BROWSER),
-        ({"source_type": "harness", "file_path": "deep.jsonl"}, HARNESS),
+        ({"source_type": "harness", "file_path": "deep.jsonl"}, HarnessWorlds.abilities),
         ("[" * 10_000, SIMULATOR),
         ({"source_type": "custom", "custom_tasks": [ALARMS]}, SIMULATOR),
     ],

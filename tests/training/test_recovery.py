@@ -17,6 +17,7 @@ from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink, WorkerLink
+from tests.patience import patience
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -91,7 +92,7 @@ class FakeNode:
         self._thread.start()
         yield
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=patience(10))
         self._listener.close()
 
 
@@ -251,7 +252,7 @@ async def test_many_strangers_who_say_nothing_neither_delay_the_controller_nor_k
         accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 600.0))
         for _ in range(300):
             strangers.enter_context(await asyncio.to_thread(socket.create_connection, (host, port)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience(60)):
             link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
             accepted = await accepting
         num_threads = threading.active_count() - before

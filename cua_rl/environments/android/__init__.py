@@ -1,1 +1,1 @@
-"""Real Android phones over adb: operating them, reading their state, preparing them for a task."""
+"""Android through a shell, on phones and in boxes: its state, preparing it for a task, tasks in folders."""

@@ -36,7 +36,7 @@ _NIGHT_MASK, _NIGHT_YES = 0x30, 0x20
 
 
 _SYSTEM_POSTERS = frozenset({"android", "com.android.systemui"})
-"""Android itself: what it posts comes back by itself and is nobody's task."""
+"""Android itself: what it posts comes back by itself and belongs to no task."""
 _NOT_CLEARABLE_BITS = 0x2 | 0x20
 _NOT_CLEARABLE_NAMES = frozenset({"ONGOING_EVENT", "NO_CLEAR"})
 _GROUP_SUMMARY_BIT = 0x200
@@ -138,7 +138,7 @@ def parse_clock(text: str) -> str:
 
 
 def parse_language(text: str) -> str:
-    """The language in its own words ("Deutsch"), or its tag if it is none of `LANGUAGE_NAMES`.
+    """The language in its own words ("Deutsch"), or its tag if it is not in `LANGUAGE_NAMES`.
 
     Three lines, of which the first that is set decides: system_locales, persist.sys.locale, ro.product.locale.
     """
@@ -314,7 +314,7 @@ def parse_alarm_times(text: str) -> list[str]:
 
 
 def parse_recent_packages(text: str) -> list[str]:
-    """Packages of the recent apps, latest first, from `dumpsys activity recents`; the home screen is none of them."""
+    """Packages of the recent apps, latest first, from `dumpsys activity recents`; the home screen is not among them."""
     if "ACTIVITY MANAGER RECENT TASKS" not in text:
         raise misunderstood("'ACTIVITY MANAGER RECENT TASKS' in `dumpsys activity recents`", text)
     tasks = re.split(r"^\s*\* Recent #\d+: ", text, flags=re.MULTILINE)[1:]

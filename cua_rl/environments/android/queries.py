@@ -73,7 +73,7 @@ async def read_contacts(shell: AndroidShell, argument: str) -> str:
 
 
 async def read_contact_number(shell: AndroidShell, name: str) -> str:
-    """The number of somebody, "" if nobody has that name."""
+    """The number of somebody, "" if there is no such contact."""
     return next((number for number, other in await _contacts(shell) if other == name), "")
 
 
@@ -128,7 +128,7 @@ async def _picture_paths(shell: AndroidShell) -> list[str]:
 
 
 def _whose(number: str, names: Mapping[str, str]) -> str:
-    """The contact with this number, with or without country code; the number itself if nobody has it."""
+    """The contact with this number, with or without country code; the number itself if there is none."""
     wanted = _significant_digits(number)
     for other, name in names.items():
         digits = _significant_digits(other)

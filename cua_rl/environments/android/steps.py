@@ -264,7 +264,7 @@ async def swap_file(wish: Wish) -> str:
 
 
 async def swap_contact(wish: Wish) -> str:
-    """Add the contact if the goal is that nobody has this name; otherwise remove who has this name and number."""
+    """Add the contact if the goal is that there is no such name; otherwise remove the one with this name and number."""
     run = wish.shell.run
     if wish.expected:
         ids = [

@@ -170,7 +170,7 @@ class BrowserPages:
                 if host.inside == inside and len(host.pages) < PAGES_PER_BROWSER:
                     return host
             if self._playwright is None:
-                raise RuntimeError("the pages were never entered")
+                raise RuntimeError("expected the pages to be entered first")
             browser = OwnedBrowser(self._playwright, self._program, self.settings, inside)
             await browser.__aenter__()
             self.num_browsers_started += 1
@@ -212,7 +212,7 @@ async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") 
 
 @cache
 def _bare_node() -> str:
-    """Starts Playwright's driver without our variables, which without namespaces others of our user read there."""
+    """Starts Playwright's driver without our variables, which other programs of our user could read."""
     import playwright
 
     node = os.environ.get(_NODE) or str(Path(playwright.__file__).parent / "driver" / "node")

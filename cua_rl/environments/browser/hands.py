@@ -7,47 +7,9 @@ from typing import TYPE_CHECKING
 from cua_rl import actions
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import ActionRejected
-
-_NAMES = {
-    name.lower(): name
-    for name in (
-        *("Alt", "Control", "Meta", "Shift", "Enter", "Escape", "Space", "Tab", "Backspace", "Delete", "Insert"),
-        *("ArrowDown", "ArrowLeft", "ArrowRight", "ArrowUp", "Home", "End", "PageDown", "PageUp"),
-        *(f"F{number}" for number in range(1, 13)),
-    )
-} | {
-    "cmd": "Meta",
-    "ctrl": "Control",
-    "del": "Delete",
-    "down": "ArrowDown",
-    "esc": "Escape",
-    "left": "ArrowLeft",
-    "page_down": "PageDown",
-    "page_up": "PageUp",
-    "return": "Enter",
-    "right": "ArrowRight",
-    "super": "Meta",
-    "up": "ArrowUp",
-    "win": "Meta",
-}
-
+from cua_rl.environments.key_names import key_chord
 
 _DRAG_STEPS = 8
-
-
-def key_chord(keys: tuple[str, ...]) -> str:
-    """Keys pressed together, such as "Control+s"; raises `ActionRejected` for an unknown key."""
-    names: list[str] = []
-    for key in keys:
-        # Playwright's keyboard is American: another character would be an error of the browser
-        name = key if len(key) == 1 and (" " <= key <= "~" or key in "\r\n") else _NAMES.get(key.strip().lower())
-        if name is None:
-            raise ActionRejected(
-                f"There is no key {key!r}. Expected an ASCII character or one of {', '.join(sorted(_NAMES))}."
-            )
-        names.append(name)
-    return "+".join(names)
-
 
 if TYPE_CHECKING:
     from playwright.async_api import Page

@@ -202,7 +202,7 @@ class BrowserPage:
             await route.abort("blockedbyclient")
 
     async def _of_element(self, read: str, selector: str) -> object:
-        """Read the first element; what the policy removed or never reached is absent, which no answer must pass for."""
+        """Read the first element; what the policy removed or never reached must not pass for an answer."""
         found = f"const found = document.querySelector(selector); return found ? [({read})(found) ?? null] : [];"
         values = cast("list[object]", await self.evaluate(f"selector => {{ {found} }}", selector))
         if not values:

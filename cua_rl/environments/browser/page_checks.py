@@ -6,7 +6,7 @@
 
 Functions and commands run in processes and guest accounts of their own, without our environment. A function returns,
 and a command prints as JSON on its last line: true, false, a score from 0 to 1, [success, message] or {"success": ...,
-"score": ..., "message": ...}. A check that fails itself is held against a fresh page (`rollout.fresh_check`).
+"score": ..., "message": ...}. A check that itself fails is tried on a fresh page (`rollout.fresh_check`).
 """
 
 import ast
@@ -25,9 +25,8 @@ from cua_rl.environments.browser.served_site import ServedSite, run_guest, split
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.judgement import Validation
-from cua_rl.tasks.custom import parse_goal
 from cua_rl.tasks.fields import read_mapping, require_known
-from cua_rl.tasks.goal import Goal, check_goal
+from cua_rl.tasks.goal import Goal, check_goal, parse_goal
 
 DEFAULT_FUNCTION = "verify"
 _MAX_ANSWER_CHARACTERS = 30_000  # a variable of the environment holds at most 128 KiB

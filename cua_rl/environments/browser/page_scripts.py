@@ -13,7 +13,7 @@ NO_ANIMATIONS = """
   document.addEventListener('DOMContentLoaded', apply);
 })();
 """
-"""Screens settle at once: a screenshot never shows something half way, nor a blinking caret."""
+"""Screens settle at once: a screenshot never shows an intermediate state or a blinking caret."""
 
 ONE_WINDOW = """
 (() => {
@@ -28,7 +28,7 @@ ONE_WINDOW = """
 """The agent sees one window: what would open another opens here."""
 
 ONLINE = "Object.defineProperty(Navigator.prototype, 'onLine', { get: () => true, configurable: true });"
-"""A network without a way out counts as none, in which pages would not ask their server."""
+"""Chromium takes a network without a way out for none, and pages would then not contact their server."""
 
 DRAWN_SELECTS = """
 (() => {

@@ -8,12 +8,11 @@ With a `site_command`, every page has a server of its own, addresses are paths o
 begins anew with every rollout. Without one, the server decides what it keeps between rollouts.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 from urllib.parse import urlsplit
 
 from cua_rl.environments.browser.backend import BrowserPages
@@ -21,20 +20,19 @@ from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.browser.page_checks import PageCheck, parse_check, require_program, run_check
 from cua_rl.environments.browser.served_site import SiteServers
 from cua_rl.environments.browser.settings import RESET_METHODS, PageSettings, SiteProgram
+from cua_rl.environments.contract import Loading, Source, SplitSource
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import PAGE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError
-from cua_rl.tasks.custom import DEFAULT_MAX_TURNS, HEADER_KEYS
-from cua_rl.tasks.fields import Fields, read_mapping
-from cua_rl.tasks.source_config import TaskSourceConfig
-from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
+from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
 
 PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
     has_shell=False,
     is_seeded=False,
-    task_backend="page",
+    environment="page",
     queries=PAGE_QUERIES,
 )
 _NOWHERE = "http://127.0.0.1:0/"
@@ -64,7 +62,7 @@ class PageTask(Template):
             self.instruction,
             validate=partial(run_check, self.check, address),
             prepare=partial(_open_page, self.url),
-            site=self.site,
+            world=self.site,
         )
 
 
@@ -73,16 +71,37 @@ async def _open_page(url: str, device: Device) -> None:
     await page.open_page(url if page.site is None else f"{page.site.url.removesuffix('/')}{url}")
 
 
-def load_page_tasks(config: TaskSourceConfig) -> list[PageTask]:
-    """All tasks of a "page" source, of both sides of the split; raises `ConfigError`."""
-    site = parse_site(config)
-    return [
-        _parse_task(value, what, folder=folder, default_id=default_id, site=site)
-        for what, value, folder, default_id in _read_entries(config)
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSource(SplitSource):
+    """Pages in the source itself or in files."""
+
+    source_types = ("page",)
+
+    pages: tuple[object, ...] = given(Fields.items)
+    """Tasks as dictionaries."""
+    file_path: str | None = given(Fields.text)
+    """Instead of `pages`: a .json or .jsonl file, or a folder with tasks.json or other such files."""
+    allowed_urls: tuple[str, ...] = given(Fields.texts)
+    """Prefixes of addresses that pages may request; () allows the tasks' own hosts."""
+    site_command: str | None = given(Fields.text)
+    """Command that starts the server of each page, in the tasks' folder; `{port}` is its port."""
+    reset: str | None = given(Fields.text)
+    """With `site_command`: a request such as "POST /api/reset", or a command, before a server is used again; None
+    starts a new one for every rollout."""
+
+    def load(self, loading: Loading) -> list[PageTask]:
+        return self.take_side(self.read(), loading.seed)
+
+    def read(self) -> list[PageTask]:
+        """All tasks, of both sides of the split; raises `ConfigError`."""
+        site = parse_site(self)
+        return [
+            _parse_task(value, what, folder=folder, default_id=default_id, site=site)
+            for what, value, folder, default_id in _read_entries(self)
+        ]
 
 
-def parse_site(config: TaskSourceConfig) -> SiteProgram | None:
+def parse_site(config: PageSource) -> SiteProgram | None:
     """The site that a source serves; raises `ConfigError` if it cannot work."""
     if config.site_command is None:
         if config.reset is not None:
@@ -108,7 +127,7 @@ def parse_site(config: TaskSourceConfig) -> SiteProgram | None:
     return SiteProgram(command=config.site_command, folder=_folder_of(config), reset=config.reset)
 
 
-def _folder_of(config: TaskSourceConfig) -> Path:
+def _folder_of(config: PageSource) -> Path:
     """What paths and commands of a source are relative to."""
     if config.file_path is None:
         return Path.cwd()
@@ -116,7 +135,7 @@ def _folder_of(config: TaskSourceConfig) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _read_entries(config: TaskSourceConfig) -> Iterator[tuple[str, object, Path, str]]:
+def _read_entries(config: PageSource) -> Iterator[tuple[str, object, Path, str]]:
     """(place for messages, task, folder, default id) of each task: of `pages`, a file, or the files of a folder."""
     if bool(config.pages) == (config.file_path is not None):
         raise ConfigError(
@@ -142,13 +161,10 @@ def _read_entries(config: TaskSourceConfig) -> Iterator[tuple[str, object, Path,
 
 def _read_file(path: Path) -> list[object]:
     """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [cast("object", json.loads(line)) for line in text.split("\n") if line.strip()]
-        content = cast("object", json.loads(text))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"expected a JSON file with tasks at {str(path)!r}, got {error}; check file_path") from None
+    text = read_text(path, "a JSON file")
+    if path.suffix == ".jsonl":
+        return [parse_json(line, str(path)) for line in text.split("\n") if line.strip()]
+    content = parse_json(text, str(path))
     if isinstance(content, dict):
         content = cast("dict[str, object]", content).get("tasks") or [cast("object", content)]
     if not isinstance(content, list):
@@ -176,19 +192,19 @@ def _parse_task(value: object, what: str, *, folder: Path, default_id: str, site
         url=url,
         check=parse_check(given.raw["check"], f"the check of {what}", folder, PAGE_BROWSER),
         site=site,
-        category=cast("Category", given.choice("category", get_args(Category)) or "app"),
-        difficulty=cast("Difficulty", given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        category=read_category(given),
+        difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
     )
 
 
-def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
+def allowed_urls(configs: Sequence[PageSource]) -> tuple[str, ...]:
     """Where pages may go beside their own site: as the sources say, or the tasks' own hosts (folders, for files)."""
     said = [url for config in configs for url in config.allowed_urls]
     if said:
         return tuple(dict.fromkeys(said))
-    tasks = [task for config in configs for task in load_page_tasks(config)]
+    tasks = [task for config in configs for task in config.read()]
     return tuple(dict.fromkeys(_origin(task.url) for task in tasks if task.site is None))
 
 
@@ -202,7 +218,8 @@ class UserPages(BrowserPages):
 
     abilities: DeviceAbilities = PAGE_BROWSER
 
-    def __init__(self, configs: Sequence[TaskSourceConfig], *, scale: float | None = None) -> None:
+    def __init__(self, sources: Sequence[Source], *, scale: float | None = None) -> None:
+        configs = [source for source in sources if isinstance(source, PageSource)]
         urls = allowed_urls(configs) or (_NOWHERE,)
         super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
         self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
@@ -211,9 +228,9 @@ class UserPages(BrowserPages):
 
     async def make(self, request: DeviceRequest) -> Device:
         """A blank page, with a server if the task needs one; `task.prepare` opens the address."""
-        if request.site is None:
+        if not isinstance(request.world, SiteProgram):
             return await self.lend(request.task_id)
-        return await self.lend(request.task_id, site=await self._servers.take(request.site))
+        return await self.lend(request.task_id, site=await self._servers.take(request.world))
 
     async def _open_sites(self) -> None:
         """Try each site once: a command that does not work ends the run, not every rollout."""

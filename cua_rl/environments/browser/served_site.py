@@ -242,7 +242,7 @@ async def _answers(site: ServedSite) -> bool:
     except TimeoutError:
         raise DeviceError(
             f"expected the site to answer on port {site.port} within {_START_TIMEOUT_S:g} s, it did not; see that "
-            f"site_command passes {{port}} on, and serves by itself (docs/sites.md): {site.process.log_tail(5)}"
+            f"site_command passes {{port}} on, and serves by itself (docs/web.md): {site.process.log_tail(5)}"
         ) from None
     return False
 

@@ -1,4 +1,4 @@
-"""The network of a run's sites: a loopback interface that they, their browsers and their checks have to themselves."""
+"""The network of a run's sites: a loopback interface for them, their browsers and their checks alone."""
 
 import asyncio
 import logging

@@ -34,7 +34,7 @@ DESKTOP_ABILITIES = DeviceAbilities(
     name="Linux desktops",
     has_shell=True,
     is_seeded=True,
-    task_backend="desktop",
+    environment="desktop",
 )
 
 _P = ParamSpec("_P")

@@ -68,7 +68,7 @@ class DesktopSession:
 
     @property
     def authority(self) -> Path:
-        """The file with the cookie without which the X server lets nobody in."""
+        """The file with the cookie that the X server requires."""
         return self._settings / "Xauthority"
 
     @property
@@ -251,7 +251,7 @@ def remove_stale_lock(path: Path) -> None:
 
 
 def _reserve_display() -> int:
-    """A display that no X server has, and that none starts on while our lock exists, whose form is theirs."""
+    """A free display, which our lock file, in the format of X servers, reserves."""
     for number in _DISPLAYS:
         path = _lock_path(number)
         remove_stale_lock(path)

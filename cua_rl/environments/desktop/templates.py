@@ -1,4 +1,4 @@
-"""The desktop tasks: what is asked, how the desktop begins, what must be true in the end, and a way that gets there.
+"""The desktop tasks: what is asked, how the desktop begins, what must be true in the end, and a solution.
 
 Names and texts are drawn from the seed; evaluation draws from words that training never uses.
 """

@@ -85,7 +85,7 @@ class XScreen:
     _display: Display = field(init=False)
     _camera: MSSBase = field(init=False)
     _spare_keycodes: list[int] = field(init=False)
-    """Keys without a meaning; characters that the keyboard does not have borrow them, oldest loan first."""
+    """Keys without a meaning; assigned to characters that the keyboard does not have, the oldest assignment first."""
     _borrowed: dict[int, int] = field(default_factory=dict[int, int])
     """Keycode by keysym."""
     _damage: int = field(init=False)

@@ -15,11 +15,10 @@ import gbox_sdk
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.environments.android.queries import ANDROID_QUERIES
-from cua_rl.environments.device import Device, DeviceAbilities, DeviceKind
+from cua_rl.environments.device import AttachDevice, Device, DeviceAbilities, DeviceKind
 from cua_rl.environments.gbox.actions import duration
 from cua_rl.environments.gbox.device import Capture, GboxDevice
 from cua_rl.environments.gbox.service import Gbox, ask, gbox_errors
-from cua_rl.environments.gym.device import AttachDevice
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import LINUX_BOX_QUERIES, PHONE_QUERIES
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
@@ -50,14 +49,14 @@ class BoxPlan:
     box_type: BoxType
     run_name: str
     run_key: str
-    """Names this run among all that use the account; a run that goes on has the same one."""
+    """Names this run among all that use the account; a resumed run has the same one."""
     expires_s: float = 3600.0
     """Boxes expire after this long even if the controller is gone."""
     start_timeout_s: float = 120.0
     """The longest that GBox may take to start one; it deletes those that take longer."""
     capture: Capture = field(default_factory=Capture)
     recordings: Path | None = None
-    """Folder for films of the rollouts; None films nothing."""
+    """Folder for videos of the rollouts; None records none."""
 
 
 def run_key(log_path: Path) -> str:
@@ -119,7 +118,7 @@ class GboxBoxes:
         try:
             num_removed = await self.remove_boxes()
             if num_removed:
-                logger.warning("terminated %d boxes at the end of the run that no lease had given back", num_removed)
+                logger.warning("terminated %d boxes at the end of the run that no lease had returned", num_removed)
         except DeviceError as failure:
             logger.warning("boxes of this run may be left, they end by themselves: %s", failure)
         finally:

@@ -2,20 +2,19 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.conversation import EncodedImage
+from cua_rl.environments.device import Direction, Pixel
 from cua_rl.environments.gbox.service import ask
-from cua_rl.environments.gym.fields import mapping
 from cua_rl.errors import DeviceServiceError
+from cua_rl.json_types import mapping
 
 MODEL = "gbox-handy-1"
 _CONTENT_MOVES: Mapping[str, str] = {"down": "up", "up": "down", "right": "left", "left": "right"}
 """The API names the direction in which the content moves; we name the side that comes into view."""
-
-Pixel = tuple[int, int]
 
 
 class GboxCoordinateModel:
@@ -34,9 +33,7 @@ class GboxCoordinateModel:
         start, end = _pixel(_part(found, "target")), _pixel(_part(found, "destination"))
         return None if start is None or end is None else (start, end)
 
-    async def find_scroll(
-        self, seen: EncodedImage, target: str, direction: Literal["up", "down", "left", "right"]
-    ) -> tuple[Pixel, int] | None:
+    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
         """Where to scroll and how far in pixels, None if the element is not there; raises `DeviceError`."""
         found = await self._ask(seen, {"type": "scroll", "location": target, "direction": _CONTENT_MOVES[direction]})
         at = _pixel(found)

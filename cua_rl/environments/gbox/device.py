@@ -144,13 +144,13 @@ class GboxDevice:
             await self._client.v1.boxes.android.open(package, box_id=self.device_id, activity_name=activity or omit)
 
     async def start_recording(self) -> None:
-        """Begin to film the screen; raises `DeviceError`."""
+        """Start to record the screen; raises `DeviceError`."""
         with gbox_errors("start a recording"):
             await self._client.v1.boxes.actions.recording_start(self.device_id)
         self._is_recording = True
 
     async def stop_recording(self) -> bytes:
-        """End the film and download it; raises `DeviceError`."""
+        """Stop recording and download the video; raises `DeviceError`."""
         self._is_recording = False
         with gbox_errors("stop the recording"):
             film = await self._client.v1.boxes.actions.recording_stop(self.device_id)

@@ -15,7 +15,7 @@ from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError, b
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DOWNLOAD_TIMEOUT_S = 60.0
 _EXPIRED = (400, 401, 403, 404, 410)
-"""What storages answer to an address whose time is over."""
+"""The statuses with which storages refuse an expired address."""
 
 
 async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: str | None) -> EncodedImage:

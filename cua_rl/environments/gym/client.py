@@ -5,15 +5,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
 from urllib.parse import quote
 
 import httpx
 
 from cua_rl.environments.device import AgentReport
-from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
+from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef, parse_evaluation, parse_execution
 from cua_rl.errors import DeviceError, DeviceServiceError, TaskError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, mapping, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -157,21 +156,13 @@ class GymClient:
             raise _Failed(f"status {response.status_code}: {_detail(response)}", is_answered=is_answered)
         if response.is_error:
             raise DeviceError(f"the gym server refused {path} with {response.status_code}: {_detail(response)}")
-        return mapping(parse_body(response))
+        return mapping(parse_json(response.content))
 
 
 def _execution_path(task: GymTaskRef, execution: Execution) -> str:
     return f"/api/v1/{quote(task.gym_id, safe='')}/executions/{quote(execution.execution_id, safe='')}"
 
 
-def parse_body(response: httpx.Response) -> object:
-    """The body as JSON; None if it is not JSON."""
-    try:
-        return cast("object", response.json())
-    except ValueError:
-        return None
-
-
 def _detail(response: httpx.Response) -> str:
-    detail = mapping(parse_body(response)).get("detail")
+    detail = mapping(parse_json(response.content)).get("detail")
     return str(detail) if detail else response.text[:300]

@@ -1,6 +1,6 @@
 """The device behind one execution of a gym server."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage
@@ -9,9 +9,6 @@ from cua_rl.environments.gym.client import GymClient
 from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.json_types import Json
-
-AttachDevice = Callable[[str], Awaitable[Device]]
-"""From the id of a device that the server holds to the device; closing it only lets go of it."""
 
 
 class GymDevice:
@@ -32,6 +29,16 @@ class GymDevice:
     @property
     def kind(self) -> DeviceKind:
         return self._device.kind if self._device is not None else "android"
+
+    @property
+    def address(self) -> Mapping[str, str]:
+        """As gbox-mini-agent takes it."""
+        return {
+            "type": "genv",
+            "gymBaseUrl": self.task.base_url,
+            "gymId": self.task.gym_id,
+            "executionId": self.execution.execution_id,
+        }
 
     async def observe(self) -> EncodedImage:
         return await self._attached().observe()

@@ -3,11 +3,11 @@
 Servers differ in their field names: the first alternative that is present counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from cua_rl.json_types import Json, as_number
+from cua_rl.json_types import Json, as_number, mapping
 from cua_rl.judgement import MAX_REWARD
 
 
@@ -54,11 +54,6 @@ class Evaluation:
     score: float
     """Weighted over the validators; 1 is full success."""
     success: bool
-
-
-def mapping(value: object) -> Json:
-    """The value if it is a JSON object, else an empty one."""
-    return cast("Json", value) if isinstance(value, Mapping) else {}
 
 
 def sequence(value: object) -> Sequence[object]:

@@ -5,20 +5,22 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 from urllib.parse import quote
 
 import httpx
 
+from cua_rl.environments.config import DeviceConfig
+from cua_rl.environments.contract import Loading, SplitSource, training_ids
 from cua_rl.environments.device import Device
 from cua_rl.environments.gym.device import GymDevice
-from cua_rl.environments.gym.fields import GymTaskRef, first_text, mapping, sequence, text_at
+from cua_rl.environments.gym.fields import GymTaskRef, first_text, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
-from cua_rl.json_types import Json
+from cua_rl.json_types import Json, mapping
 from cua_rl.judgement import Validation
-from cua_rl.tasks.source_config import training_ids
+from cua_rl.tasks.fields import Fields, given
 from cua_rl.tasks.task import Difficulty, Task, Template
 
 DEFAULT_BASE_URL = "http://localhost:5010"
@@ -40,7 +42,6 @@ class GymTask(Template):
     name: str
     number: int | None
     instruction: str
-    description: str
     aliases: frozenset[str]
     """All names that the server has for it."""
 
@@ -56,7 +57,42 @@ class GymTask(Template):
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed has no effect on the server."""
-        return self.build_task(seed, self.instruction, validate=_evaluate, gym=self.ref)
+        return self.build_task(seed, self.instruction, validate=_evaluate, world=self.ref)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymSource(SplitSource):
+    """Tasks of a gym server."""
+
+    source_types = ("gym",)
+
+    gym_base_url: str | None = given(
+        lambda item, key: item.matching(key, r"https?://\S+", "an address such as 'http://localhost:5010'")
+    )
+    """Address of the server; None is http://localhost:5010."""
+    gym_id: str | None = given(Fields.text)
+    """Which of its gyms; None is "umetrip"."""
+    eval_number_range: str | None = given(
+        lambda item, key: item.matching(key, r"\d+-\d+", "two numbers such as '001-032'")
+    )
+    """The task numbers that are for evaluation, such as "001-032"; instead of `train_ratio`."""
+
+    @property
+    def shared_as(self) -> object:
+        return (self.gym_base_url or DEFAULT_BASE_URL).rstrip("/"), self.gym_id or DEFAULT_GYM_ID
+
+    def completed(self, settings: DeviceConfig) -> "GymSource":
+        return replace(
+            self, gym_base_url=self.gym_base_url or settings.gym_base_url, gym_id=self.gym_id or settings.gym_id
+        )
+
+    def load(self, loading: Loading) -> Sequence[Template]:
+        tasks = fetch_gym_tasks(self.gym_base_url or DEFAULT_BASE_URL, self.gym_id or DEFAULT_GYM_ID)
+        # split before filtering, so that a filter moves no task to the other side
+        train, held_out = split_gym_tasks(
+            tasks, seed=loading.seed, train_ratio=self.train_ratio, eval_number_range=self.eval_number_range
+        )
+        return tasks if self.split_type is None else train if self.split_type == "train" else held_out
 
 
 async def _evaluate(device: Device, answer: str | None) -> Validation:
@@ -138,7 +174,6 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
         name=name,
         number=_number(fields, identifier, name),
         instruction=instruction,
-        description=description,
         tags=("gym", *tags),
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,
@@ -172,7 +207,7 @@ def _get(client: httpx.Client, path: str, retry_s: float) -> object:
                 break
         except (httpx.HTTPError, ValueError) as error:
             failure = f"{type(error).__name__} {error}"
-            if isinstance(error, httpx.ConnectTimeout):  # nothing is there; a refusal may be a server that starts
+            if isinstance(error, httpx.ConnectTimeout):  # not a refusal: that may be a server that is starting
                 break
     raise ConfigError(
         f"expected the tasks of a gym server at {client.base_url}{path}, got {failure}; check gym_base_url and gym_id"

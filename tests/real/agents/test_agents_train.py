@@ -14,13 +14,13 @@ from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
 from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
-from cua_rl.environments.gym.executions import GYM, GymExecutions
-from cua_rl.environments.harness.device import HARNESS, HarnessWorlds
+from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
+from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
+from cua_rl.environments.table import parse_sources
 from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
 from tests.doubles.gbox_desktop import NOTE
 from tests.doubles.gbox_service import serve_gbox
@@ -86,7 +86,7 @@ async def test_the_example_harness_trains_one_step_in_its_own_world(engine: Engi
     folder = EXAMPLES.parent / "harnesses"
     source = {"source_type": "harness", "file_path": str(folder / "guess_the_app.jsonl")}
     command = AgentCommand(argv=(sys.executable, str(folder / "guess_the_app.py")), log_folder=tmp_path)
-    tasks = load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 2)
+    tasks = load_tasks(source, seed=0, split="train", device=HarnessWorlds.abilities).batch(0, 2)
 
     trained = await engine.train(HarnessAgent(program=HarnessCommand(command)), HarnessWorlds(), tasks)
 
@@ -107,7 +107,7 @@ async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_ou
         source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
         import asyncio
 
-        loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM)
+        loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM_ABILITIES)
         tasks = [template.make_task(0) for template in loaded.templates]
         agent = MiniAgent(MiniAgentServer(base_url=mini_url, poll_s=0.1))
         async with GymExecutions() as executions:

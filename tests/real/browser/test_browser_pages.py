@@ -3,7 +3,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +32,7 @@ from cua_rl.errors import AbsentError, ConfigError, DeviceError, TaskError, Unus
 from cua_rl.host.scratch import remove_abandoned, scratch_folder
 from cua_rl.host.users import GUEST_UIDS, can_change_user
 from tests.live_processes import command_line
+from tests.patience import IdleClock, patience
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
  #field { position: absolute; left: 20px; top: 20px; width: 200px; height: 30px; }
@@ -278,11 +278,11 @@ async def test_no_browser_outlives_the_process_that_owned_it(number: signal.Sign
     assert browser_pids(folder)
     child.send_signal(number)
     await child.wait()
-    deadline = time.monotonic() + 60
-    while browser_pids(folder) and time.monotonic() < deadline:
+    clock = IdleClock()
+    while browser_pids(folder) and clock.look() < 60:
         await asyncio.sleep(0.1)
     assert browser_pids(folder) == []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience(60)):
         while await asyncio.to_thread(folder.exists):  # as long as a guard is at work
             await asyncio.to_thread(remove_abandoned, folder.parent)
             await asyncio.sleep(0.1)

@@ -29,6 +29,7 @@ from cua_rl.events import (
     TrainingEnded,
     TurnTaken,
 )
+from tests.patience import patience
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import (
     IMAGE_TOKEN,
@@ -331,7 +332,7 @@ async def test_a_transaction_waits_for_more_events_until_somebody_waits_for_it(u
         return write_events(connection, scope, events)
 
     async with (
-        asyncio.timeout(60.0),
+        asyncio.timeout(patience(60.0)),
         DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, write=write, linger_s=600.0) as recorder,
     ):
         for event in (start(), *source_events(make_group(1))):

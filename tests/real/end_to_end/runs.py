@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from tests.patience import IdleClock, patience
+
 SMALL = (
     "group_size=4",
     "groups_per_batch=4",
@@ -21,6 +23,7 @@ SMALL = (
     "parity_limit=0.005",
 )
 DEADLINE_S = 280.0
+"""Of an idle machine."""
 
 
 class Run:
@@ -44,15 +47,15 @@ class Run:
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         """Poll until `condition` holds; the run must not end before."""
-        deadline = time.monotonic() + DEADLINE_S
+        clock = IdleClock()
         while not (value := condition()):
             assert self.process.poll() is None, f"the run ended early:\n{self.output()}"
-            assert time.monotonic() < deadline, f"waited too long:\n{self.output()}"
+            assert clock.look() < DEADLINE_S, f"waited too long:\n{self.output()}"
             time.sleep(0.1)
         return value
 
     def finish(self) -> int:
-        return self.process.wait(timeout=DEADLINE_S)
+        return self.process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -74,5 +77,5 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def survivors(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
     """Those that are still alive after a while."""
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    _, alive = psutil.wait_procs(processes, timeout=patience(timeout_s))
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -109,7 +109,7 @@ def test_stopping_a_run_ends_everything_it_owns(number: signal.Signals, status: 
 
     assert run.finish() == status, run.output()
     assert survivors(owned) == []
-    says_how = "there is no checkpoint yet; go on with\n" in run.output()
+    says_how = "there is no checkpoint yet; continue with\n" in run.output()
     assert says_how == (number == signal.SIGINT)
     if says_how:
         assert f"cua_rl.recipes.train log_path={run.folder} behavior_if_log_dir_exists=resume\n" in run.output()

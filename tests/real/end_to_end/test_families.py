@@ -17,6 +17,7 @@ from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_request, canary_tokens, parse_canary
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
+from tests.patience import patience
 from tests.real.end_to_end.runs import Run
 from tests.real.sampling.tiny_model import adapter_logprobs
 from tests.real.training.tiny_families import (
@@ -80,7 +81,7 @@ def build_qwen3_5(folder: Path, build: Callable[..., Path] = build_random_qwen3_
 async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
     config = ServerConfig(model_path=model, max_lora_rank=8, max_model_len=1024, max_num_seqs=4, max_images=1)
     async with VllmServer(config, model.parent / "vllm.log") as server:
-        async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
+        async with server_client(server.base_url, server.api_key, timeout_s=patience(60.0)) as client:
             path, request = canary_request(canary)
             answer = await client.post(path, json={"model": "base", **request})
     return parse_canary(answer.raise_for_status().json(), canary)

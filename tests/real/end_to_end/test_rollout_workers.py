@@ -75,7 +75,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
 
     assert run.finish() == 0, run.output()
     assert survivors(owned) == []
-    assert by_hand.wait(timeout=30) == 0, (tmp_path / "worker.log").read_text()
+    assert by_hand.wait() == 0, (tmp_path / "worker.log").read_text()
     assert len(run.steps()) == 3
     attempts: dict[tuple[int, int], list[Any]] = {}
     for row in asyncio.run(load_attempts(folder)):
@@ -93,6 +93,6 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) == 1
     assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"run={folder}"]
-    rebuilt = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    rebuilt = subprocess.run(command, capture_output=True, text=True)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
     assert rebuilt.stdout.count("equal") == 3

@@ -22,13 +22,14 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT, read_examples
+from tests.patience import patience
 
 pytestmark = pytest.mark.timeout(900)
 
 EXAMPLES = ROOT / "examples" / "harnesses"
 NAMES = ("browsergym", "gymnasium", "inspect_ai", "openenv", "verifiers")
 """Those that need no other machine."""
-PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "sites.md")
+PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "web.md")
 """Each has one command that trains one step with the tiny model."""
 
 
@@ -182,7 +183,7 @@ async def test_a_browser_or_driver_that_is_killed_is_a_fault_and_leaves_nothing(
     running = asyncio.create_task(
         bench.run_program(HarnessCommand(command), row=rows_of("browsergym")[0], time_limits=limits)
     )
-    await asyncio.wait_for(bench.fake.has_arrived.wait(), 60)
+    await asyncio.wait_for(bench.fake.has_arrived.wait(), patience(60))
     killed = processes_of("r1", victim)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.security import AccessRules
+from tests.patience import patience
 from tests.real.database.conftest import TEMPLATE, run_sql, server_url, url, with_database
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
 from tests.real.monitor.events import make_step_events
@@ -112,7 +113,7 @@ async def shown(server_url: str) -> AsyncGenerator[Shown]:
         async with (
             serving(url) as port,
             httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False, timeout=30
+                base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False, timeout=patience(30)
             ) as client,
         ):
             yield Shown(url=url, client=client, project_token=token)

@@ -19,6 +19,7 @@ from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.run_folders import RUN_LOCK, find_runs, show_folder, show_runs_below
 from cua_rl.monitor.security import AccessRules
 from cua_rl.reporting.json_lines import write_records
+from tests.patience import patience
 from tests.real.database.recorded import IMAGE_TOKEN, start
 from tests.real.monitor.events import make_step_events
 
@@ -60,11 +61,11 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
 
         with (folder / RUN_LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # as a run does that goes on
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 while running_postgres_url(folder / "postgres") is not None:
                     await asyncio.sleep(0.05)
             async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log"):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(patience(30)):
                     while (await _wait_for_runs(client, 1))[0]["run_id"] != "my-run.1":
                         await asyncio.sleep(0.05)
         showing.cancel()
@@ -73,7 +74,7 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
 
 
 async def _wait_for_runs(client: httpx.AsyncClient, count: int) -> list[Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience(60)):
         while True:
             answer = await client.get("/api/runs")
             if answer.status_code == 200 and len(answer.json()["items"]) == count:
@@ -101,7 +102,7 @@ async def test_a_folder_that_cannot_be_opened_ends_no_monitor_of_others(
     shown.wanted.set()
 
     showing = asyncio.create_task(show_folder(databases, feed, shown))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         while "cannot show" not in caplog.text and not showing.done():
             await asyncio.sleep(0.01)
     assert not showing.done()

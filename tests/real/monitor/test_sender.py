@@ -11,6 +11,7 @@ from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from scripts.check_ingest_outage import SAME
 from tests.fakes import FakeRecorder
+from tests.patience import patience
 from tests.real.database.conftest import run_sql, with_database
 from tests.real.database.recorded import IMAGE_TOKEN, start, step_end
 from tests.real.database.test_asynchronous import FIRST, SECOND, begun, ended
@@ -40,7 +41,7 @@ async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: 
             recorder = await stack.enter_async_context(sender)
             for event in happened[:half]:
                 await recorder.record(event)
-            await asyncio.wait_for(recorder.wait_until_sent(), 20)
+            await asyncio.wait_for(recorder.wait_until_sent(), patience(20))
             num_before = run_sql(target, "SELECT count(*) FROM turns")
             await first.aclose()
             for event in happened[half:]:
@@ -48,7 +49,7 @@ async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: 
             await asyncio.sleep(1.0)
             assert recorder.num_waiting_bytes > 0
             await stack.enter_async_context(serving(target, port))
-            await asyncio.wait_for(recorder.wait_until_sent(), 30)
+            await asyncio.wait_for(recorder.wait_until_sent(), patience(30))
             await own.flush()
         assert num_before != run_sql(target, "SELECT count(*) FROM turns")
         for table, query in SAME.items():
@@ -74,7 +75,7 @@ async def test_an_asynchronous_run_has_the_same_steps_at_the_monitor(server_url:
             async with SendingRecorder(own, address, tmp_path, image_token_id=IMAGE_TOKEN) as recorder:
                 for event in happened:
                     await recorder.record(event)
-                await asyncio.wait_for(recorder.wait_until_sent(), 30)
+                await asyncio.wait_for(recorder.wait_until_sent(), patience(30))
                 await own.flush()
         steps = (
             "SELECT step, array_agg(group_id), steps.status, num_groups, num_ended_groups, cardinality(task_pks)"
@@ -103,7 +104,7 @@ async def test_a_resumed_run_is_counted_and_its_interruption_noted_at_the_monito
                 await recorder.record(start())
                 for event in make_step_events(1):
                     await recorder.record(event)
-                await asyncio.wait_for(recorder.wait_until_sent(), 30)
+                await asyncio.wait_for(recorder.wait_until_sent(), patience(30))
 
     assert run_sql(url, "SELECT num_attempts FROM trainings") == [(3,)]
     changes = run_sql(url, "SELECT new_status FROM status_history WHERE training_id IS NOT NULL ORDER BY id")
@@ -125,6 +126,6 @@ async def test_what_did_not_arrive_waits_for_the_run_to_go_on(server_url: str, u
     async with serving(url) as port:
         address = MonitorAddress(base_url=f"http://127.0.0.1:{port}", token=token)
         async with SendingRecorder(FakeRecorder(), address, tmp_path, image_token_id=IMAGE_TOKEN) as recorder:
-            await asyncio.wait_for(recorder.wait_until_sent(), 30)
+            await asyncio.wait_for(recorder.wait_until_sent(), patience(30))
 
     assert run_sql(url, "SELECT num_completed_steps FROM trainings") == [(2,)]

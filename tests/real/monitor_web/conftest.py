@@ -20,6 +20,7 @@ from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types import RolloutGroup
 from scripts import seed_monitor
 from scripts.random_taps import RandomTaps
+from tests.patience import patience
 from tests.real.monitor.conftest import serving
 
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
@@ -167,7 +168,7 @@ async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:
     """A fresh browser profile; whatever a test does, no page may complain or ask another server."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     page = await context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(1000 * patience(60))
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda message: message.type == "error" and complaints.append(f"console: {message.text}"))

@@ -19,6 +19,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
 from cua_rl.types import AdapterRef
+from tests.patience import patience
 from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -82,6 +83,6 @@ async def test_a_served_model_gets_adapters_over_http_and_rejoins_after_a_crash(
         assert all(reply.adapter is not None for reply in await asyncio.gather(*asks))
         assert client.replicas == (own,)
 
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(patience(240)):
             while len(client.replicas) < 2:
                 await asyncio.sleep(0.1)

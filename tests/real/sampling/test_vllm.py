@@ -27,6 +27,7 @@ from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
 from cua_rl.types import AdapterRef, SamplingParams
 from tests.live_processes import command_line
+from tests.patience import patience
 from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 
@@ -111,7 +112,7 @@ async def test_screenshots_that_the_server_has_may_be_named_instead_of_sent(vllm
     known = KnownImages()
     known.add(request(101))
     known.add(request(102))
-    async with server_client(vllm.base_url, vllm.api_key, timeout_s=60.0) as plain:
+    async with server_client(vllm.base_url, vllm.api_key, timeout_s=patience(60.0)) as plain:
         whole = await plain.post(RESPONSES_PATH, json=request(101))
         named = await plain.post(RESPONSES_PATH, json=known.leave_out(request(101)))
         never_sent = await plain.post(RESPONSES_PATH, json=known.leave_out(request(102)))
@@ -357,7 +358,7 @@ async def test_the_server_fetches_no_image(vllm: VllmServer) -> None:
 
     listener = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with listener, server_client(vllm.base_url, vllm.api_key, timeout_s=60.0) as client:
+    async with listener, server_client(vllm.base_url, vllm.api_key, timeout_s=patience(60.0)) as client:
         for url in (f"http://127.0.0.1:{port}/x.png", f"http://localhost:{port}/x.png", "file:///etc/hostname"):
             part = {"type": "image_url", "image_url": {"url": url}}
             body = {"model": vllm.model.name, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}

@@ -14,13 +14,12 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import ConfigError
 from cua_rl.run.sft_plan import build_recorded_examples
-from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
+from cua_rl.supervised.recorded import load_successes, open_recorded_run
 from cua_rl.types import Rollout, RolloutGroup
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
 
 GROUPS = tuple(make_group(seed, group_id=f"group-{seed}", num_rollouts=4) for seed in range(3))
 HELD_OUT = make_group(9, group_id="held out", num_rollouts=4)
-ALL = Choice(num_steps=None, max_per_task=None, seed=0)
 
 
 def successes(*groups: RolloutGroup) -> list[Rollout]:
@@ -44,32 +43,31 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
     yield folder
 
 
-async def load(from_run: Path, choice: Choice) -> list[Rollout]:
+async def load(from_run: Path, num_steps: int | None = None, max_per_task: int | None = None) -> list[Rollout]:
     async with open_recorded_run(str(from_run), None) as (session, training):
-        return list((await load_successes(session, training.id, choice)).rollouts)
+        found = await load_successes(session, training.id, num_steps=num_steps, max_per_task=max_per_task, seed=0)
+        return list(found.rollouts)
 
 
 async def test_successes_of_training_steps_come_back_as_they_were_and_nothing_else_does(run_folder: Path) -> None:
     expected = successes(*GROUPS)
     assert len(expected) >= 3
-    assert await load(run_folder, ALL) == expected
+    assert await load(run_folder) == expected
 
 
 async def test_only_the_first_steps_are_taken_if_asked_for(run_folder: Path) -> None:
-    choice = Choice(num_steps=2, max_per_task=None, seed=0)
-    assert await load(run_folder, choice) == successes(*GROUPS[:2])
+    assert await load(run_folder, num_steps=2) == successes(*GROUPS[:2])
 
 
 async def test_a_task_gives_at_most_as_many_as_asked_for_and_the_same_ones_every_time(run_folder: Path) -> None:
-    choice = Choice(num_steps=None, max_per_task=2, seed=0)
-    taken = await load(run_folder, choice)
+    taken = await load(run_folder, max_per_task=2)
     assert len(taken) == 2
-    assert taken == await load(run_folder, choice)
+    assert taken == await load(run_folder, max_per_task=2)
     assert {rollout.rollout_id for rollout in taken} <= {rollout.rollout_id for rollout in successes(*GROUPS)}
 
 
 async def test_trained_tokens_are_literally_the_sampled_ones(run_folder: Path) -> None:
-    rollouts = await load(run_folder, ALL)
+    rollouts = await load(run_folder)
     for rollout, example in zip(rollouts, build_recorded_examples(rollouts, IMAGE_TOKEN), strict=True):
         trained = [
             token
@@ -101,7 +99,7 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
                     await recorder.record(event)
         # the run is read while its database is in use
         async with open_recorded_run(str(folder), None) as (session, training):
-            found = await load_successes(session, training.id, ALL)
+            found = await load_successes(session, training.id, num_steps=None, max_per_task=None, seed=0)
     num_successes = len(successes(group))
     assert (found.num_successes, found.num_repeats) == (2 * num_successes, num_successes)
     assert list(found.rollouts) == successes(group)
@@ -134,10 +132,10 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
             for event in (start(), *source_events(GROUPS[0])):
                 await recorder.record(event)
         await asyncio.to_thread(command.downgrade, alembic_config(server.url), "0001")
-    assert await load(folder, ALL) == successes(GROUPS[0])
+    assert await load(folder) == successes(GROUPS[0])
 
 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:
     async with open_recorded_run(str(run_folder), None) as (session, training):
         with pytest.raises(ConfigError, match="expected at least one successful rollout"):
-            await load_successes(session, training.id, Choice(num_steps=0, max_per_task=None, seed=0))
+            await load_successes(session, training.id, num_steps=0, max_per_task=None, seed=0)

@@ -252,7 +252,7 @@ def test_peaks_for_the_memory_plan_are_measured_on_shapes_alone(recomputes: bool
 
 @pytest.mark.parametrize("sharding", ["full", "offload"])
 def test_the_peaks_of_presets_are_those_of_the_sharded_layers(sharding: str) -> None:
-    folder = Path(__file__).parents[2] / "run"
+    folder = Path(__file__).parents[2] / "machine"
     kept = [json.loads(line) for line in (folder / "preset_peaks.jsonl").read_text().splitlines()]
     (peak,) = [one for one in kept if one.get("sharding") == sharding]
     names = ("recomputes", "keeps_attention", "sharding", "num_processes")

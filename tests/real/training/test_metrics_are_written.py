@@ -45,7 +45,7 @@ NEEDS_A_GPU = {"trainer/peak_cuda_gib", "trainer/peak_reserved_gib", "trainer/mf
 NEEDS_SERVERS_AND_WORKERS = {"device/num_workers", "device/num_workers_lost", "rollout/num_model_servers"}
 """tests/real/end_to_end/test_rollout_workers.py finds them."""
 NEEDS_OTHER_TASKS_ON_RESUME = {"progress/curve"}
-"""tests/run/test_earlier_attempt.py finds it."""
+"""tests/run_folder/test_earlier_attempt.py finds it."""
 NEEDS_A_HARNESS = {"rollout/harness/<metric>"}
 """tests/agent/test_harness.py finds it."""
 NEEDS_LOST_ATTEMPTS = {"eval/<suite>/short_tasks/<k>"}

@@ -26,6 +26,7 @@ from cua_rl.training.ranks import Meeting, Place
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.worker import find_meeting
 from tests.live_processes import command_line
+from tests.patience import patience
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
@@ -81,7 +82,7 @@ def nodes(hosts: Sequence[Host], model_path: Path, folder: Path) -> Generator[st
             started.append(subprocess.Popen([*host.prefix, *command, *own], cwd=folder))
         yield f"{first}:29400"
         for node in started:
-            assert node.wait(timeout=60) == 0
+            assert node.wait() == 0
     finally:
         for node in started:
             node.terminate()
@@ -152,7 +153,7 @@ async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_d
         remote = chz.replace(
             config, address=address, sharding="hybrid", max_restarts=2, model_path=tmp_path / "elsewhere"
         )
-        async with asyncio.timeout(400), TrainingClient(remote, tmp_path / "logs" / "trainer.log") as four:
+        async with asyncio.timeout(patience(400)), TrainingClient(remote, tmp_path / "logs" / "trainer.log") as four:
             await four.load_state(tmp_path / "beginning")
             output = await four.forward_backward(datums, LossConfig())
             await four.optim_step(PLAIN_STEP)
@@ -187,7 +188,7 @@ async def test_a_connection_that_breaks_is_not_the_end_of_the_run(
         *(sys.executable, "-m", "cua_rl.training.worker", str(address)), env={**os.environ, TOKEN_VARIABLE: TOKEN}
     )
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(patience(120)):
             while True:
                 with suppress(OSError):
                     link = await ControllerLink.connect(address, TOKEN)

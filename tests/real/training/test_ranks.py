@@ -26,6 +26,7 @@ from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, sha
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.live_processes import command_line
+from tests.patience import patience
 from tests.real.training.tiny_families import build_random_qwen3_vl_moe
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, build_random_qwen3_vl, draw_screenshot, make_datum
 from tests.real.training.trainer_calls import run_out_of_memory, train
@@ -277,7 +278,7 @@ def test_a_rank_that_does_not_know_the_secret_is_refused_before_it_is_told_anyth
         subprocess.Popen([*command, "0", "right"], stderr=subprocess.PIPE, text=True) as honest,
         subprocess.Popen([*command, "1", "guessed"], stderr=subprocess.DEVNULL),
     ):
-        _, complaint = honest.communicate(timeout=120)
+        _, complaint = honest.communicate()
     assert "expected trainer process 1 on its connection, got another program" in complaint
 
 
@@ -303,7 +304,7 @@ def test_ranks_wait_for_a_request_longer_than_for_each_other(tmp_path: Path) -> 
         subprocess.Popen([*command, "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
         subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as idle,
     ):
-        said, complaint = idle.communicate(timeout=120)
+        said, complaint = idle.communicate()
 
     assert said == "train\n"
     assert "Timed out waiting" in complaint
@@ -351,7 +352,7 @@ def test_ranks_unpickle_nothing_while_they_meet_shard_and_train(config: TrainerC
         subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True, env=environment) as first,
         subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, text=True, env=environment) as second,
     ):
-        said = [rank.communicate(timeout=180)[0] for rank in (first, second)]
+        said = [rank.communicate()[0] for rank in (first, second)]
 
     assert said == ["rank 1: broken True\n", "broken True\n"]
 
@@ -491,7 +492,7 @@ def test_when_memory_runs_out_on_one_rank_all_try_again(config: TrainerConfig) -
     longest = max(datum.model_input.length for datum in datums)
     config = chz.replace(config, micro_batch_tokens=2 * longest)  # two datums a rank, in one row or in two
     expected = train(Trainer(config), datums)
-    values, barrier = [None, None], Barrier(2, timeout=60)
+    values, barrier = [None, None], Barrier(2, timeout=patience(60))
     ranks = [Trainer(config, RankInThread(rank, values, barrier)) for rank in range(2)]
     run_out_of_memory(ranks[1], above=longest)
 

@@ -51,7 +51,7 @@ def test_a_trainer_refuses_what_is_no_request_and_takes_the_next_one(tmp_path: P
             ours.sendall(struct.pack(">Q", len(payload)) + payload)
             (length,) = struct.unpack(">Q", ours.recv(8, socket.MSG_WAITALL))
             said.append(decode(ours.recv(length, socket.MSG_WAITALL), wire.Reply))
-    trainer.join(timeout=60)
+    trainer.join()
 
     messages = [reply.message for reply in said if isinstance(reply, wire.Failed)]
     assert ["expected a cua_rl.training.wire.Start | " in message for message in messages] == [True, True, False]

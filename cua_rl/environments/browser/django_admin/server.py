@@ -1,4 +1,4 @@
-"""A Django site: a served site, whose database we put back and read."""
+"""A Django site: a served site, whose database we restore and read."""
 
 import asyncio
 import shlex
@@ -41,7 +41,7 @@ class AdminSite:
         return self.served.url
 
     async def reset(self, state: SiteState) -> None:
-        """Put its database back, holding this state and nothing else."""
+        """Restore its database with this state and nothing else."""
         with boundary(DeviceError, "put the site's database back"):
             await asyncio.to_thread(self._reset, state)
 

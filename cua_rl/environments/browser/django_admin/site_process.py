@@ -67,7 +67,7 @@ def _configure(database: Path) -> None:
         DEFAULT_AUTO_FIELD="django.db.models.AutoField",
         INSTALLED_APPS=[f"django.contrib.{app}" for app in _APPS],
         MIDDLEWARE=list(_MIDDLEWARE),
-        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],  # slow ones protect nobody here
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],  # a slow hash would protect nothing here
         ROOT_URLCONF=__name__,
         SECRET_KEY="served to this machine only",
         STATIC_URL="/static/",
@@ -86,7 +86,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def _enter(request: HttpRequest, name: str) -> HttpResponseRedirect:
-    """Come in as the administrator, without a password."""
+    """Log in as the administrator, without a password."""
     from django.contrib.auth import login
     from django.contrib.auth.models import User
 

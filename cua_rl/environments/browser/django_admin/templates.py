@@ -17,7 +17,7 @@ ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",
     has_shell=False,
     is_seeded=True,
-    task_backend="django_admin",
+    environment="django_admin",
 )
 MAX_TURNS = 15
 _PREFIX = "django_admin/"
@@ -72,7 +72,7 @@ class AdminInstance:
     answer: str | None = None
     """What the agent's last message must say, for tasks that ask."""
     route: tuple[Step, ...] = ()
-    """How it is done; empty where no expert knows."""
+    """How it is done; empty where there is no expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The pages of the `miniwob` package, and how one is begun, asked and read."""
+"""The pages of the `miniwob` package: how to begin, query and read one."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +14,7 @@ from cua_rl.host.users import public_copy
 
 WIDTH, HEIGHT = 160, 210
 """The part of a page that belongs to the task, CSS pixels."""
-_VIEWPORT = 500, 320  # in a smaller one, what stands beside the task moves into it
+_VIEWPORT = 500, 320  # in a smaller one, what is beside the task would move into it
 _TIME_LIMIT_MS = 100_000_000  # pages allow ten seconds, far too few for a model
 DEFAULT_SCALE = 3.0
 

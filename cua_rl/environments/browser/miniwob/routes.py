@@ -48,7 +48,7 @@ class PageElement:
     """button, link, color, tab, text, password, textarea, checkbox or radio."""
     id: str
     text: str
-    """What it says or, for boxes, what stands beside it."""
+    """Its text or, for boxes, the text beside it."""
     value: str
     is_focused: bool
     x: float

@@ -1,4 +1,4 @@
-"""MiniWoB++ tasks: a page and a seed make an instance, the page itself says what to do and what that was worth."""
+"""MiniWoB++ tasks: a page and a seed make an instance, the page itself gives the instruction and the reward."""
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -36,7 +36,7 @@ NEEDS_RELOAD = frozenset({
     "choose-date", "choose-date-easy", "choose-date-medium", "choose-date-nodelay",  # the calendar stays where it was
     "drag-cube", "use-colorwheel", "use-colorwheel-2",  # the cube stays turned, the colour chosen
     "scroll-text", "scroll-text-2",  # a text that was edited takes no new one
-    *UNSUITED["real_time"],  # timers of the instance before go on, and draw from the seed of the next
+    *UNSUITED["real_time"],  # timers of the previous instance keep running, and draw from the seed of the next
 })  # fmt: skip
 """Pages that do not begin again the same way: they keep something of the task before."""
 
@@ -59,7 +59,7 @@ _NAVIGATION_PREFIXES = ("click-tab", "click-menu", "click-collapsible", "navigat
 
 
 MINIWOB_BROWSER = DeviceAbilities(
-    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, task_backend="miniwob"
+    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, environment="miniwob"
 )
 MAX_TURNS = 10
 
@@ -94,7 +94,7 @@ class MiniWobTemplate(Template):
         return self.task_id.removeprefix("miniwob/")
 
     def make_task(self, seed: int) -> Task:
-        """The instance of this seed. Its instruction stands on the page and is read off it."""
+        """The instance of this seed. Its instruction is read from the page."""
 
         async def read_instruction(device: Device) -> str:
             return (await read_result(device)).instruction

@@ -9,7 +9,7 @@ from cua_rl.environments.phone.demo.template import TaskTemplate
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
-from cua_rl.environments.phone.simulator.start import make_phone_state
+from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.errors import TaskError
 from cua_rl.tasks.task import Task
@@ -39,7 +39,7 @@ class SimulatedPhones:
 
 def make_simulated_phone(task: Task | DeviceRequest, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:
     """A fresh phone of the task's seed, in a state in which the task is not done yet."""
-    start = task.start or find_template(task.task_id).instance(task.seed).start
+    start = task.world if isinstance(task.world, Start) else find_template(task.task_id).instance(task.seed).start
     state = make_phone_state(task.seed, start)
     device_id = f"simulator-{next(_serial_numbers)}"
     return SimulatedPhone(state, scale=scale, device_id=device_id, latency_s=latency_s)

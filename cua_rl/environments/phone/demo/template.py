@@ -1,17 +1,21 @@
 """Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from random import Random
 from typing import Concatenate, ParamSpec
 
 from cua_rl.actions import Button
+from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.tasks.goal import Goal, check_goal
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 P = ParamSpec("P")
+
+NUM_INSTANCES = 64
+"""Number of instances to examine, enough to include every parameter that a template draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class TaskTemplate(Template):
     """A task on the simulated phone; `draw` decides what differs between seeds, such as whom to call."""
 
     draw: Callable[[Random], Instance]
+    undo: Callable[[Goal, Device], Awaitable[None]] | None = None
+    """Undoes the goal before a rollout, on devices whose state lasts."""
 
     def instance(self, seed: int) -> Instance:
         """What is asked for on the phone of this seed."""
@@ -116,7 +122,19 @@ class TaskTemplate(Template):
 
     def make_task(self, seed: int) -> Task:
         instance = self.instance(seed)
-        return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
+        prepare = None if self.undo is None else partial(self.undo, instance.goal)
+        return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal), prepare=prepare)
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Its id and every instruction."""
+        if is_seeded:
+            return frozenset()
+        return frozenset({self.task_id, *(self.instance(seed).instruction.lower() for seed in range(NUM_INSTANCES))})
+
+    def is_readable(self, device: DeviceAbilities) -> bool:
+        """Whether a device with these abilities can answer the query of the goal."""
+        query = self.instance(0).goal.query
+        return device.queries is None or query.partition(":")[0] in device.queries
 
 
 def family(

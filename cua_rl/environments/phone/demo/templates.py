@@ -3,9 +3,13 @@
 The embedded demo runs those tagged "demo".
 """
 
+from collections.abc import Iterable
+from functools import cache
+
 from cua_rl.environments.phone.demo.families import apps, basic, content, graded, launcher, settings, system
-from cua_rl.environments.phone.demo.template import TaskTemplate
+from cua_rl.environments.phone.demo.template import NUM_INSTANCES, TaskTemplate
 from cua_rl.environments.phone.simulator import catalog
+from cua_rl.tasks.goal import Goal
 
 _TRAINING = apps.Pool(
     people=("Ada", "Ben", "Emma", "Farid", "Grace", "Hugo", "Ines"),
@@ -332,3 +336,18 @@ DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.t
 EMBEDDED_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in DEMO_TRAINING if "demo" in t.tags)
 EMBEDDED_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in DEMO_EVAL if "demo" in t.tags)
 """What the tiny model was made for: apps on the first page, and settings that show without scrolling."""
+
+
+@cache
+def held_out_templates() -> tuple[TaskTemplate, ...]:
+    """The evaluation templates that share no instruction and no goal with a training template.
+
+    Without a seed that makes another device, nothing else separates held-out tasks from trained ones.
+    """
+    trained = _asked(DEMO_TRAINING)
+    return tuple(template for template in DEMO_EVAL if trained.isdisjoint(_asked((template,))))
+
+
+def _asked(templates: Iterable[TaskTemplate]) -> set[str | Goal]:
+    instances = (template.instance(seed) for template in templates for seed in range(NUM_INSTANCES))
+    return {asked for instance in instances for asked in (instance.instruction, instance.goal)}

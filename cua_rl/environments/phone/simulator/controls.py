@@ -128,7 +128,7 @@ def place(
 ) -> Element:
     x, y, width, height = box
     rect = Rect(x=x, y=y, width=width, height=height)
-    # pyrefly: ignore[open-unpacking] - nobody adds fields to `Look`
+    # pyrefly: ignore[open-unpacking] - `Look` has no further fields
     return Element(element_id=element_id, label=label, kind=kind, rect=rect, text=text, ink=ink, **look)
 
 

@@ -24,7 +24,7 @@ class SimulatedPhone:
     """A simulated phone. It is deterministic: the same state and actions always give the same pixels.
 
     `latency_s` is waited before every operation; `on_operation` is called with its name and may raise `DeviceError`, so
-    that tests can let a phone be slow or fail.
+    that tests can make a phone slow or faulty.
     """
 
     kind: Literal["android"] = "android"

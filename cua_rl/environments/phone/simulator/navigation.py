@@ -57,7 +57,7 @@ def open_subscreen(state: PhoneState, subscreen: str) -> PhoneState:
 
 
 def focus_field(state: PhoneState, field: Field) -> PhoneState:
-    """Put the cursor into a field; what stands in the screen's other fields is kept."""
+    """Put the cursor into a field; the text in the screen's other fields is kept."""
     layer = "symbols" if field in ("number", "hour", "minute", "minutes") else "lower"
     state = replace(state, focus=field, keyboard=layer)
     if state.draft_field is None or state.draft_field == field:

@@ -1,4 +1,4 @@
-"""The screens of every app but Settings: plain, but they do what they show."""
+"""The screens of every app but Settings: plain, but working."""
 
 from collections.abc import Callable
 

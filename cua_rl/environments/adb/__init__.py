@@ -1,0 +1,1 @@
+"""Real Android phones over adb."""

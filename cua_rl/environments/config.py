@@ -1,0 +1,45 @@
+"""Configuration of the devices of a run."""
+
+from typing import Literal
+
+import chz
+
+from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.settings import setting
+
+_TIME_LIMIT = (0.0, 86400.0)
+
+
+@chz.chz
+class DeviceConfig(TimeLimits):
+    """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
+
+    screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
+    browser_scale: float | None = setting(
+        None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
+    )
+    coordinate_mode: Literal["direct", "gbox", "ui_tars"] = setting(
+        "direct",
+        "direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
+        "coordinate model locates; ui_tars: it acts in the format of UI-TARS-1.5, with pixels as coordinates",
+    )
+    gbox_screenshots: Literal["inline", "stored"] = setting(
+        "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"
+    )
+    record_devices: bool = setting(
+        False, "gbox: record a video of every rollout as recordings/<rollout>.mp4 in the run's folder"
+    )
+    adb_serials: list[str] = setting(
+        doc="adb: serial numbers of the phones to use; empty uses all attached ones", factory=list[str]
+    )
+    device_creations_per_s: float | None = setting(
+        None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
+    )
+    lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
+    gym_base_url: str | None = setting(
+        None, "gym server for task sources that name none; None is http://localhost:5010"
+    )
+    gym_id: str | None = setting(None, "gym for task sources that name none; None is umetrip")
+    gym_parallel_creates: int = setting(
+        1, "executions created concurrently on a gym server; some servers handle only one at a time", at_least=1
+    )

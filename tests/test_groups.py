@@ -1,0 +1,38 @@
+"""Which tests `make test` chooses of those with the real thing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.groups import PATHS
+
+ROOT = Path(__file__).parents[1]
+
+
+def functions_of(path: Path) -> list[str]:
+    found = ast.parse(path.read_text(encoding="utf-8")).body
+    return [one.name for one in found if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_has_a_test_of_which_no_other_has_the_beginning(path: str) -> None:
+    file, _, test = PATHS[path].partition("::")
+    name = test.partition("[")[0]
+
+    # --deselect leaves out every test that begins so
+    assert [found for found in functions_of(ROOT / "tests" / "real" / file) if found.startswith(name)] == [name]
+
+
+def test_what_is_chosen_is_left_out_of_the_rest() -> None:
+    chosen, left_out = (
+        subprocess.run(
+            [sys.executable, "-m", "tests.groups", *options], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.split()
+        for options in ([], ["--deselect"])
+    )
+
+    assert chosen == [f"tests/real/{test}" for test in PATHS.values()]
+    assert left_out == [f"--deselect={test}" for test in chosen]
