@@ -49,11 +49,11 @@ imports:
 size:
 	$(PYTHON) -m scripts.code_size
 
-test: setup ## fast tests, and a test with the real thing for each part and path; about 6 minutes: before every push
+test: setup ## fast tests, and a test with the real thing for each part and path: before every push
 	@$(MAKE) --no-print-directory fast
 	@$(MAKE) --no-print-directory paths
 
-test-all: test ## all tests, each once; about 25 minutes: when server, trainer, database, monitor or processes change
+test-all: test ## all tests, each once: when server, trainer, database, monitor or processes change
 	@$(MAKE) --no-print-directory rest
 
 # tests of one file share a browser or a database, some of all files a model server: tests/groups.py, which also names
