@@ -114,7 +114,7 @@ class SftConfig:
     num_threads: int | None = setting(None, "threads of each trainer process on CPU; None is one per core", at_least=1)
     trainer_address: str | None = setting(
         None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/more_machines.md); needs "
         "CUA_RL_TRAINER_TOKEN; None trains on this machine",
     )
     trainer_max_restarts: int = setting(

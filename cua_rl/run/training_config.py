@@ -68,7 +68,7 @@ def train_presets(given: Given) -> Given:
 
 @chz.chz
 class TrainerSettings:
-    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
+    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/dev/performance.md)."""
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: list[LoraModule] = setting(
@@ -112,7 +112,7 @@ class TrainerSettings:
     )
     address: str | None = setting(
         None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/more_machines.md); needs "
         "CUA_RL_TRAINER_TOKEN; None trains on this machine",
     )
     max_restarts: int = setting(
@@ -158,7 +158,7 @@ class SamplingSettings:
 
 @chz.chz
 class CurriculumSettings:
-    """Which tasks are sampled, and what happens to groups without a signal (docs/curriculum.md)."""
+    """Which tasks are sampled, and what happens to groups without a signal (docs/learning.md)."""
 
     task_sampling: Literal["uniform", "success_rate"] = setting(
         "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"
@@ -307,7 +307,7 @@ class CLIConfig(RolloutConfig):
     rollout_workers: int = setting(
         0,
         "processes on this machine that operate devices and agents, each a share of max_concurrent_rollouts; with 0 "
-        "the run itself does (docs/rollout_workers.md)",
+        "the run itself does (docs/more_machines.md)",
         at_least=0,
     )
     compute_post_kl: bool = setting(

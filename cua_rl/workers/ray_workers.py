@@ -32,7 +32,7 @@ def require_ray(environ: Mapping[str, str]) -> None:
         raise ConfigError(
             f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="
             f"{environ.get('RAY_AUTH_MODE', '')!r}; set it to token on all nodes before `ray start`, and here "
-            "(docs/rollout_workers.md)"
+            "(docs/more_machines.md)"
         )
     if find_spec("ray") is None:
         raise ConfigError(
