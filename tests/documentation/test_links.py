@@ -22,6 +22,8 @@ FOLDERS = (
     "training-monitor/src/charts",
 )
 """Where pages leave out the beginning of a path."""
+NAMING = {".py", ".sh", ".toml", ".yaml", ".yml", ".conf", ".sbatch", "Makefile", "env.example"}
+"""Files other than pages whose messages and comments name pages."""
 MADE = {
     *("outcomes", "attempts", "results", "metrics", "checkpoints", "judge_prompt", "task", "validator", "my_tasks"),
     "utils",
@@ -70,6 +72,19 @@ def test_every_file_that_a_page_names_exists() -> None:
         (page, name)
         for page, name in sorted(named)
         if Path(name).stem not in MADE and not any((ROOT / folder / name).exists() for folder in FOLDERS)
+    ]
+    assert gone == []
+
+
+def test_every_page_that_code_names_exists() -> None:
+    folders = ("cua_rl", "scripts", "benchmarks", "deploy", "configs", "examples", "tests")
+    inside = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    places = [*inside, *(path for path in ROOT.iterdir() if path.suffix in NAMING or path.name in NAMING)]
+    gone = [
+        f"{place.relative_to(ROOT)}: {page}"
+        for place in places
+        for page in re.findall(r"(?<![\w/-])docs/[\w/]+\.md", place.read_text(encoding="utf-8"))
+        if not (ROOT / page).is_file()
     ]
     assert gone == []
 

@@ -105,7 +105,7 @@ def test_blank_lines_do_not_count_and_lines_are_found_again(tmp_path: Path) -> N
 
 GOOD = {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}
 BAD: list[tuple[object, str]] = [
-    ("{", "expected a JSON object, got a line that is no JSON"),
+    ("{", "expected a JSON object, got a line that is not JSON"),
     (["Hi."], "expected an object with either messages or input at line"),
     ({"prompt": "Hi."}, "expected an object with either messages or input at line, got ['prompt']"),
     ({"messages": [{"role": "robot", "content": "Hi."}]}, "at messages[0], got 'robot'"),
