@@ -128,7 +128,7 @@ def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
     # the policy must see what it was trained on
     seen = {"renderer_name": config.renderer_name, "server.max_pixels": config.max_pixels}
     arguments = [f"{name}={value}" for name, value in (model | seen).items() if value is not None]
-    print(f"go on: python -m cua_rl.recipes.train {shlex.join(arguments)}")
+    print(f"continue with: python -m cua_rl.recipes.train {shlex.join(arguments)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,8 @@ def assert_shows_the_run(recorded: Recorded, words: list[str]) -> None:
 def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS}
     exports = {"export_model", "export_rollout", "export_trajectories"}
-    assert recipes == exports | {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge"}
+    others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan"}
+    assert recipes == exports | others
 
 
 def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Recorded) -> None:

@@ -55,7 +55,7 @@ LOST = JudgeVote(success=None, error=NOT_THERE, duration_s=60.0)
 def judged(*votes: JudgeVote, decides: bool) -> Judgement:
     return Judgement(
         model=JUDGE.model,
-        prompt=JUDGE.prompt,
+        prompt=JUDGE.prompt_text,
         prompt_sha256=JUDGE.prompt_sha256,
         screenshots="final",
         votes=votes,
