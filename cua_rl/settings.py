@@ -17,6 +17,9 @@ Metadata = dict[str, Any]
 Given = Mapping[str, object]
 """Explicitly given settings, by path."""
 
+AT_MOST_A_DAY = (0.0, 86400.0)
+"""Limits of a time limit, seconds."""
+
 
 def setting(
     default: object = None,

@@ -5,9 +5,7 @@ from typing import Literal
 import chz
 
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.settings import setting
-
-_TIME_LIMIT = (0.0, 86400.0)
+from cua_rl.settings import AT_MOST_A_DAY, setting
 
 
 @chz.chz
@@ -35,7 +33,7 @@ class DeviceConfig(TimeLimits):
     device_creations_per_s: float | None = setting(
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )
-    lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
+    lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=AT_MOST_A_DAY)
     gym_base_url: str | None = setting(
         None, "gym server for task sources that name none; None is http://localhost:5010"
     )

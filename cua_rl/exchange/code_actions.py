@@ -54,8 +54,8 @@ def _read_arguments(call: ast.Call, name: str, code: str) -> dict[str, object]:
     except (ValueError, TypeError, RecursionError, MemoryError):
         raise _error("constants in code", repr(code[:200])) from None
     if name == "hotkey":
-        is_array = len(positional) == 1 and isinstance(positional[0], list)
-        return given | {"keys": (positional[0] if is_array else positional) or given.get("keys")}
+        is_list = len(positional) == 1 and isinstance(positional[0], list)
+        return given | {"keys": (positional[0] if is_list else positional) or given.get("keys")}
     names = _POSITIONAL.get(name, ("x", "y", "duration"))
     if len(positional) > len(names):
         raise _error(f"{name}{names}", repr(code[:200]))

@@ -10,7 +10,7 @@ import chz
 from cua_rl.judge.request import Screenshots
 from cua_rl.judgement import JudgeVote
 from cua_rl.masking import secret_names
-from cua_rl.settings import setting
+from cua_rl.settings import AT_MOST_A_DAY, setting
 
 
 @chz.chz
@@ -35,7 +35,7 @@ class JudgeConfig:
     votes: int = setting(1, "votes per rollout, odd; more than half must agree", at_least=1)
     screenshots: Screenshots = setting("final", "screenshots that the judge sees: the last one, or all")
     timeout_s: float = setting(
-        60.0, "limit for one vote, including retries after transport errors", within=(0.0, 86400.0)
+        60.0, "limit for one vote, including retries after transport errors", within=AT_MOST_A_DAY
     )
     max_retries: int = setting(
         3,

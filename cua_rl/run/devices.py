@@ -41,9 +41,10 @@ class DevicePlan:
 
 def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> DevicePlan:
     """Resolve the configured devices; raises `ConfigError` if they cannot work."""
-    environment = find_environment(config.tasks, config.device)
+    sources = parse_sources(config.tasks)
+    environment = find_environment(sources, config.device)
     order = DeviceOrder(
-        sources=parse_sources(config.tasks),
+        sources=sources,
         environments=ENVIRONMENTS,
         settings=config.devices,
         device=config.device,
@@ -69,10 +70,11 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
 
 def make_expert_backend(tasks: Tasks, settings: DeviceConfig) -> DeviceBackend:
     """The devices on which experts show these tasks; where no expert knows them, something that costs nothing."""
-    environment = find_environment(tasks)
+    sources = parse_sources(tasks)
+    environment = find_environment(sources)
     if environment.experts is None:
         environment = ENVIRONMENTS[DEFAULT_DEVICE]
-    order = DeviceOrder(sources=parse_sources(tasks), environments=ENVIRONMENTS, settings=settings)
+    order = DeviceOrder(sources=sources, environments=ENVIRONMENTS, settings=settings)
     return environment.make_backend(order)
 
 

@@ -6,7 +6,7 @@ import chz
 
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.environments.config import DeviceConfig
-from cua_rl.environments.contract import Environment
+from cua_rl.environments.contract import BoxType, Environment
 from cua_rl.environments.table import ENVIRONMENTS, TaskSources, find_environment
 from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
@@ -16,8 +16,6 @@ from cua_rl.settings import Given, check_numbers, setting
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
-_DAY_S = 86400.0
-_TIME_LIMIT = (0.0, _DAY_S)
 _PORT = (0, 65535)
 
 
@@ -143,7 +141,7 @@ class RolloutConfig(RunConfig):
         "device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
         "(attached phones)",
     )
-    box_type: Literal["android", "linux"] = setting("android", "gbox: kind of box; linux implies device=gbox")
+    box_type: BoxType = setting("android", "gbox: kind of box; linux implies device=gbox")
     gbox_api_key: str | None = setting(
         None, "API key of a GBox account, never stored; set GBOX_API_KEY in the environment, or gbox_api_key_file=PATH"
     )

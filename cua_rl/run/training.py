@@ -108,12 +108,9 @@ async def _run(
         url = await _open_database(stack, plan, folder)
         if attempt is not None:
             await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
-        own = await stack.enter_async_context(
-            DatabaseRecorder(
-                url, image_token_id=plan.renderer.image_token_id, linger_s=LINGER_S if plan.config.has_workers else 0.0
-            )
-        )
-        recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
+        image_token_id, linger_s = plan.renderer.image_token_id, LINGER_S if plan.config.has_workers else 0.0
+        own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
+        recorder = await send_events(stack, own, plan.monitor, folder.path, image_token_id)
         if plan.config.trace:
             recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
         report = open_report(stack, plan, folder, first_step, curve)

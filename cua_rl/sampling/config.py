@@ -8,7 +8,7 @@ from typing import Literal
 
 import chz
 
-from cua_rl.settings import setting
+from cua_rl.settings import AT_MOST_A_DAY, setting
 
 DEFAULT_NUM_SEQS, DEFAULT_IMAGES = 128, 32
 _CONTEXT_TOKENS = 4096
@@ -53,7 +53,7 @@ class ServerConfig:
     start_timeout_s: float | None = setting(
         None,
         "limit for the start, which loads the weights and compiles; None is 600 s and a second per 50 MB of weights",
-        within=(0.0, 86400.0),
+        within=AT_MOST_A_DAY,
     )
     vllm_args: str = setting(
         "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"

@@ -8,7 +8,7 @@ import chz
 
 from cua_rl.errors import ConfigError
 from cua_rl.run.rollout_config import GatewaySettings
-from cua_rl.settings import check_numbers, setting
+from cua_rl.settings import AT_MOST_A_DAY, check_numbers, setting
 
 TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
 """Holds the token with which workers authenticate; a run without it generates one for its own workers."""
@@ -47,7 +47,7 @@ class WorkerConfig:
     device_slots: int = setting(8, "rollouts at a time, each with a device of its own", at_least=1)
     name: str | None = setting(None, "name of the worker in logs; None is made of host and process")
     patience_s: float = setting(
-        600.0, "how long the controller may be away, for instance until its run is resumed", within=(0.0, 86400.0)
+        600.0, "how long the controller may be away, for instance until its run is resumed", within=AT_MOST_A_DAY
     )
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
 
