@@ -273,6 +273,7 @@ def _read_environment_file(targets: Targets, folder: Path) -> str:
 def attack_ends(targets: Targets) -> Findings:
     """Row 14, last: kill -9 of the controller."""
     run = targets.run
+    run.process.send_signal(signal.SIGSTOP)  # or it would start processes that are not on the list
     owned = run.processes()
     os.kill(run.process.pid, 9)
     run.process.wait()
@@ -286,4 +287,10 @@ def attack_ends(targets: Targets) -> Findings:
         later, env={**run.environment, "TMPDIR": str(run.temporary)}, check=True, capture_output=True, timeout=120
     )
     folders = [path.name for path in run.temporary.glob("cua_rl*")]
-    yield check(14, "temporary folders after the next start", "none", folders or "none", not folders)
+    users = [
+        command_line(each)[-60:]
+        for each in psutil.process_iter()
+        if any(name in command_line(each) for name in folders)
+    ]
+    got = (*folders, *users) or "none"
+    yield check(14, "temporary folders after the next start", "none", got, not folders)
