@@ -28,7 +28,7 @@ from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, ModelTurn, Rollout
+from cua_rl.types.rollout import AdapterRef, Datum, ModelTurn, Rollout
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, Seeds, settings

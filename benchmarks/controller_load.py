@@ -31,9 +31,7 @@ import psutil
 import uvicorn
 
 from benchmarks.async_against_sync import SlowPolicy
-from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
@@ -42,7 +40,7 @@ from cua_rl.database.writer import write_worker_events
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.planning.fleet import Spread
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
@@ -61,7 +59,9 @@ from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import AdapterRef, Datum, Reward, SamplingParams
 from cua_rl.workers.remote import RemoteRunner
 from cua_rl.workers.worker import Workplace, open_link, work
 from cua_rl.workers.worker_app import make_worker_app

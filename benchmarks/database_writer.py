@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psycopg
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, SourceStarted, TrainingStarted, TurnTaken
-from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import (
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import (
     AgentTurn,
     Chunk,
     EncodedTextChunk,

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from cua_rl.actions import Click, TypeText
 from cua_rl.environments.desktop.desktops import LinuxDesktops
 from cua_rl.environments.desktop.device import LinuxDesktop
 from cua_rl.environments.desktop.png_bands import BandedPng
 from cua_rl.environments.desktop.templates import DESKTOP_TASKS
 from cua_rl.environments.desktop.x_screen import XScreen
+from cua_rl.types.actions import Click, TypeText
 
 SIZE_PX = (1024, 768)
 TARGET = {4: 50.0}  # steps/s on two cores

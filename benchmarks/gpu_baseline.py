@@ -27,7 +27,6 @@ from sqlalchemy import func, select
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Group, RolloutRow, Step, TurnRow
 from cua_rl.doctor.facts import ROOT, find_commit, gather_facts, installed_packages
-from cua_rl.errors import ConfigError, CuaError
 from cua_rl.host.gpu_peaks import data_sheet_tflop_per_s
 from cua_rl.machine.gpus import ask_nvidia_smi, visible_gpus
 from cua_rl.machine.model_sizes import ModelSizes, load_model_sizes
@@ -37,6 +36,7 @@ from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.types.errors import ConfigError, CuaError
 
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 EVERY = ("eval_tasks=None", "save_every=0", "monitor=false", "sampling.seed=0")

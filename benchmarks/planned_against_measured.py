@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.planning.calibration import RecordedRun, load_recorded_run
@@ -30,7 +31,6 @@ from cua_rl.planning.simulation import simulate, summarise
 from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
-from cua_rl.settings import with_values
 
 OFF_POLICY = ("max_steps_off_policy=2", "loss=ppo", "clip_low=0.5", "clip_high=1")
 SETTINGS: Mapping[str, tuple[float, Sequence[str]]] = {

@@ -29,7 +29,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import AdapterRef
+from cua_rl.types.rollout import AdapterRef
 
 
 async def load_bare(server: VllmServer | ExternalServer, path: Path, name: str) -> float:

@@ -32,6 +32,7 @@ from huggingface_hub import save_torch_state_dict
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.doctor.doctor import check_canary, check_parity, check_plan, compare_answers, start_server, start_trainer
 from cua_rl.doctor.examination import Examination, long_datum
@@ -44,7 +45,6 @@ from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import vllm_command
-from cua_rl.settings import with_values
 from cua_rl.training.config import LossConfig
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 

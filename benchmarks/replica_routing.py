@@ -27,7 +27,7 @@ from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 
 
 class RoundRobinClient(SamplingClient):

@@ -26,7 +26,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 
 INSTRUCTIONS = "You operate a phone. Open the settings, switch the wireless network off, report what you see. " * 4
 

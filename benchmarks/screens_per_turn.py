@@ -30,7 +30,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types import SamplingParams
+from cua_rl.types.rollout import SamplingParams
 
 CONTEXT = 65536
 ANSWER_TOKENS = 8

@@ -23,13 +23,13 @@ from benchmarks.given_rollouts import (
     group_advantages,
     make_rollouts,
 )
-from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.images import image_size
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import (
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import (
     AgentTurn,
     Datum,
     EncodedTextChunk,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup, Turn
+from cua_rl.types.rollout import RolloutGroup, Turn
 
 Phase = Literal["baseline", "step", "eval"]
 

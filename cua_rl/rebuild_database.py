@@ -11,9 +11,9 @@ from sqlalchemy import func, inspect, select, text
 from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.models import Base
 from cua_rl.database.session import check_connection, database_url, make_writer_engine, shown_url
-from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary
 from cua_rl.host.environment_file import with_environment_file
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
+from cua_rl.types.errors import ConfigError, CuaError, DatabaseError, boundary
 
 _SHOWN_TABLES = ("trainings", "steps", "rollouts", "turns", "screenshots")
 

@@ -10,9 +10,9 @@ from cua_rl.environments.contract import Loading, Source, Split, SplitSource
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.table import TaskSources, environment_of, parse_sources
-from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.task import Task, Template
+from cua_rl.types.errors import ConfigError
 
 __all__ = [
     "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSources", "Template", "load_tasks", "parse_sources",

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
-from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases

@@ -26,7 +26,7 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 14_130,
+    "core code lines": 14_760,
     "all code lines": 55_970,
     "single-use helpers %": 15,
     "small modules with one importer": 15,

@@ -19,7 +19,7 @@ from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

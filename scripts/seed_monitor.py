@@ -46,7 +46,7 @@ from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup, SamplingParams
+from cua_rl.types.rollout import RolloutGroup, SamplingParams
 from scripts.random_taps import RandomTaps
 
 MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from cua_rl.conversation import EncodedImage
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
-from cua_rl.types import (
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import (
     AgentTurn,
     Datum,
     EncodedTextChunk,

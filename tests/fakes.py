@@ -6,14 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cua_rl.actions import Action
 from cua_rl.agent.agent import Agent, AgentOutcome
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import Device, DeviceKind
-from cua_rl.errors import CuaError
 from cua_rl.events import Event, Recorder
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import Policy
@@ -22,7 +18,11 @@ from cua_rl.rollout.outcome import Judge
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import CuaError
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 
 

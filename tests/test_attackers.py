@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cua_rl.errors import CuaError
+from cua_rl.types.errors import CuaError
 from scripts.listeners import Listener, answer_to_stranger, gave_something
 from scripts.red_team.services import attack_recipe
 from scripts.red_team.users import STRANGER_UID, as_user

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_baseline import TASKS, DoneStep, Request, is_over, measure, open_s, sampling_flop
-from cua_rl.errors import CuaError
 from cua_rl.machine.model_sizes import ModelSizes
 from cua_rl.task_loader import load_tasks
+from cua_rl.types.errors import CuaError
 
 MODEL = ModelSizes(
     hidden=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=2, intermediate=8, num_experts=0, experts_per_token=0,

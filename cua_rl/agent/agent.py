@@ -10,7 +10,7 @@ from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
+from cua_rl.types.rollout import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

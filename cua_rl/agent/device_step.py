@@ -3,10 +3,10 @@
 import time
 from dataclasses import dataclass
 
-from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import ActionRejected, Device
-from cua_rl.errors import UnusableError
+from cua_rl.types.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import UnusableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
-from cua_rl.errors import AgentError, boundary
 from cua_rl.host.guest_account import GuestAccount, open_guest_account
 from cua_rl.host.process_guard import MAX_RESULT_BYTES
 from cua_rl.host.processes import OwnedProcess, Report
 from cua_rl.host.users import bare_environment
-from cua_rl.json_types import mapping
+from cua_rl.types.errors import AgentError, boundary
+from cua_rl.types.json_values import mapping
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cua_rl.actions import Action
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.device_step import DeviceStep, cursor_after, perform
 from cua_rl.agent.element_tools import (
@@ -26,12 +25,13 @@ from cua_rl.agent.history import FullHistory, History, system_item, tool_result_
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
-from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.environments.device import ActionRejected, Device
-from cua_rl.errors import ConfigError, SamplingError, boundary
-from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
+from cua_rl.types.errors import ConfigError, SamplingError, boundary
+from cua_rl.types.json_values import Json
+from cua_rl.types.rollout import AgentTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

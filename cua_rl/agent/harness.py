@@ -21,12 +21,12 @@ from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
 from cua_rl.environments.harness_world import HarnessResult, HarnessWorld, read_result
-from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
 from cua_rl.host.guest_account import open_guest_account
+from cua_rl.host.masking import mask_known
 from cua_rl.host.processes import Report
-from cua_rl.judgement import MAX_REWARD
-from cua_rl.masking import mask_known
-from cua_rl.types import AgentTurn, ModelTurn
+from cua_rl.types.errors import AgentError, ConfigError, DeviceError, SamplingError, boundary
+from cua_rl.types.judgement import MAX_REWARD
+from cua_rl.types.rollout import AgentTurn, ModelTurn
 
 _Done = TypeVar("_Done")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from cua_rl.errors import ConfigError
-from cua_rl.json_types import Json, mapping, sequence
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import Json, mapping, sequence
 
 DROPPED_IMAGE = "(old screenshot left out)"
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from cua_rl.actions import Wait
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import Device, RemoteDevice
-from cua_rl.errors import AgentError
-from cua_rl.types import AgentTurn, ModelTurn
+from cua_rl.types.actions import Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import AgentError
+from cua_rl.types.rollout import AgentTurn, ModelTurn
 
 logger = logging.getLogger(__name__)
 

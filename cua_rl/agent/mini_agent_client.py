@@ -9,8 +9,8 @@ from typing import Self
 
 import httpx
 
-from cua_rl.errors import AgentError
-from cua_rl.json_types import Json, is_object, mapping, parse_json, sequence
+from cua_rl.types.errors import AgentError
+from cua_rl.types.json_values import Json, is_object, mapping, parse_json, sequence
 
 logger = logging.getLogger(__name__)
 

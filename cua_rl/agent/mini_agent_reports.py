@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cua_rl import actions
-from cua_rl.conversation import EncodedImage
-from cua_rl.json_types import Json, as_number, is_object, mapping, sequence
+from cua_rl.types import actions
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.json_values import Json, as_number, is_object, mapping, sequence
 
 _STEP_STARTS = ("step_start", "turn_start")
 _STEP_ENDS = ("step_end", "turn_end")

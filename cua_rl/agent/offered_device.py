@@ -24,11 +24,11 @@ from cua_rl.agent.tools import (
     parse_action,
     tool_for,
 )
-from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.environments.device import Device
-from cua_rl.errors import DeviceError, UnusableError
-from cua_rl.masking import make_key
-from cua_rl.types import AgentTurn, ModelTurn
+from cua_rl.host.masking import make_key
+from cua_rl.types.conversation import EncodedImage, ParseFailure, ToolCall
+from cua_rl.types.errors import DeviceError, UnusableError
+from cua_rl.types.rollout import AgentTurn, ModelTurn
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
-from cua_rl.actions import Action, Wait
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import Device, DeviceKind
+from cua_rl.types.actions import Action, Wait
+from cua_rl.types.conversation import EncodedImage
 
 
 class RolloutClock:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.errors import CuaError
-from cua_rl.types import ModelTurn, StopReason
+from cua_rl.types.errors import CuaError
+from cua_rl.types.rollout import ModelTurn, StopReason
 
 
 class RolloutOver(Exception):

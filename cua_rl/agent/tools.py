@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import inf
 
-from cua_rl.actions import (
+from cua_rl.environments.device import DeviceKind
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -26,9 +27,8 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.conversation import ParseFailure, Tool, ToolCall
-from cua_rl.environments.device import DeviceKind
-from cua_rl.json_types import Json, is_object, mapping, sequence
+from cua_rl.types.conversation import ParseFailure, Tool, ToolCall
+from cua_rl.types.json_values import Json, is_object, mapping, sequence
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
-from cua_rl.actions import (
+from cua_rl.agent.history import user_item
+from cua_rl.agent.tools import MAX_TYPED_CHARACTERS, Finish
+from cua_rl.environments.device import DeviceKind
+from cua_rl.renderers.images import ImageSettings, smart_resize
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -26,12 +30,8 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.agent.history import user_item
-from cua_rl.agent.tools import MAX_TYPED_CHARACTERS, Finish
-from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.environments.device import DeviceKind
-from cua_rl.json_types import Json
-from cua_rl.renderers.images import ImageSettings, smart_resize
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.json_values import Json
 
 WAIT_S = 5.0
 """The pause that the prompt promises."""

@@ -11,8 +11,8 @@ from sqlalchemy import text
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.database.models import Base
 from cua_rl.database.session import database_url, make_writer_engine
-from cua_rl.errors import ConfigError
 from cua_rl.host.environment_file import with_environment_file
+from cua_rl.types.errors import ConfigError
 
 _MIGRATION_LOCK = 0x637561_726C  # "cua" "rl"; any number that others are unlikely to use
 

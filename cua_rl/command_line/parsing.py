@@ -25,8 +25,8 @@ from cua_rl.command_line.settings import (
     format_help,
 )
 from cua_rl.command_line.values import UnfitValueError, as_argument, holds, parse_value
-from cua_rl.errors import ConfigError
-from cua_rl.json_types import is_object, mapping
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_object, mapping
 
 Config = TypeVar("Config")
 

@@ -5,9 +5,9 @@ from typing import Any, TypeGuard
 
 import chz
 
-from cua_rl.json_types import is_object, mapping
-from cua_rl.masking import known_secrets, mask_secrets, remember_secrets
-from cua_rl.settings import setting_fields
+from cua_rl.command_line.fields import setting_fields
+from cua_rl.host.masking import known_secrets, mask_secrets, remember_secrets
+from cua_rl.types.json_values import is_object, mapping
 
 
 def plain_config(config: object) -> dict[str, object]:

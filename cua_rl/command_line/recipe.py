@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, ShownPresets
-from cua_rl.errors import ConfigError, CuaError
 from cua_rl.host.environment_file import load_environment_file
+from cua_rl.host.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
 from cua_rl.host.system import hide_arguments, refuse_inspection
-from cua_rl.json_types import sequence
-from cua_rl.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
+from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.types.json_values import sequence
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import chz
 
+from cua_rl.command_line.fields import metadata_of, setting_fields, walk_settings
 from cua_rl.command_line.values import (
     UnfitValueError,
     as_argument,
@@ -17,10 +18,9 @@ from cua_rl.command_line.values import (
     parse_value,
     type_name,
 )
-from cua_rl.errors import ConfigError
-from cua_rl.json_types import is_array, is_object
-from cua_rl.masking import is_secret_name
-from cua_rl.settings import metadata_of, setting_fields, walk_settings
+from cua_rl.host.masking import is_secret_name
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_array, is_object
 
 Sections = Mapping[str, Sequence[str]]
 """Headings of `--help`, and the settings or groups below each."""

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from cua_rl.json_types import is_array, is_object
+from cua_rl.types.json_values import is_array, is_object
 
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")

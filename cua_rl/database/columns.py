@@ -14,10 +14,10 @@ from sqlalchemy import Dialect, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.types import TypeDecorator
 
-from cua_rl.actions import Action, Button, PressButton, PressKey
-from cua_rl.conversation import EncodedImage
-from cua_rl.json_types import is_array, is_object, mapping, sequence
-from cua_rl.types import Chunk, EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types.actions import Action, Button, PressButton, PressKey
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.json_values import is_array, is_object, mapping, sequence
+from cua_rl.types.rollout import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 
 _ESCAPE = "\x1a"
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")

@@ -18,9 +18,9 @@ from cua_rl.database.rows import (
     note_status,
     require_source,
 )
-from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
-from cua_rl.types import Rollout
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.rollout import Rollout
 
 
 def write_rollout_starts(

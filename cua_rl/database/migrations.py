@@ -8,7 +8,7 @@ from alembic import command
 from alembic.config import Config
 
 from cua_rl.database.session import shown_url
-from cua_rl.errors import DatabaseError, boundary
+from cua_rl.types.errors import DatabaseError, boundary
 
 _ALEMBIC_LOCK = Lock()  # Alembic keeps its context in module globals
 _ALEMBIC_INI = Path(__file__).resolve().parent.parent / "alembic.ini"

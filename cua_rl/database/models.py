@@ -19,8 +19,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.events import Phase
-from cua_rl.json_types import JsonDict
-from cua_rl.types import StopReason
+from cua_rl.types.json_values import JsonDict
+from cua_rl.types.rollout import StopReason
 
 STEP_STATUSES = ("rollouts", "training", "completed", "failed", "cancelled")
 RUN_STATUSES = ("running", "completed", "failed", "cancelled")

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, ForeignKey, Identity, Index, LargeBinary, Tex
 from sqlalchemy.orm import Mapped, mapped_column
 
 from cua_rl.database.models import Base, RolloutRow, TurnRow
-from cua_rl.json_types import JsonDict
+from cua_rl.types.json_values import JsonDict
 
 
 class Project(Base):

@@ -19,11 +19,11 @@ from typing import Self
 import psycopg
 
 from cua_rl.database import postgres_launcher
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.system import is_running
 from cua_rl.host.users import SERVICE_UIDS, SystemUser, claim_user, public_copy
+from cua_rl.types.errors import ConfigError, DatabaseError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TurnRow
 from cua_rl.database.rebuild import load_groups_by_key
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

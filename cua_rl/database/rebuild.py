@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.database.columns import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
-from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Phase
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.errors import DatabaseError, boundary
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 
 async def load_groups(

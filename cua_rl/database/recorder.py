@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
 from cua_rl.database.writer import TimedEvent, write_events
-from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Event
+from cua_rl.types.errors import DatabaseError, boundary
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, inse
 from cua_rl.database.turn_writer import count_turns
 from cua_rl.database.writer import count_completed_steps, write_batch, write_training_start
 from cua_rl.events import BatchTaken, RolloutSource, TrainingStarted
-from cua_rl.judgement import Judgement, Validation
+from cua_rl.types.judgement import Judgement, Validation
 
 Columns = Mapping[str, Any]
 

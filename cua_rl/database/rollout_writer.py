@@ -16,10 +16,10 @@ from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Environment, RolloutRow, StatusChange, TurnRow, ValidationRow
 from cua_rl.database.rows import Scope, advance_statuses
 from cua_rl.database.turn_writer import insert_turns
-from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutStarted
-from cua_rl.judgement import Judgement, Validation
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.judgement import Judgement, Validation
+from cua_rl.types.rollout import Rollout, StopReason
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")

@@ -13,9 +13,9 @@ from sqlalchemy.dialects import postgresql
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
-from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutSource
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import DatabaseError
 
 Table = type[Training] | type[Step] | type[Eval] | type[Group] | type[RolloutRow]
 

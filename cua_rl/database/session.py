@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.types.errors import ConfigError, DatabaseError
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT_TIMEOUT_S = 3.0

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.database.columns import encode_actions, encode_prompt_chunks
 from cua_rl.database.models import RolloutRow, Screenshot, TurnRow
 from cua_rl.database.rows import Scope
-from cua_rl.errors import DatabaseError
 from cua_rl.events import TurnTaken
-from cua_rl.types import Turn
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.rollout import Turn
 
 _INSERT_TURN = insert(TurnRow).on_conflict_do_nothing(index_elements=["rollout_pk", "turn_index"])
 _NEW_IMAGE = insert(Screenshot)

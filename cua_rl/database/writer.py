@@ -28,7 +28,6 @@ from cua_rl.database.rows import (
     source_table,
 )
 from cua_rl.database.turn_writer import write_turns
-from cua_rl.errors import DatabaseError
 from cua_rl.events import (
     BatchTaken,
     CheckpointSaved,
@@ -43,6 +42,7 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
+from cua_rl.types.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
 

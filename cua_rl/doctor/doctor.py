@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from statistics import median
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.doctor.checks import check_driver, check_gpus, check_machine, check_versions
 from cua_rl.doctor.examination import (
@@ -31,7 +32,6 @@ from cua_rl.doctor.examination import (
     take_unequal_steps,
 )
 from cua_rl.doctor.facts import read_server_log
-from cua_rl.errors import CuaError, TrainingError
 from cua_rl.machine.memory_parts import GIB
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.reporting.diagnosis import Diagnosis, Finding, first_line
@@ -43,9 +43,9 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import plan_run, sampling_params
 from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.settings import with_values
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
+from cua_rl.types.errors import CuaError, TrainingError
 
 _MISSING: Mapping[Need, str] = {
     "GPU": "no GPU",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from PIL import Image, ImageDraw
 
 from cua_rl.agent.history import user_item
-from cua_rl.conversation import EncodedImage, Message, TextPart
+from cua_rl.command_line.fields import with_values
 from cua_rl.doctor.facts import gather_facts, read_clocks
 from cua_rl.machine.gpus import ask_nvidia_smi
 from cua_rl.reporting.diagnosis import Finding
@@ -28,10 +28,10 @@ from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.settings import with_values
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
-from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput, ModelTurn
+from cua_rl.types.conversation import EncodedImage, Message, TextPart
+from cua_rl.types.rollout import AdapterRef, Datum, EncodedTextChunk, ModelInput, ModelTurn
 
 EMBEDDED = CLIConfig()
 Need = Literal["GPU", "plan", "server", "trainer"]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from cua_rl.errors import CuaError, boundary
+from cua_rl.host.masking import MASK, printable
 from cua_rl.host.system import total_memory_bytes
 from cua_rl.host.users import computing_environment
 from cua_rl.machine.gpus import query_gpus, run_nvidia_smi
 from cua_rl.machine.memory_parts import GIB
-from cua_rl.masking import MASK, printable
+from cua_rl.types.errors import CuaError, boundary
 
 ROOT = Path(__file__).parents[2]
 _CLOCK_FIELDS = (

@@ -4,8 +4,8 @@ from typing import Literal
 
 import chz
 
+from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.settings import AT_MOST_A_DAY, setting
 
 
 @chz.chz

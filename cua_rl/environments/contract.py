@@ -13,10 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, get_args
 
+from cua_rl.command_line.fields import Given
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.device import AttachDevice, DeviceAbilities, Grounder, Screen
 from cua_rl.environments.pool import DeviceBackend
-from cua_rl.settings import Given
 from cua_rl.tasks.expert import Experts
 from cua_rl.tasks.fields import Fields, given
 from cua_rl.tasks.task import Category, Difficulty, Template

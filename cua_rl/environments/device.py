@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
-from cua_rl.actions import Action, MoveMouse, RightClick
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.query_values import Query
+from cua_rl.types.actions import Action, MoveMouse, RightClick
+from cua_rl.types.conversation import EncodedImage
 
 DeviceKind = Literal["android", "linux", "browser"]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, cast, get_args
 
-from cua_rl.actions import Action
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import DeviceError, TaskError
 from cua_rl.host.process_guard import MAX_RESULT_BYTES
-from cua_rl.json_types import Json, as_number
-from cua_rl.judgement import MAX_REWARD
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, TaskError
+from cua_rl.types.json_values import Json, as_number
+from cua_rl.types.judgement import MAX_REWARD
 
 HARNESS_ID = "harness"
 """The device id of every harness's world."""

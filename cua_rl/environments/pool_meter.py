@@ -6,8 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cua_rl.errors import DeviceError
 from cua_rl.metrics import mean_of
+from cua_rl.types.errors import DeviceError
 
 
 @dataclass(slots=True)

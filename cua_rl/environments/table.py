@@ -14,8 +14,8 @@ from cua_rl.environments.gbox.environment import GBOX
 from cua_rl.environments.gym.environment import GYM
 from cua_rl.environments.harness.environment import HARNESS
 from cua_rl.environments.phone.environment import SIMULATOR
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.tasks.fields import join_names, read_mapping
+from cua_rl.types.errors import ConfigError, boundary
 
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]] | Sequence[Source]
 """One source or several, as dicts, as their JSON text, or parsed."""

@@ -2,7 +2,7 @@
 
 import chz
 
-from cua_rl.settings import AT_MOST_A_DAY, setting
+from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 
 
 @chz.chz

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.evaluation.evaluate import TaskOutcomes
 from cua_rl.events import Event, RolloutSource
 from cua_rl.rollout.group import run_member
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.rollout import SamplingParams
 
 MAX_FAULTS_AT_START = 3  # attempts given up before the first success: the endpoint or the device does not work at all
 

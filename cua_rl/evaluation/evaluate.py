@@ -10,7 +10,7 @@ from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, 
 from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rollout.group import GroupJob, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cua_rl.errors import ConfigError
 from cua_rl.evaluation.statistics import ratio_interval
 from cua_rl.judge.config import JudgeConfig
+from cua_rl.types.errors import ConfigError
 
 Rate = tuple[float | None, float, float]
 """Value (None without data) and the ends of its 95 % interval, which allows for mistakes repeated at a task."""

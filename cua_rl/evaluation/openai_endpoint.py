@@ -11,8 +11,6 @@ from uuid import uuid4
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import Tool
-from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import external_client
 from cua_rl.renderers.answers import write_answer
@@ -22,7 +20,9 @@ from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
-from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types.conversation import Tool
+from cua_rl.types.errors import ConfigError, SamplingError, boundary
+from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -7,7 +7,10 @@ from itertools import groupby
 from typing import cast
 from uuid import uuid4
 
-from cua_rl.conversation import (
+from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.openai_items import responses_input, responses_tools
+from cua_rl.sampling.openai_answers import chat_tool_calls
+from cua_rl.types.conversation import (
     EncodedImage,
     Item,
     Message,
@@ -18,12 +21,9 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
-from cua_rl.errors import SamplingError
-from cua_rl.json_types import JsonDict, mapping
-from cua_rl.renderers.answers import parse_answer
-from cua_rl.renderers.openai_items import responses_input, responses_tools
-from cua_rl.sampling.openai_answers import chat_tool_calls
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import SamplingError
+from cua_rl.types.json_values import JsonDict, mapping
+from cua_rl.types.rollout import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

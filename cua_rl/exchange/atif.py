@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.records import RolloutRecord
 from cua_rl.exchange.rows import EncodedRecord, Row, decode_images, read_json, write_json
 from cua_rl.renderers.answers import parse_answer
-from cua_rl.types import Turn
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Turn
 
 VERSION = "ATIF-v1.7"
 _FOLDER = "trajectories"

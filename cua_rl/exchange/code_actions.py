@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from cua_rl.exchange.foreign_actions import ForeignAction, UnknownAction
-from cua_rl.json_types import is_array
+from cua_rl.types.json_values import is_array
 
 _POSITIONAL: Mapping[str, Sequence[str]] = {
     "write": ("text", "interval"), "typewrite": ("text", "interval"), "scroll": ("clicks", "x", "y"),

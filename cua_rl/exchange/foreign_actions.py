@@ -12,12 +12,12 @@ from math import hypot
 from typing import TypeGuard
 
 from cua_rl.agent.tools import ACTION_NAMES, MAX_COORDINATE, MAX_WAIT_S, tool_for
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import ActionRejected, DeviceKind
 from cua_rl.environments.key_names import key_chord
-from cua_rl.errors import ConfigError
 from cua_rl.exchange import action_names
-from cua_rl.json_types import is_object, sequence
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_object, sequence
 
 Arguments = dict[str, object]
 

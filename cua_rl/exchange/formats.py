@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
-from cua_rl.json_types import is_array
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_array
 
 Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from resource import RLIMIT_AS, getpagesize, setrlimit
 from typing import Any, Self
 
-from cua_rl.codec import decode, encode
 from cua_rl.database.columns import escape_text
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.rows import EncodedRecord, Row, decode_images, read_json, write_json
+from cua_rl.types.codec import decode, encode
+from cua_rl.types.errors import ConfigError
 
 _ROWS_PER_FILE = 1000
 _MAX_MEMORY_BYTES = 4 * 2**30  # several copies of a thousand screenshots of 1 MB

@@ -5,13 +5,13 @@ from base64 import b64decode
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.action_names import LOOKS, STARTS
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
 
 _MAX_IMAGE_BYTES = 64 * 2**20
 

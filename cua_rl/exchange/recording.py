@@ -10,7 +10,6 @@ from typing import Self, cast
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine
 from cua_rl.database.writer import TimedEvent, write_events
-from cua_rl.errors import ConfigError, DatabaseError, boundary
 from cua_rl.events import (
     EvaluationEnded,
     Event,
@@ -24,7 +23,8 @@ from cua_rl.events import (
 )
 from cua_rl.exchange.records import RolloutRecord, RunRecord, SourceRecord, TaskRecord
 from cua_rl.tasks.task import Category, Difficulty, Task
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types.errors import ConfigError, DatabaseError, boundary
+from cua_rl.types.rollout import Rollout, RolloutGroup
 
 TrainingLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 """(turn, the trainer's log-probabilities of its sampled tokens)."""

@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.columns import unescape_text
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, Training, TurnRow
 from cua_rl.database.rebuild import load_groups_by_key
-from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
-from cua_rl.types import Rollout
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.rollout import Rollout
 
 Logprobs = tuple[float, ...]
 

@@ -11,18 +11,18 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import cast
 
-from cua_rl.actions import Action
 from cua_rl.agent.tools import tool_for
-from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.exchange.foreign_actions import Arguments, NoCounterpart, UnknownAction, View, tool_arguments
 from cua_rl.exchange.recorder import ForeignTrajectory
 from cua_rl.exchange.records import RolloutRecord, TaskRecord
-from cua_rl.judgement import Validation
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, as_taught, demonstrate_turns
-from cua_rl.types import ModelTurn, Reward, Rollout, StopReason, Turn
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage, Reasoning, ToolCall
+from cua_rl.types.errors import ConfigError, TaskError, boundary
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import ModelTurn, Reward, Rollout, StopReason, Turn
 
 _REWARD = "imported"
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeGuard
 
-from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.database.columns import (
     decode_action,
     decode_more_actions,
@@ -20,10 +19,11 @@ from cua_rl.database.columns import (
     unescape_json,
 )
 from cua_rl.exchange.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
-from cua_rl.json_types import is_array
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, StopReason, Turn
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.json_values import is_array
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import AgentTurn, ModelTurn, Reward, Rollout, StopReason, Turn
 
 Row = dict[str, Any]
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cua_rl.errors import ConfigError
-from cua_rl.masking import is_secret_name
+from cua_rl.host.masking import is_secret_name
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cua_rl.errors import ConfigError
 from cua_rl.host.sandbox import can_sandbox, sandbox
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import GUEST_UIDS, SystemUser, claim_user
+from cua_rl.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

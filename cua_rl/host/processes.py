@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from cua_rl.errors import ConfigError
 from cua_rl.host import process_guard
 from cua_rl.host.scratch import MARK, scratch_folder
 from cua_rl.host.users import SystemUser
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from cua_rl.errors import ConfigError
-from cua_rl.masking import is_secret_name
+from cua_rl.host.masking import is_secret_name
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

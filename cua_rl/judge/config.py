@@ -7,10 +7,10 @@ from typing import Literal
 
 import chz
 
+from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
+from cua_rl.host.masking import secret_names
 from cua_rl.judge.request import Screenshots
-from cua_rl.judgement import JudgeVote
-from cua_rl.masking import secret_names
-from cua_rl.settings import AT_MOST_A_DAY, setting
+from cua_rl.types.judgement import JudgeVote
 
 
 @chz.chz

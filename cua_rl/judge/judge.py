@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.host.processes import is_loopback
-from cua_rl.json_types import mapping
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.request import Case, build_messages
-from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.types.errors import ConfigError, JudgeError, boundary
+from cua_rl.types.json_values import mapping
+from cua_rl.types.judgement import Judgement, JudgeVote
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

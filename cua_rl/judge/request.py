@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import JudgeError
-from cua_rl.types import StopReason, Turn
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import JudgeError
+from cua_rl.types.rollout import StopReason, Turn
 
 Screenshots = Literal["final", "all"]
 Part = Mapping[str, object]

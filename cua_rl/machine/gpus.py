@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.sampling.config import GPU_MEMORY_UTILIZATION, ServerConfig
 from cua_rl.sampling.vllm_command import Platform
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError, CuaError, boundary
 
 SHARED_UTILIZATION = 0.45
 """The trainer holds the model a second time, and its activations."""

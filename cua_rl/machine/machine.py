@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cua_rl.errors import ConfigError
 from cua_rl.host import system
 from cua_rl.machine.gpus import visible_gpus
+from cua_rl.types.errors import ConfigError
 
 _MOST_GPUS = 64
 

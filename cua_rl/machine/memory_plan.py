@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from cua_rl.errors import ConfigError
+from cua_rl.command_line.fields import with_values
 from cua_rl.machine.gpus import GpuPlacement
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import (
@@ -36,8 +36,8 @@ from cua_rl.machine.memory_parts import (
 from cua_rl.machine.model_sizes import BYTES_32
 from cua_rl.machine.prefix_cache import ENOUGH_KEPT, LARGEST_NUM_ROLLOUTS, most_rollouts
 from cua_rl.sampling.config import DEFAULT_NUM_SEQS, GPU_MEMORY_UTILIZATION, ServerConfig
-from cua_rl.settings import with_values
 from cua_rl.training.config import ROW_TOKENS, VISION_CACHE_GIB, Sharding, TrainerConfig
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

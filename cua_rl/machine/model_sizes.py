@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 BYTES_16, BYTES_32 = 2, 4
 _LOGITS = 3 * 128 * 2**20

@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from cua_rl.errors import DatabaseError
-from cua_rl.json_types import is_array, is_object
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
 from cua_rl.monitor.schemas import Problem
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.json_values import is_array, is_object
 
 logger = logging.getLogger(__name__)
 

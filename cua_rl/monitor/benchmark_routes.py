@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 
-from cua_rl.json_types import is_object
-from cua_rl.masking import mask_secrets
+from cua_rl.host.masking import mask_secrets
 from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import Benchmark, Benchmarks
 from cua_rl.monitor.security import CanRead
+from cua_rl.types.json_values import is_object
 
 router = APIRouter(prefix="/api/benchmarks", tags=["benchmarks"], dependencies=[CanRead], responses=REFUSALS)
 _MAX_RESULTS, _MAX_BYTES = 100, 4 * 2**20

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from cua_rl.database.models import Training
 from cua_rl.database.session import make_engine, make_writer_engine
-from cua_rl.errors import CuaError
+from cua_rl.types.errors import CuaError
 
 AnySelect = Select[*tuple[Any, ...]]
 """A query with any columns."""

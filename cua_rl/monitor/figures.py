@@ -9,8 +9,8 @@ from sqlalchemy import Row
 
 from cua_rl.database.models import Base, TaskRow
 from cua_rl.evaluation.statistics import TaskSums, independent_sums
-from cua_rl.json_types import mapping, sequence
 from cua_rl.monitor import schemas
+from cua_rl.types.json_values import mapping, sequence
 
 
 def make_rate(sums: TaskSums) -> schemas.Rate:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from cua_rl.json_types import Json, mapping
 from cua_rl.monitor import schemas
 from cua_rl.monitor.figures import curve_ends, finite, thin
 from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.types.json_values import Json, mapping
 
 
 def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:

@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
-from cua_rl.json_types import mapping
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values, make_rate, task_fields
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
+from cua_rl.types.json_values import mapping
 
 Overrides = Mapping[int, tuple[bool | None, float | None]]
 

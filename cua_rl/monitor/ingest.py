@@ -24,8 +24,8 @@ from cua_rl.database.models import Environment, Eval, Screenshot, Step, TaskRow,
 from cua_rl.database.monitor_models import IngestItem, ProjectRun
 from cua_rl.database.rows import SourceRow, add_tasks, find_source_by_key
 from cua_rl.database.turn_writer import insert_images
-from cua_rl.errors import CuaError, DatabaseError
 from cua_rl.events import Phase
+from cua_rl.host.request_limits import BodyBudget, bearer_key
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor import received
 from cua_rl.monitor.answers import REFUSALS
@@ -35,7 +35,7 @@ from cua_rl.monitor.projects import find_project, project_of
 from cua_rl.monitor.received import ItemRefused
 from cua_rl.monitor.schemas import Problem
 from cua_rl.monitor.security import Bearer, BodyRoute, unauthorized
-from cua_rl.request_limits import BodyBudget, bearer_key
+from cua_rl.types.errors import CuaError, DatabaseError
 
 _MAX_BYTES = 64 * 2**20
 """Limit for the unanswered batches of a project together."""

@@ -4,10 +4,10 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
-from cua_rl.conversation import EncodedImage, ImageFormat
-from cua_rl.json_types import is_array, is_object
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.conversation import EncodedImage, ImageFormat
+from cua_rl.types.json_values import is_array, is_object
 
 PREFIX = "sha256:"
 _MAX_PIXELS = 64_000_000

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from cua_rl.json_types import JsonDict, is_array
+from cua_rl.host.request_limits import RequestRefused, parse_json
 from cua_rl.monitor.schemas import Shown
-from cua_rl.request_limits import RequestRefused, parse_json
+from cua_rl.types.json_values import JsonDict, is_array
 
 _YEARS = (1990, 2200)
 

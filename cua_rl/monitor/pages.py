@@ -4,7 +4,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
 
-from cua_rl.errors import CuaError
+from cua_rl.types.errors import CuaError
 
 
 class CursorError(CuaError, ValueError):

@@ -7,8 +7,8 @@ from sqlalchemy import Connection, Engine, Select, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.monitor_models import Project
-from cua_rl.errors import ConfigError
 from cua_rl.monitor.security import make_token
+from cua_rl.types.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 

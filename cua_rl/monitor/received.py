@@ -11,14 +11,14 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from cua_rl.database.reports import SourceReport, TrainingReport
-from cua_rl.errors import CuaError
 from cua_rl.events import Phase, RolloutSource
-from cua_rl.json_types import is_array, is_object, mapping
-from cua_rl.judgement import Judgement, Validation
-from cua_rl.masking import mask_secrets
+from cua_rl.host.masking import mask_secrets
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason
+from cua_rl.types.errors import CuaError
+from cua_rl.types.json_values import is_array, is_object, mapping
+from cua_rl.types.judgement import Judgement, Validation
+from cua_rl.types.rollout import StopReason
 
 Columns = dict[str, Any]
 

@@ -24,7 +24,6 @@ from cua_rl.database.models import (
     ValidationRow,
 )
 from cua_rl.database.monitor_models import RolloutOverride
-from cua_rl.json_types import mapping
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, finite, finite_mean, finite_values, task_fields
@@ -34,7 +33,8 @@ from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Page, Phase, RunStatus
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
-from cua_rl.types import StopReason
+from cua_rl.types.json_values import mapping
+from cua_rl.types.rollout import StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from cua_rl.json_types import JsonDict
 from cua_rl.monitor.schemas import FaultBounds, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+from cua_rl.types.json_values import JsonDict
 
 
 class RolloutCell(Shown):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.system import is_locked
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
+from cua_rl.types.errors import ConfigError, DatabaseError
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.evaluation.statistics import TaskSums
-from cua_rl.json_types import is_array, is_object
-from cua_rl.masking import mask_secrets
+from cua_rl.host.masking import mask_secrets
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
 from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
+from cua_rl.types.json_values import is_array, is_object
 
 
 async def list_runs(

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cua_rl.events import Phase
-from cua_rl.json_types import JsonDict
+from cua_rl.types.json_values import JsonDict
 
 Item = TypeVar("Item")
 RunStatus = Literal["running", "completed", "failed", "cancelled"]

@@ -20,9 +20,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cua_rl.host.request_limits import (
+    BodyBudget,
+    HeldBody,
+    RequestRefused,
+    host_name,
+    parse_body,
+    read_body,
+    require_json,
+)
 from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import Session, SignIn
-from cua_rl.request_limits import BodyBudget, HeldBody, RequestRefused, host_name, parse_body, read_body, require_json
 
 _SESSION_S = 7 * 24 * 3600
 _MAX_SESSIONS = 1000

@@ -14,11 +14,11 @@ from typing import Any, Self
 
 import httpx
 
-from cua_rl.errors import CuaError, boundary
 from cua_rl.events import Event, Recorder
-from cua_rl.json_types import is_object
 from cua_rl.monitor.sent_items import TRAINING, ItemMaker, Reference, SentItem
 from cua_rl.monitor.spool import Spool, Waiting
+from cua_rl.types.errors import CuaError, boundary
+from cua_rl.types.json_values import is_object
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any, Self
 from uuid import uuid4
 
 from cua_rl import events
-from cua_rl.conversation import EncodedImage
 from cua_rl.database.turn_writer import turn_columns
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, StopReason, Turn
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Rollout, StopReason, Turn
 
 Reference = tuple[str, str]
 """Kind and client id of an item."""

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 import cua_rl.models
 from cua_rl.database.models import TurnRow
-from cua_rl.json_types import mapping, sequence
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite
 from cua_rl.monitor.rollout_queries import find_rollout
+from cua_rl.types.json_values import mapping, sequence
 
 _TINY_MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
 

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import select
 
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
-from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Database
 from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Speed, Spread, Workload
 from cua_rl.sampling.config import DEFAULT_NUM_SEQS
+from cua_rl.types.errors import ConfigError
 
 _LARGEST_SIGMA = 2.0  # with a larger one, single outliers would dominate the mean
 

@@ -7,11 +7,11 @@ from typing import cast
 
 import chz
 
+from cua_rl.command_line.fields import Given, setting, with_presets
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.errors import ConfigError
 from cua_rl.run.training_config import CLIConfig, train_presets
 from cua_rl.run_folder.log_directory import load_settings
-from cua_rl.settings import Given, setting, with_presets
+from cua_rl.types.errors import ConfigError
 
 _RECORDED = (
     *("model_name", "lora_rank", "max_turns", "max_tokens", "group_size", "groups_per_batch"),

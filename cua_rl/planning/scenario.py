@@ -7,7 +7,7 @@ from math import log
 from pathlib import Path
 from random import Random
 
-from cua_rl.errors import ConfigError
+from cua_rl.command_line.fields import with_values
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
@@ -26,7 +26,7 @@ from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import find_model
-from cua_rl.settings import with_values
+from cua_rl.types.errors import ConfigError
 
 _PHONE_TOKENS = 2550  # a screenshot of 1080x2400
 _REQUEST_SIGMA = 0.5  # typical spread of answer lengths of one model

@@ -24,7 +24,7 @@ from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import (
+from cua_rl.types.rollout import (
     AdapterRef,
     AgentTurn,
     Datum,

@@ -18,21 +18,21 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Row, select
 
+from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
-from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import Confusion, Judged, calibration_json, confusion, confusion_by
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
 from cua_rl.judge.judge import Judge
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement
 from cua_rl.monitor.databases import Database
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
-from cua_rl.settings import check_numbers, setting
+from cua_rl.types.errors import ConfigError, JudgeError
+from cua_rl.types.judgement import Judgement
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 

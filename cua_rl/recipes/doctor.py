@@ -12,12 +12,12 @@ from pathlib import Path
 import chz
 from rich.console import Console
 
+from cua_rl.command_line.fields import setting, with_presets
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.run.training_config import TRAIN_PRESETS, TRAIN_SECTIONS, CLIConfig, train_presets
 from cua_rl.run_folder.log_directory import run_folder
-from cua_rl.settings import setting, with_presets
+from cua_rl.types.errors import ConfigError, CuaError, boundary
 
 
 @with_presets(train_presets, explain_field, accept_value)

@@ -11,16 +11,16 @@ from pathlib import Path
 import chz
 from sqlalchemy import func, select
 
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Group, RolloutRow, Screenshot, Step
-from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
 from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
-from cua_rl.settings import setting
+from cua_rl.types.errors import ConfigError
 
 
 @chz.chz

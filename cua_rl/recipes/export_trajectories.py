@@ -12,8 +12,8 @@ from typing import Literal
 
 import chz
 
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.atif import AtifWriter
 from cua_rl.exchange.parquet import ParquetWriter, require_pyarrow
 from cua_rl.exchange.records import RolloutRecord, load_rollout_records, load_run
@@ -21,7 +21,7 @@ from cua_rl.exchange.rows import encode_record, encode_run
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
-from cua_rl.settings import setting
+from cua_rl.types.errors import ConfigError
 
 
 @chz.chz

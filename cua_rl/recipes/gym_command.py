@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from cua_rl.command_line.parsing import CONFIG_FILE, HELP_WORDS
 from cua_rl.command_line.recipe import quiet_if_nobody_reads, report_error
-from cua_rl.errors import ConfigError
 from cua_rl.host.environment_file import load_environment_file
 from cua_rl.recipes import train
+from cua_rl.types.errors import ConfigError
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "gym_base_url": ("gym",),

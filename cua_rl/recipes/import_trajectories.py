@@ -20,11 +20,11 @@ from typing import Literal
 
 import chz
 
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.exchange.atif import read_atif
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, NoCounterpart
 from cua_rl.exchange.formats import Format, Told, read_trajectories
@@ -38,7 +38,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
-from cua_rl.settings import setting
+from cua_rl.types.errors import ConfigError, boundary
 
 _PER_STEP = 100
 """Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.planning.plan_config import PLAN_SECTIONS, PlanConfig
 from cua_rl.run.training_config import TRAIN_PRESETS
+from cua_rl.types.errors import ConfigError, boundary
 
 
 async def cli_main(config: PlanConfig) -> None:

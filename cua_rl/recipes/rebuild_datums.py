@@ -19,7 +19,6 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Step, Training
 from cua_rl.database.queries import find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.advantages import ScoredGroup
@@ -27,6 +26,7 @@ from cua_rl.rl.datums import build_batch, datums_sha256
 from cua_rl.run_folder.earlier_attempt import settings_at
 from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.run_folder.recorded_run import open_run_database
+from cua_rl.types.errors import ConfigError, DatabaseError
 
 
 @chz.chz

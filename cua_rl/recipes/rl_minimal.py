@@ -35,7 +35,7 @@ from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.types import Datum, RolloutGroup, SamplingParams
+from cua_rl.types.rollout import Datum, RolloutGroup, SamplingParams
 
 NUM_STEPS = 24
 GROUPS_PER_BATCH = 16  # task instances per step

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.masking import MaskingFormatter
+from cua_rl.host.masking import MaskingFormatter
 from cua_rl.workers.worker_config import WorkerConfig
 
 

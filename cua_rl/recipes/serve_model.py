@@ -12,9 +12,9 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.fields import Given, check_numbers, setting, with_presets, with_values
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.host.processes import free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.machine.gpus import plan_gpus, visible_gpus
@@ -25,8 +25,8 @@ from cua_rl.run_folder.model_folder import fetch_weights, find_max_model_len, fi
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
-from cua_rl.settings import Given, check_numbers, setting, with_presets, with_values
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError, boundary
 
 _SHORTEST_KEY = 16
 

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
-from cua_rl.errors import ConfigError
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import is_loopback
-from cua_rl.http_server import serve_app
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
-from cua_rl.settings import setting
+from cua_rl.types.errors import ConfigError
 
 DEFAULT_PORT = 8720
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import ConfigError, TrainerDeathError
 from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.host.users import computing_prefix
 from cua_rl.machine.gpus import visible_gpus
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.model_folder import fetch_weights, find_model
-from cua_rl.settings import check_numbers, setting
 from cua_rl.training.endpoints import rank_environment
 from cua_rl.training.link import TOKEN_VARIABLE, Address, parse_address, require_token
+from cua_rl.types.errors import ConfigError, TrainerDeathError
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Never
 
-from cua_rl.conversation import ParsedAnswer, ParseFailure, Tool, ToolCall
-from cua_rl.json_types import is_object, mapping
 from cua_rl.renderers import function_calls
 from cua_rl.renderers.function_calls import FailureKind, MalformedCallError
+from cua_rl.types.conversation import ParsedAnswer, ParseFailure, Tool, ToolCall
+from cua_rl.types.json_values import is_object, mapping
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"

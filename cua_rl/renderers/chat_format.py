@@ -27,12 +27,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cua_rl.conversation import EncodedImage, Message, SampledAnswer
-from cua_rl.errors import ConfigError
-from cua_rl.json_types import mapping
 from cua_rl.renderers import function_calls
 from cua_rl.renderers.answers import JSON_CALL_FORM, write_answer, write_function_answer
 from cua_rl.renderers.replay import ReplayedItem, WriteAnswer
+from cua_rl.types.conversation import EncodedImage, Message, SampledAnswer
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import mapping
 
 _ANSWER = "<|im_start|>assistant\n"
 _OPEN, _CLOSE = "<think>", "</think>"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cua_rl.conversation import Tool, ToolCall
-from cua_rl.json_types import is_array, is_object, mapping, sequence
+from cua_rl.types.conversation import Tool, ToolCall
+from cua_rl.types.json_values import is_array, is_object, mapping, sequence
 
 FailureKind = Literal["json", "tool_call_form", "unclosed", "tool_name", "tool_arguments"]
 CALL_FORM = (

@@ -5,10 +5,10 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 
-from cua_rl.conversation import EncodedImage, ImageFormat
-from cua_rl.json_types import is_array, is_object
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.openai_fields import FieldPath
+from cua_rl.types.conversation import EncodedImage, ImageFormat
+from cua_rl.types.json_values import is_array, is_object
 
 _HEAD = re.compile(r"data:image/(?:png|jpeg|jpg);base64,")
 _MAGIC: Mapping[ImageFormat, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff"}

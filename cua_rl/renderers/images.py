@@ -14,9 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from cua_rl.errors import ConfigError
-from cua_rl.json_types import is_object, mapping
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_object, mapping
 
 MAX_ASPECT_RATIO = 200
 _ORIENTATION_TAG = 0x0112

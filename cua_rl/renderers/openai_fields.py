@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cua_rl.json_types import Json, is_array, is_object
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.json_values import Json, is_array, is_object
 
 
 class FieldPath(str):

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from cua_rl.conversation import (
+from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at, optional_list_at, optional_text_at, text_at
+from cua_rl.renderers.request_error import RequestError as RequestError
+from cua_rl.types.conversation import (
     EncodedImage,
     Item,
     Message,
@@ -21,10 +24,7 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
-from cua_rl.json_types import Json, is_object
-from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at, optional_list_at, optional_text_at, text_at
-from cua_rl.renderers.request_error import RequestError as RequestError
+from cua_rl.types.json_values import Json, is_object
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from cua_rl.conversation import (
+from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat, qwen3_5_format
+from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
+from cua_rl.renderers.replay import ReplayedItem, replay, text_of
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.types.conversation import (
     EncodedImage,
     Item,
     Message,
@@ -24,13 +29,8 @@ from cua_rl.conversation import (
     Tool,
     ToolResult,
 )
-from cua_rl.errors import ConfigError
-from cua_rl.renderers.answers import parse_answer
-from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat, qwen3_5_format
-from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
-from cua_rl.renderers.replay import ReplayedItem, replay, text_of
-from cua_rl.renderers.request_error import ContextOverflow, RequestError
-from cua_rl.types import EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import EncodedTextChunk, ImageChunk, ModelInput
 
 CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 """Part of the models that we make; on `replay`ed conversations it renders the same as `Qwen3VLRenderer`."""

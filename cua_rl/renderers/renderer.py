@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cua_rl.errors import ConfigError
-from cua_rl.families import FAMILIES
 from cua_rl.renderers.chat_format import is_thinking_model
+from cua_rl.renderers.families import FAMILIES
 from cua_rl.renderers.qwen3_vl import (
     Qwen3VLRenderer,
     load_qwen2_5_vl,
@@ -15,6 +14,7 @@ from cua_rl.renderers.qwen3_vl import (
     load_qwen3_vl,
     load_qwen3_vl_thinking,
 )
+from cua_rl.types.errors import ConfigError
 
 Renderer = Qwen3VLRenderer
 """One class renders every supported family; loaders differ in its chat format and image settings."""

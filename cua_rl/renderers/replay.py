@@ -27,9 +27,18 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Protocol
 
-from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    Reasoning,
+    SampledAnswer,
+    TextPart,
+    ToolCall,
+    ToolResult,
+)
 
 
 class WriteAnswer(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
 from cua_rl.metrics import merge_metrics
 from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.step_line import num_of

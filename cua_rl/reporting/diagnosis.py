@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cua_rl.errors import first_error
-from cua_rl.masking import known_secrets, mask_known, mask_secrets
+from cua_rl.host.masking import known_secrets, mask_known, mask_secrets
 from cua_rl.reporting.json_lines import write_text
+from cua_rl.types.errors import first_error
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cua_rl.json_types import is_object
+from cua_rl.types.json_values import is_object
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.reporting.json_lines import append_record
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

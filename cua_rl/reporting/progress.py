@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
 from cua_rl.reporting.pace import Attempt, Span, TimeLeft, evaluations_due
 from cua_rl.reporting.step_line import (
     format_duration,

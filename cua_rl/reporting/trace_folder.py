@@ -13,12 +13,12 @@ from typing import Self
 
 from PIL import Image, ImageDraw
 
-from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import CuaError, boundary
 from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
-from cua_rl.masking import printable
-from cua_rl.types import Rollout, Turn
+from cua_rl.host.masking import printable
+from cua_rl.types.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import CuaError, boundary
+from cua_rl.types.rollout import Rollout, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cua_rl.actions import Wait
-from cua_rl.judgement import Validation
-from cua_rl.types import StopReason, Turn
+from cua_rl.types.actions import Wait
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from importlib import import_module
 from math import fsum, isclose
 
-from cua_rl.errors import ConfigError, boundary
-from cua_rl.judgement import MAX_REWARD, Validation
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
@@ -21,7 +19,9 @@ from cua_rl.rewards.reward import (
     score_reward,
     shaped_reward,
 )
-from cua_rl.types import Reward, StopReason
+from cua_rl.types.errors import ConfigError, boundary
+from cua_rl.types.judgement import MAX_REWARD, Validation
+from cua_rl.types.rollout import Reward, StopReason
 
 REWARDS: Mapping[str, RewardFunction] = {
     "binary": binary_reward,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import fsum
 
 from cua_rl.rewards.evidence import Evidence
-from cua_rl.types import Reward
+from cua_rl.types.rollout import Reward
 
 RewardFunction = Callable[[Evidence], Reward]
 """Evidence of a finished rollout -> its reward."""

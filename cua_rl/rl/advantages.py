@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import fsum, sqrt
 from typing import Literal
 
-from cua_rl.types import Datum, RolloutGroup
+from cua_rl.types.rollout import Datum, RolloutGroup
 
 AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
 

@@ -58,7 +58,7 @@ from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Datum, Rollout
+from cua_rl.types.rollout import AdapterRef, Datum, Rollout
 
 logger = logging.getLogger(__name__)
 

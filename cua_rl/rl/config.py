@@ -4,8 +4,8 @@ from typing import Literal
 
 import chz
 
+from cua_rl.command_line.fields import setting
 from cua_rl.rl.advantages import AdvantageKind
-from cua_rl.settings import setting
 from cua_rl.training.config import LearningConfig, LossConfig
 
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from cua_rl.reporting.json_lines import append_record, read_records, write_records
 from cua_rl.tasks.task import Task, Template
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types.rollout import Rollout, RolloutGroup
 
 FADE = 0.8  # a running success rate looks back about 1 / (1 - FADE) = 5 groups
 FLOOR = 0.1  # a task that is always or never solved keeps this share of the largest weight

@@ -14,7 +14,7 @@ from itertools import compress, groupby
 from operator import ne
 
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.types import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
 
 TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 

@@ -25,9 +25,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cua_rl.errors import TrainingError
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.types import RolloutGroup
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

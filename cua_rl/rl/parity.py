@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress, count, groupby
 
-from cua_rl.errors import ParityError
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.types.errors import ParityError
+from cua_rl.types.rollout import Datum, ImageChunk
 
 LIKELY_CAUSES = (
     "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, "

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cua_rl.errors import TrainingError
 from cua_rl.sampling.canary import Canary, canary_datum, scored_tokens
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart, Probe
-from cua_rl.types import AdapterRef, ModelInput
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import AdapterRef, ModelInput
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
 PROBE_STRENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # models differ in how much an adapter changes them

@@ -29,7 +29,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepResult
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams, StopReason
+from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
 

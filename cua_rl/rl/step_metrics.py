@@ -7,7 +7,7 @@ from statistics import pstdev
 
 from cua_rl.evaluation.statistics import mean_over_tasks
 from cua_rl.metrics import merge_metrics
-from cua_rl.types import Rollout, RolloutGroup, Turn
+from cua_rl.types.rollout import Rollout, RolloutGroup, Turn
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

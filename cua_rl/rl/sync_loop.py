@@ -12,7 +12,7 @@ from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup
+from cua_rl.types.rollout import AdapterRef, RolloutGroup
 
 
 async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:

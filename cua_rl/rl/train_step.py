@@ -8,16 +8,16 @@ from operator import mul
 from random import Random
 from typing import Protocol
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.metrics import merge_metrics
 from cua_rl.rl.advantages import divide_by_batch_std, penalise_divergence
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
-from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 
 Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import CheckError, ConfigError, TaskError
-from cua_rl.judgement import Validation
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
 from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import not_done, prepare, validate
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import CheckError, ConfigError, TaskError
+from cua_rl.types.judgement import Validation
 
 logger = logging.getLogger(__name__)
 

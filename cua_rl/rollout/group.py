@@ -10,7 +10,7 @@ from uuid import uuid4
 from cua_rl.events import RolloutSource
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
+from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams
 
 _Ended = TypeVar("_Ended")
 

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from cua_rl.errors import SamplingError
 from cua_rl.host.system import free_memory_frac as measure_free_memory_frac
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.sampling.load import ServerLoad
-from cua_rl.types import Rollout
+from cua_rl.types.errors import SamplingError
+from cua_rl.types.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.environments.device import AgentReport, Device, ReportedDevice
-from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
+from cua_rl.host.masking import mask_known
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement, Validation
-from cua_rl.masking import mask_known
 from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
-from cua_rl.types import ModelTurn, StopReason, Turn
+from cua_rl.types.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
+from cua_rl.types.judgement import Judgement, Validation
+from cua_rl.types.rollout import ModelTurn, StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

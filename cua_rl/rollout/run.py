@@ -12,16 +12,16 @@ from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import CheckError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
 from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, AgentTurn, Rollout, SamplingParams, Turn
+from cua_rl.types.errors import CheckError, CuaError
+from cua_rl.types.rollout import AdapterRef, AgentTurn, Rollout, SamplingParams, Turn
 
 logger = logging.getLogger(__name__)
 

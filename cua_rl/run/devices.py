@@ -20,9 +20,9 @@ from cua_rl.environments.device import Grounder, Screen
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.environments.table import DEFAULT_DEVICE, ENVIRONMENTS, find_environment, parse_sources
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import ConfigError
 from cua_rl.run.rollout_config import RolloutConfig, Tasks
 from cua_rl.tasks.expert import Experts
+from cua_rl.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from cua_rl.agent.agent import RecordingAccess
-from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
     AttemptJob,
@@ -54,7 +53,8 @@ from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ModelServer
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import AdapterRef
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:

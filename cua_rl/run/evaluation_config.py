@@ -2,11 +2,11 @@
 
 import chz
 
+from cua_rl.command_line.fields import Given, setting, with_presets
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.environments.contract import PAID_DEVICES
-from cua_rl.json_types import mapping, sequence
 from cua_rl.run.rollout_config import ROLLOUT_SECTIONS, RolloutConfig, device_presets
-from cua_rl.settings import Given, setting, with_presets
+from cua_rl.types.json_values import mapping, sequence
 
 Models = list[dict[str, object]]
 

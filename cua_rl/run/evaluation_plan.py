@@ -13,11 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cua_rl.agent.history import History
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.environments.table import find_environment
-from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
-from cua_rl.json_types import is_object
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
@@ -38,11 +37,12 @@ from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import installed_platform
-from cua_rl.settings import with_values
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_object
+from cua_rl.types.rollout import SamplingParams
 
 logger = logging.getLogger(__name__)
 

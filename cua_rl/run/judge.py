@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError, boundary
+from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge
 from cua_rl.run_folder.log_directory import run_folder
-from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet
+from cua_rl.types.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.events import Recorder
+from cua_rl.host.masking import is_secret_name
 from cua_rl.host.processes import OwnedProcess, free_port
-from cua_rl.masking import is_secret_name
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from cua_rl.run.training_config import MonitorSettings
+from cua_rl.types.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 

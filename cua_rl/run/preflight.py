@@ -19,9 +19,8 @@ from PIL import Image
 
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
-from cua_rl.conversation import EncodedImage, Message, TextPart
+from cua_rl.command_line.fields import with_values
 from cua_rl.environments.device import Screen
-from cua_rl.errors import ConfigError
 from cua_rl.host.users import computing_environment
 from cua_rl.machine.prefix_cache import RolloutShape
 from cua_rl.monitor.sender import MonitorAddress
@@ -31,7 +30,8 @@ from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.server import ask_model_server
 from cua_rl.sampling.vllm_command import require_vllm
-from cua_rl.settings import with_values
+from cua_rl.types.conversation import EncodedImage, Message, TextPart
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

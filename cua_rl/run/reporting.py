@@ -5,7 +5,7 @@ import logging
 from contextlib import AsyncExitStack
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.masking import MaskingFormatter
+from cua_rl.host.masking import MaskingFormatter
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay

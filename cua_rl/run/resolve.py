@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cua_rl.errors import ConfigError
-from cua_rl.families import find_family
+from cua_rl.command_line.fields import with_values
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import load_model_sizes
+from cua_rl.renderers.families import find_family
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.model_folder import find_max_model_len
-from cua_rl.settings import with_values
+from cua_rl.types.errors import ConfigError
 
 FLOAT32_ROUNDING = 0.02
 """Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""

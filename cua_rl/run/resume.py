@@ -20,7 +20,7 @@ from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.types.rollout import AdapterRef, Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
 _REPLAY_CAPACITY = 2  # successes of a task

@@ -5,14 +5,14 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.command_line.fields import Given, check_numbers, setting
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import BoxType, Environment
 from cua_rl.environments.table import ENVIRONMENTS, TaskSources, find_environment
-from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
-from cua_rl.judgement import MAX_REWARD
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.settings import Given, check_numbers, setting
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.judgement import MAX_REWARD
 
 Tasks = dict[str, object] | list[dict[str, object]]
 

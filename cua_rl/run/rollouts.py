@@ -19,8 +19,8 @@ from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History, make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentServer
 from cua_rl.agent.ui_tars import UiTars
+from cua_rl.command_line.fields import with_values
 from cua_rl.environments.contract import Environment
-from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
@@ -39,8 +39,8 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
-from cua_rl.settings import with_values
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.metrics import mean_of, merge_metrics
@@ -24,11 +25,10 @@ from cua_rl.run.sft_plan import PreparedSft, log_path, plan_sft, require_same_ru
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
-from cua_rl.settings import with_values
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 
 
 async def run_sft(config: SftConfig) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.fields import Given, check_numbers, setting, with_presets
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.run.rollout_config import RunConfig
-from cua_rl.settings import Given, check_numbers, setting, with_presets
 from cua_rl.training.config import LearningConfig
 
 MAX_LORA_RANK = 512  # what vLLM accepts

@@ -9,11 +9,11 @@ from hashlib import sha256
 from math import ceil
 from pathlib import Path
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.database.session import database_url
 from cua_rl.environments.pool import DeviceBackend
 from cua_rl.environments.table import find_environment
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import MemoryBudget
@@ -39,12 +39,12 @@ from cua_rl.run_folder.model_folder import (
     require_trainable,
 )
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.settings import with_values
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
-from cua_rl.types import Datum, ImageChunk, Rollout
+from cua_rl.types.errors import ConfigError, DatabaseError
+from cua_rl.types.rollout import Datum, ImageChunk, Rollout
 
 EXPERT_STEPS = 100
 _FIXED = (

@@ -16,10 +16,9 @@ from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import AdapterError, first_error
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
-from cua_rl.masking import mask_known
+from cua_rl.host.masking import mask_known
 from cua_rl.metrics import merge_metrics
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
@@ -53,7 +52,8 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart
-from cua_rl.types import AdapterRef, ModelInput
+from cua_rl.types.errors import AdapterError, first_error
+from cua_rl.types.rollout import AdapterRef, ModelInput
 from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
 from cua_rl.workers.worker_config import LINGER_S
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import chz
 
+from cua_rl.command_line.fields import Given, setting, with_presets
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.environments.contract import PAID_DEVICES
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
@@ -17,7 +18,6 @@ from cua_rl.run.rollout_config import (
     device_presets,
     given_environment,
 )
-from cua_rl.settings import Given, setting, with_presets
 from cua_rl.training.config import LossName
 from cua_rl.workers.worker_config import WorkerSettings
 

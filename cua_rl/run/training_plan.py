@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.processes import free_port, is_loopback
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform, visible_gpus
@@ -39,14 +39,14 @@ from cua_rl.run_folder.model_folder import (
     require_trainable,
 )
 from cua_rl.sampling.vllm_command import installed_platform
-from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ConfigError, DatabaseError
+from cua_rl.types.rollout import SamplingParams
 from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Literal
 
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.types.errors import ConfigError, boundary
 
 MANIFEST_NAME = "checkpoint.json"
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from cua_rl.command_line.fields import given_settings
 from cua_rl.command_line.parsing import make_config
 from cua_rl.command_line.plain_config import find_stored
 from cua_rl.command_line.settings import Setting, list_settings
 from cua_rl.command_line.values import UnfitValueError, as_argument, parse_value
-from cua_rl.errors import ConfigError, boundary
-from cua_rl.masking import MASK, is_secret_name
+from cua_rl.host.masking import MASK, is_secret_name
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run_folder.log_directory import (
     Behavior,
@@ -33,7 +33,7 @@ from cua_rl.run_folder.log_directory import (
     read_checkpoints,
 )
 from cua_rl.run_folder.model_folder import repository_of
-from cua_rl.settings import given_settings
+from cua_rl.types.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")

@@ -20,10 +20,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from cua_rl.errors import ConfigError, boundary
 from cua_rl.host.system import is_locked
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
 from cua_rl.run_folder.checkpoints import find_damage
+from cua_rl.types.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 

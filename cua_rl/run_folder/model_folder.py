@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cua_rl.errors import ConfigError, boundary
-from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.families import FAMILIES, LoraModule
 from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.checkpoints import find_file_damage
+from cua_rl.types.errors import ConfigError, boundary
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384

@@ -10,9 +10,9 @@ from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Training
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.session import check_connection, database_url
-from cua_rl.errors import ConfigError
 from cua_rl.monitor.databases import Database, open_database
 from cua_rl.monitor.run_folders import has_database
+from cua_rl.types.errors import ConfigError
 
 
 @asynccontextmanager

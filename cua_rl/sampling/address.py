@@ -2,7 +2,7 @@
 
 import httpx
 
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """Holds the key of the model server, in the environment of vLLM and of the run."""

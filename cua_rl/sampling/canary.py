@@ -11,10 +11,10 @@ from typing import Any
 
 from PIL import Image
 
-from cua_rl.conversation import EncodedImage, Message, TextPart, ToolCall
-from cua_rl.errors import AdapterError
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput
+from cua_rl.types.conversation import EncodedImage, Message, TextPart, ToolCall
+from cua_rl.types.errors import AdapterError
+from cua_rl.types.rollout import AdapterRef, Datum, EncodedTextChunk, ModelInput
 
 _PART_OF_CHANGE = 0.1
 """Share of the adapter's effect that may be missing beyond rounding; one module without its update exceeds it."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Self
 from uuid import uuid4
 
-from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.sampling.canary import Canary
 from cua_rl.sampling.load import ServerLoad, fullest
 from cua_rl.sampling.replica import Replica, ReplicaLost
 from cua_rl.sampling.server import ModelServer, ServedModel
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.types.rollout import AdapterRef
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import chz
 
-from cua_rl.settings import AT_MOST_A_DAY, setting
+from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 
 DEFAULT_NUM_SEQS, DEFAULT_IMAGES = 128, 32
 _CONTEXT_TOKENS = 4096

@@ -22,15 +22,13 @@ from uuid import uuid4
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import Item, ParsedAnswer, SampledAnswer, Tool
-from cua_rl.errors import ConfigError, SamplingError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
+from cua_rl.host.request_limits import host_name
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
-from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
@@ -52,7 +50,9 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types.conversation import Item, ParsedAnswer, SampledAnswer, Tool
+from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -21,13 +21,13 @@ from starlette.routing import Route
 
 from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
-from cua_rl.errors import ConfigError, SamplingError
-from cua_rl.json_types import is_object, mapping
-from cua_rl.masking import make_key
+from cua_rl.host.masking import make_key
+from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
-from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
+from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.json_values import is_object, mapping
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -16,12 +16,12 @@ from starlette.routing import Route
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutOver
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import DeviceError
-from cua_rl.json_types import is_object
+from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, read_json, require_json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_json, require_json
 from cua_rl.sampling.gateway_app import UnknownRollout, require_host
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.json_values import is_object
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from cua_rl.json_types import Json, is_array, is_object
+from cua_rl.host.request_limits import host_name
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
-from cua_rl.request_limits import host_name
+from cua_rl.types.json_values import Json, is_array, is_object
 
 MAX_IMAGE_BYTES = 20 * 2**20
 _MAX_REQUEST_BYTES = 256 * 2**20

@@ -6,8 +6,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cua_rl.conversation import Item, Message, ParsedAnswer, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
-from cua_rl.json_types import is_array, is_object
+from cua_rl.types.conversation import (
+    Item,
+    Message,
+    ParsedAnswer,
+    Reasoning,
+    SampledAnswer,
+    TextPart,
+    ToolCall,
+    ToolResult,
+)
+from cua_rl.types.json_values import is_array, is_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

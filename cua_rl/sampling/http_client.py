@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import aiohttp
 
-from cua_rl.json_types import is_object, mapping
 from cua_rl.sampling.address import bearer, split_address
+from cua_rl.types.json_values import is_object, mapping
 
 _CONNECT_TIMEOUT_S, _GET_TIMEOUT_S, _PUT_TIMEOUT_S = 10.0, 10.0, 900.0
 _NO_SERVER = (502, 503, 504)  # so a proxy says that the server behind it does not answer

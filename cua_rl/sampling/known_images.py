@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from cua_rl.json_types import JsonDict, is_array, is_object, mapping, sequence
 from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.types.json_values import JsonDict, is_array, is_object, mapping, sequence
 
 _FIRST_VERSION = (0, 32)
 """The oldest version tested; a server that ignores names would leave the images out of the prompt."""

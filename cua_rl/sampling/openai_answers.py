@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cua_rl.conversation import Item, ParsedAnswer, ToolCall
-from cua_rl.json_types import JsonDict
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.sampling.history_replay import visible_items
-from cua_rl.types import ModelTurn
+from cua_rl.types.conversation import Item, ParsedAnswer, ToolCall
+from cua_rl.types.json_values import JsonDict
+from cua_rl.types.rollout import ModelTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from cua_rl.errors import SamplingError
 from cua_rl.sampling.load import ServerLoad
+from cua_rl.types.errors import SamplingError
 
 _T = TypeVar("_T")
 

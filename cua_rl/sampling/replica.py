@@ -8,15 +8,15 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
-from cua_rl.json_types import mapping, sequence
 from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_PATH
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.load import ServerLoad, parse_load
 from cua_rl.sampling.progress import ServerStalled, wait_while_progressing
 from cua_rl.sampling.server import ModelServer
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import AdapterError, ConfigError, SamplingError, boundary
+from cua_rl.types.json_values import mapping, sequence
+from cua_rl.types.rollout import AdapterRef
 
 if TYPE_CHECKING:
     from cua_rl.sampling.http_client import HttpReply

@@ -15,16 +15,16 @@ from typing import Any, Self
 
 import httpx
 
-from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.host.masking import make_key
 from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import computing_prefix
-from cua_rl.masking import make_key
 from cua_rl.sampling.adapter_upload import UPLOAD_PATH
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
 from cua_rl.sampling.config import START_TIMEOUT_S, ServerConfig
 from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+from cua_rl.types.errors import ConfigError, SamplingError
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from cua_rl.errors import ConfigError
-from cua_rl.families import find_family
 from cua_rl.host.users import computing_environment
+from cua_rl.renderers.families import find_family
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.sampling.config import (
@@ -25,6 +24,7 @@ from cua_rl.sampling.config import (
     GPU_MEMORY_UTILIZATION,
     ServerConfig,
 )
+from cua_rl.types.errors import ConfigError
 
 _FOR_DOWNLOADS = ("HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from cua_rl.conversation import Item, Tool
-from cua_rl.errors import SamplingError
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.known_images import name_images
-from cua_rl.types import Chunk, EncodedTextChunk, ModelInput, SamplingParams
+from cua_rl.types.conversation import Item, Tool
+from cua_rl.types.errors import SamplingError
+from cua_rl.types.rollout import Chunk, EncodedTextChunk, ModelInput, SamplingParams
 
 RESPONSES_PATH = "/v1/responses"
 

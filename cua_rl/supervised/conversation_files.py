@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from cua_rl.errors import ConfigError, boundary
-from cua_rl.json_types import is_array, is_object, mapping, sequence
 from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.types.errors import ConfigError, boundary
+from cua_rl.types.json_values import is_array, is_object, mapping, sequence
+from cua_rl.types.rollout import Datum, ImageChunk
 
 _KNOWN: Mapping[str, frozenset[str]] = {
     "messages": frozenset({"messages", "tools"}),

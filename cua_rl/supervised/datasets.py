@@ -7,14 +7,14 @@ from random import Random
 from typing import Protocol
 
 from cua_rl.environments.pool import DeviceBackend
-from cua_rl.errors import ConfigError, TaskError
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.task_loader import TaskSet
 from cua_rl.tasks.expert import Experts
 from cua_rl.tasks.readiness import instruct, prepare
 from cua_rl.tasks.task import Task
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError, TaskError
+from cua_rl.types.rollout import Datum
 
 Example = tuple[Datum, ...]
 """One conversation; several sequences if later prompts do not extend the earlier ones."""

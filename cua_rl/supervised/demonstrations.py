@@ -13,14 +13,14 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall
 from cua_rl.environments.device import Device
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.tasks.expert import Expert
-from cua_rl.types import AgentTurn, Datum
+from cua_rl.types.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall
+from cua_rl.types.rollout import AgentTurn, Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ The renderer of the model that learns writes them as text.
 
 import json
 
-from cua_rl import actions
 from cua_rl.agent.tools import MAX_COORDINATE, tool_for
-from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Finish
+from cua_rl.types import actions
+from cua_rl.types.conversation import EncodedImage, Reasoning, ToolCall
+from cua_rl.types.errors import TaskError
 
 COORDINATE_STEP = 5
 """Experts click at multiples of this, 0-1000 on both axes: the tiny model has a token for each."""

@@ -17,8 +17,8 @@ from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.queries import find_training, latest_trainings
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.session import check_connection, open_sessions
-from cua_rl.errors import ConfigError, DatabaseError, boundary
-from cua_rl.types import Rollout
+from cua_rl.types.errors import ConfigError, DatabaseError, boundary
+from cua_rl.types.rollout import Rollout
 
 _NUM_AT_A_TIME = 100
 

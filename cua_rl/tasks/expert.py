@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from cua_rl.actions import Action
 from cua_rl.environments.device import Device
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar, cast
 
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 T = TypeVar("T")
 

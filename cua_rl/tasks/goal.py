@@ -11,10 +11,10 @@ from typing import Literal, cast, get_args
 
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.query_values import Values
-from cua_rl.errors import ConfigError
-from cua_rl.judgement import Validation
 from cua_rl.tasks.answers import is_answer
 from cua_rl.tasks.fields import read_mapping, require_known
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.judgement import Validation
 
 How = Literal["equals", "includes", "told"]
 Suggest = Callable[[str, str], Sequence[str]]

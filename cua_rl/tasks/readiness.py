@@ -4,9 +4,9 @@ import time
 from dataclasses import replace
 
 from cua_rl.environments.device import Device
-from cua_rl.errors import AbsentError, CheckError, TaskError, UnusableError, boundary
-from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import AbsentError, CheckError, TaskError, UnusableError, boundary
+from cua_rl.types.judgement import Validation
 
 
 async def prepare(task: Task, device: Device) -> None:

@@ -8,8 +8,8 @@ from typing import Literal, cast, get_args
 
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.judgement import Validation
 from cua_rl.tasks.fields import Fields
+from cua_rl.types.judgement import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]

@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cua_rl.errors import TrainingError
 from cua_rl.training import wire
 from cua_rl.training.losses import LossTokens
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk
 
 Grid = tuple[int, int, int]
 """Patches of an image in time, height and width, before merging."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cua_rl.errors import TrainingError
 from cua_rl.training.folders import write_folder
+from cua_rl.types.errors import TrainingError
 
 _MANIFEST = "checkpoint.json"
 _STATE = "trainer_state.pt"

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
@@ -17,7 +16,8 @@ from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.link import ControllerLink, parse_address, require_token
 from cua_rl.training.recovery import Journal, require_same
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
+from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import chz
 
-from cua_rl.families import LoraModule
-from cua_rl.settings import setting
+from cua_rl.command_line.fields import setting
+from cua_rl.renderers.families import LoraModule
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Loader = Literal["hf", "unsloth"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import FunctionCtx
 
-from cua_rl.errors import TrainingError
+from cua_rl.types.errors import TrainingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

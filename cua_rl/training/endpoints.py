@@ -11,12 +11,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from cua_rl.errors import TrainerDeathError
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import computing_environment, computing_prefix
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.link import Address, ControllerLink
+from cua_rl.types.errors import TrainerDeathError
 
 logger = logging.getLogger(__name__)
 

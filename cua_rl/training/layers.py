@@ -24,8 +24,8 @@ from transformers.core_model_loading import Transpose, WeightConverter
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.context import ALONE, Context
+from cua_rl.types.errors import ConfigError
 
 PACKED_ATTENTION = "cua_rl_packed"
 """The name of `packed_attention` in Transformers, which builds no mask for it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.config import Kernels, Loader
+from cua_rl.types.errors import ConfigError
 
 _UNSLOTH_REMEDY = (
     "install it where the trainer runs (pip install unsloth; while it needs an older Transformers than this package, "

@@ -1,9 +1,9 @@
 """The connection between the controller and rank 0: frames on a Unix socket, or authenticated frames over TCP.
 
 A frame is a length of eight bytes (big endian), over TCP an authentication code of 32 bytes, and a message of `wire.py`
-as `cua_rl.codec` writes it. A Unix socket lies in a private folder. Over TCP, both sides first prove that they know a
-token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They are not
-encrypted.
+as `cua_rl.types.codec` writes it. A Unix socket lies in a private folder. Over TCP, both sides first prove that they
+know a token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They are
+not encrypted.
 
 Does not import torch.
 """
@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cua_rl.codec import decode, encode
-from cua_rl.errors import ConfigError
 from cua_rl.training import wire
+from cua_rl.types.codec import decode, encode
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

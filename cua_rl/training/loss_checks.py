@@ -1,7 +1,7 @@
 """Checks loss settings before a model loads. Does not import torch."""
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.config import LossConfig
+from cua_rl.types.errors import ConfigError
 
 
 def check_loss_config(config: LossConfig) -> None:

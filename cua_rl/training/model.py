@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForImageTextToText
 
-from cua_rl.errors import ConfigError, TrainingError
-from cua_rl.families import FAMILIES, Family
+from cua_rl.renderers.families import FAMILIES, Family
 from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.checkpoint import gather_whole, shard_like
@@ -45,6 +44,7 @@ from cua_rl.training.libraries import load_with_unsloth
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import Place, shard_weights
 from cua_rl.training.vision import BLANKS
+from cua_rl.types.errors import ConfigError, TrainingError
 
 
 class PolicyModel:

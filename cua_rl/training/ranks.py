@@ -32,9 +32,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from cua_rl.codec import Codec, Put, Take
-from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.context import ALONE, Context
+from cua_rl.types.codec import Codec, Put, Take
+from cua_rl.types.errors import ConfigError, TrainingError
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cua_rl.errors import TrainingError
 from cua_rl.training import wire
+from cua_rl.types.errors import TrainingError
 
 _WORK_PER_CUT = 20.0  # a cut may take a twentieth of the time; short steps share one
 

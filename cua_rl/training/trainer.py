@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cua_rl.errors import TrainingError
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import checkpoint, wire
 from cua_rl.training.batching import (
@@ -36,7 +35,8 @@ from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_s
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import Datum, ImageChunk
 
 _T = TypeVar("_T")
 _RESULTS = tuple[tuple[MicroBatch, ...], tuple[TokenScores, ...], tuple[TokenLoss, ...], str | None]

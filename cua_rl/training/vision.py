@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from cua_rl.errors import TrainingError
 from cua_rl.training.batching import Grid, pack_greedily
-from cua_rl.types import ImageChunk
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import ImageChunk
 
 _MAX_PATCHES = 8192
 """Patches per pass of the vision tower, at most."""

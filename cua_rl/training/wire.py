@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

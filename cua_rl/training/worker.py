@@ -19,16 +19,16 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from cua_rl.codec import decode
-from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
+from cua_rl.command_line.fields import with_values
 from cua_rl.host.system import refuse_inspection
-from cua_rl.settings import with_values
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import Address, WorkerLink, parse_address, require_token
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
+from cua_rl.types.codec import decode
+from cua_rl.types.errors import ConfigError, CuaError, TrainingError, boundary
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from math import ceil
 
 import chz
 
+from cua_rl.command_line.fields import walk_settings, with_values
 from cua_rl.command_line.recipe import EXIT_CONFIG
 from cua_rl.command_line.values import as_argument
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import ConfigError, CuaError, boundary
 from cua_rl.events import Recorder
+from cua_rl.host.http_server import serve_app
+from cua_rl.host.masking import is_secret_name, make_key, remember_secrets
 from cua_rl.host.processes import OwnedProcess
-from cua_rl.http_server import serve_app
-from cua_rl.masking import is_secret_name, make_key, remember_secrets
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.run.devices import OpenDevices, open_devices
@@ -32,7 +32,7 @@ from cua_rl.run.rollouts import configured_history, make_runner, open_gateway
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import PreparedTraining, sampling_params
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.settings import walk_settings, with_values
+from cua_rl.types.errors import ConfigError, CuaError, boundary
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner
 from cua_rl.workers.worker_app import make_worker_app
 from cua_rl.workers.worker_config import TOKEN_VARIABLE

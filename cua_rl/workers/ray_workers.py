@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cua_rl.command_line.parsing import make_config
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 _connecting = Lock()
 

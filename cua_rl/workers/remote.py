@@ -16,10 +16,10 @@ from typing import Protocol
 from uuid import uuid4
 
 from cua_rl.environments.pool_meter import MeterReading, merge_readings
-from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.types import AdapterRef, Rollout, StopReason
+from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.types.rollout import AdapterRef, Rollout, StopReason
 from cua_rl.workers.worker_wire import (
     Ended,
     Failure,

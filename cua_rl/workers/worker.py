@@ -11,12 +11,12 @@ from typing import Protocol
 
 import aiohttp
 
-from cua_rl.codec import decode, encode
-from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.types import AdapterRef
+from cua_rl.types.codec import decode, encode
+from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.types.rollout import AdapterRef
 from cua_rl.workers.worker_wire import (
     Ended,
     Failure,

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cua_rl.codec import MessageError, decode, encode
-from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_body
+from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, read_body
+from cua_rl.types.codec import MessageError, decode, encode
 from cua_rl.workers.remote import RemoteRunner, WorkerRefused
 from cua_rl.workers.worker_wire import Ended, Hello, Report
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 import chz
 
-from cua_rl.errors import ConfigError
+from cua_rl.command_line.fields import AT_MOST_A_DAY, check_numbers, setting
 from cua_rl.run.rollout_config import GatewaySettings
-from cua_rl.settings import AT_MOST_A_DAY, check_numbers, setting
+from cua_rl.types.errors import ConfigError
 
 TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
 """Holds the token with which workers authenticate; a run without it generates one for its own workers."""

@@ -1,4 +1,4 @@
-"""Messages between the controller and its rollout workers; `cua_rl.codec` writes and reads them."""
+"""Messages between the controller and its rollout workers; `cua_rl.types.codec` writes and reads them."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from cua_rl.events import RolloutSource
 from cua_rl.sampling.server import ServedModel
-from cua_rl.types import AdapterRef, Rollout, SamplingParams
+from cua_rl.types.rollout import AdapterRef, Rollout, SamplingParams
 
 
 def code_version() -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 from uuid import UUID
 from zlib import crc32
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import GivenValues, make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.database.writer import write_worker_events
-from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.masking import remember_secrets
+from cua_rl.host.masking import remember_secrets
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.run.devices import open_devices, plan_devices
@@ -28,8 +28,8 @@ from cua_rl.run.training_plan import load_task_sets, sampling_params
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet
+from cua_rl.types.errors import ConfigError, DatabaseError
 from cua_rl.workers.worker import ControllerLink, GivenUp, Workplace, open_link, work
 from cua_rl.workers.worker_config import FLUSH_LINGER_S, LINGER_S, TOKEN_VARIABLE, WorkerConfig
 from cua_rl.workers.worker_wire import PlannedRollout, WorkerSetup

@@ -12,13 +12,13 @@ from typing import Self
 
 from PIL import Image
 
-from cua_rl.actions import Action, Click
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.contract import Environment, Loading, Source
 from cua_rl.environments.device import ActionRejected, DeviceAbilities, DeviceKind, Screen
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.goal import Goal, check_goal
 from cua_rl.tasks.task import Task, Template
+from cua_rl.types.actions import Action, Click
+from cua_rl.types.conversation import EncodedImage
 
 SCREEN = Screen(kind="browser", width_px=320, height_px=240)
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.recipe import report_error
-from cua_rl.errors import CuaError, boundary
+from cua_rl.types.errors import CuaError, boundary
 from scripts.red_team.devices import attack_browser, attack_files, attack_other_desktop, attack_site
 from scripts.red_team.doors import (
     attack_connections,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import psutil
 
-from cua_rl.errors import CuaError
+from cua_rl.types.errors import CuaError
 from scripts.red_team.floods import Cost, small_cost
 from scripts.red_team.targets import ALL_CANARIES, CANARIES, Devices, LiveRun
 

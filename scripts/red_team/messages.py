@@ -20,13 +20,13 @@ from pathlib import Path
 import httpx
 import psutil
 
-from cua_rl.errors import CuaError, boundary
 from cua_rl.evaluation.attempts import NoRecorder
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
-from cua_rl.http_server import serve_app
 from cua_rl.training import wire
 from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import CuaError, boundary
+from cua_rl.types.rollout import AdapterRef
 from cua_rl.workers.remote import RemoteRunner
 from cua_rl.workers.worker import open_link
 from cua_rl.workers.worker_app import make_worker_app

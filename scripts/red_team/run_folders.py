@@ -35,7 +35,7 @@ asyncio.run(main(Path(sys.argv[1])))
 OPEN = """
 import asyncio, sys
 from cua_rl.command_line.recipe import report_error
-from cua_rl.errors import CuaError
+from cua_rl.types.errors import CuaError
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.supervised.recorded import open_recorded_run
 async def main(way, folder):

@@ -20,8 +20,8 @@ import psycopg.conninfo
 from psycopg.sql import SQL, Identifier
 
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import CuaError, boundary
 from cua_rl.host.sandbox import can_sandbox
+from cua_rl.types.errors import CuaError, boundary
 from scripts.red_team.findings import Finding, Findings, Targets, canaries_of, check, check_all, guest_users, skipped
 from scripts.red_team.targets import ALL_CANARIES, SAID, command_line, listeners, status_of
 from scripts.red_team.users import STRANGER_UID, allow_inspection, as_user, inspect

@@ -24,8 +24,8 @@ import httpx
 import psutil
 
 from cua_rl.database.postgres import running_postgres_url
-from cua_rl.errors import CuaError
 from cua_rl.host.sandbox import can_sandbox
+from cua_rl.types.errors import CuaError
 from scripts.red_team.floods import peak_bytes
 from scripts.red_team.shapes import encoded_texts, in_pieces, shaped_texts
 

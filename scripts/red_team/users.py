@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg
 
-from cua_rl.errors import CuaError, boundary
 from cua_rl.host.users import GUEST_UIDS, processes_of
+from cua_rl.types.errors import CuaError, boundary
 
 _PTRACE_SEIZE = 0x4206  # linux/ptrace.h
 _PR_SET_DUMPABLE = 4  # linux/prctl.h

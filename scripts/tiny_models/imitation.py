@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from cua_rl.errors import TrainingError
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig
-from cua_rl.types import Datum
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import Datum
 
 _WARM_UP_STEPS = 30
 _REPORTED_STEPS = 25

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from random import Random
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
-from cua_rl.conversation import Message, Reasoning, TextPart, Tool
 from cua_rl.environments.device import DeviceKind
 from cua_rl.environments.phone.demo.expert import DemoExperts, scannable_elements
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
@@ -17,6 +16,7 @@ from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
 from cua_rl.tasks.expert import Decision, Finish
+from cua_rl.types.conversation import Message, Reasoning, TextPart, Tool
 
 NUM_SEEDS = 2**31
 _LISTINGS = (("List the apps you see.", Start()), ("List the settings you see.", Start(app="settings")))

@@ -15,15 +15,15 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.environments.phone.demo.templates import EMBEDDED_EVAL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.log_directory import new_folder
-from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 

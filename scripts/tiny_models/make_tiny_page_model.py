@@ -17,17 +17,17 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.log_directory import new_folder
-from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.page_lessons import draw_page_lesson, draw_page_text_lesson
 from scripts.tiny_models.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens

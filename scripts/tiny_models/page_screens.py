@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.browser.miniwob.device import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import label_of, read_scanned
 from cua_rl.environments.browser.miniwob.pages import read_result
@@ -16,8 +15,9 @@ from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn
 from cua_rl.environments.browser.miniwob.templates import miniwob_template
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.device import Device
-from cua_rl.errors import TaskError
 from cua_rl.tasks.readiness import prepare
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import TaskError
 
 POINT_STEP = 25
 """The tiny model clicks at multiples of this on the scale of 1000, 4 to 5 CSS pixels: few numbers to learn, and still

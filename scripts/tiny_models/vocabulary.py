@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, load_system_prompt
-from cua_rl.conversation import Message, TextPart, Tool
 from cua_rl.environments.device import DeviceKind
 from cua_rl.environments.phone.simulator.catalog import APPS, SETTINGS
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
 from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from cua_rl.types.conversation import Message, TextPart, Tool
 from scripts.tiny_models.page_tasks import INSTRUCTION_PIECES, LABELS
 
 CONTROL_TOKENS = (

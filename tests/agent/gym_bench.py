@@ -13,7 +13,7 @@ from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
@@ -22,7 +22,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, SamplingParams
+from cua_rl.types.rollout import Rollout, SamplingParams
 from tests.doubles.gym_server import GymDouble
 from tests.doubles.mini_agent_server import MiniAgentDouble
 from tests.fakes import FakeRecorder

@@ -7,13 +7,13 @@ from cua_rl.command_line.parsing import make_config
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.gym.server import GymSource
 from cua_rl.environments.table import find_environment
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.train import main as train
 from cua_rl.run.devices import complete_sources, plan_devices, split_sources
 from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.types.errors import ConfigError
 from tests.agent.gym_bench import demo_tasks
 from tests.doubles.gym_server import GymDouble
 from tests.evaluation.fake_endpoint import serve_in_thread

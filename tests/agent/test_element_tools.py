@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from cua_rl.actions import Click, Drag, LongPress, PressKey, RightClick, Scroll, TypeText
 from cua_rl.agent.element_tools import (
     COMPUTER_ACT,
     MOBILE_ACT,
@@ -17,8 +16,9 @@ from cua_rl.agent.element_tools import (
     resolve,
 )
 from cua_rl.agent.tools import Finish
-from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.environments.device import ActionRejected
+from cua_rl.types.actions import Click, Drag, LongPress, PressKey, RightClick, Scroll, TypeText
+from cua_rl.types.conversation import EncodedImage, ParseFailure, ToolCall
 
 SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 

@@ -20,23 +20,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.environments.pool import DevicePool
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.host.guest_account import claim_guest_account
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.sandbox import can_sandbox
 from cua_rl.host.users import GUEST_UIDS, can_change_user
-from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types.actions import Click, Wait
+from cua_rl.types.errors import ConfigError, DeviceError
+from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
 from tests.patience import patience
 from tests.sampling.fake_vllm import FakeVllm

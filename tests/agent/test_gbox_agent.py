@@ -7,14 +7,14 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from cua_rl.actions import Action, Button, Click, PressButton, Wait
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import ActionRejected, DeviceKind
-from cua_rl.errors import ConfigError, DeviceError, SamplingError
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types.actions import Action, Button, Click, PressButton, Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError, DeviceError, SamplingError
+from cua_rl.types.rollout import AgentTurn, StopReason
 from tests.fakes import FakeGateway
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Click
 from cua_rl.environments.gbox.boxes import open_held_boxes
 from cua_rl.environments.gym.client import GymLimits
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.gym.fields import parse_evaluation, parse_execution
 from cua_rl.environments.gym.server import fetch_gym_tasks, parse_gym_task, split_gym_tasks
-from cua_rl.errors import ConfigError, DeviceError, DeviceServiceError, TaskError
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Click
+from cua_rl.types.errors import ConfigError, DeviceError, DeviceServiceError, TaskError
 from tests.agent.gym_bench import DEMO_IDS, QUICK, open_gym
 from tests.doubles.gbox_service import serve_gbox
 from tests.patience import IdleClock

@@ -25,12 +25,12 @@ from starlette.routing import Route
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
 from cua_rl.environments.harness_world import HarnessResult, parse_result
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import ConfigError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.types import Rollout, RolloutGroup, StopReason
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Rollout, RolloutGroup, StopReason
 from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 from tests.live_processes import processes_with
 from tests.patience import IdleClock

@@ -31,7 +31,7 @@ from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 from tests.agent.harness_bench import PARAMS, PROGRAM, PYTHON, Bench, open_bench
 from tests.fakes import FakeRecorder
 

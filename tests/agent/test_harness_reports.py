@@ -14,7 +14,7 @@ from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
 from cua_rl.host.process_guard import HEAD_BYTES, MAX_RESULT_BYTES, TAIL_BYTES
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.rollout import Rollout, StopReason
 from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench, run_out_of_time
 
 

@@ -9,8 +9,8 @@ from cua_rl.agent.history import (
     tool_result_item,
     user_item,
 )
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import ConfigError
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
 
 SCREEN = EncodedImage(data=b"png", format="png", width_px=1, height_px=1)
 

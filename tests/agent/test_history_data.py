@@ -9,20 +9,20 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from cua_rl.actions import Action
 from cua_rl.agent.agent import AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import HistoryPolicy, make_history
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import DeviceKind
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl, load_qwen3_vl_thinking
 from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised, datum_metrics
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import Datum, ImageChunk, ModelTurn, SamplingParams
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Datum, ImageChunk, ModelTurn, SamplingParams
 from tests.builders import rollout
 from tests.renderers.generated import encode_image
 from tests.renderers.model_folders import build_small_folder

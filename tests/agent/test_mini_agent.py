@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
 from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.types import StopReason
+from cua_rl.types.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import StopReason
 from tests.agent.gym_bench import GymBench, call, open_bench
 
 

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from cua_rl.actions import (
+from cua_rl.agent.element_tools import parse_element_action
+from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, Finish, parse_action, tool_for
+from cua_rl.types.actions import (
     Button,
     Click,
     DoubleClick,
@@ -16,9 +18,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.agent.element_tools import parse_element_action
-from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, Finish, parse_action, tool_for
-from cua_rl.conversation import ParseFailure, ToolCall
+from cua_rl.types.conversation import ParseFailure, ToolCall
 
 
 def parse(name: str, arguments: object, cursor: tuple[int, int] | None = None):

@@ -6,7 +6,15 @@ The forms are those of github.com/bytedance/UI-TARS: `README_coordinates.md`, `c
 
 import pytest
 
-from cua_rl.actions import (
+from cua_rl.agent.agent import AgentOutcome, AgentTask
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.agent.tools import Finish
+from cua_rl.agent.ui_tars import UiTars
+from cua_rl.renderers.images import ImageSettings, smart_resize
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl
+from cua_rl.rl.datums import build_datums
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -21,16 +29,8 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.agent.agent import AgentOutcome, AgentTask
-from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.agent.tools import Finish
-from cua_rl.agent.ui_tars import UiTars
-from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.renderers.images import ImageSettings, smart_resize
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl
-from cua_rl.rl.datums import build_datums
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.rollout import AgentTurn, StopReason
 from tests.agent.test_gbox_agent import FakeDevice, ScriptedModel, text, work
 from tests.agent.test_history_data import Screens, assert_trained_in_context, open_gateway
 from tests.builders import rollout

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import chz
 import pytest
 
+from cua_rl.command_line.fields import Given, with_presets
 from cua_rl.command_line.parsing import load_config, parse_command_line
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.errors import ConfigError
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.settings import Given, with_presets
+from cua_rl.types.errors import ConfigError
 
 
 @chz.chz

@@ -12,7 +12,6 @@ import pytest
 from cua_rl.command_line.parsing import load_config, make_config, parse_command_line
 from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.command_line.settings import SettingNames, explain_field, format_help, list_settings
-from cua_rl.errors import ConfigError
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.run.evaluation_config import EVALUATE_SECTIONS, EvaluateConfig
 from cua_rl.run.rollout_config import AgentSettings
@@ -20,6 +19,7 @@ from cua_rl.run.sft_config import SFT_SECTIONS, SftConfig
 from cua_rl.run.training_config import TRAIN_SECTIONS, CLIConfig, MonitorSettings
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import LossConfig
+from cua_rl.types.errors import ConfigError
 
 # names that were documented before settings had groups, and where they are now
 EARLIER_NAMES = {

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.recipes.evaluate import EvaluateConfig
 from cua_rl.recipes.train import CLIConfig
+from cua_rl.types.errors import ConfigError
 
 
 def test_json_tuples_and_names_of_groups_are_accepted_in_python() -> None:

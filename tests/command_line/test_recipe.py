@@ -16,7 +16,7 @@ RECIPE = """
 import asyncio, logging, os, sys
 from contextlib import asynccontextmanager
 import chz
-from cua_rl.errors import TrainingError
+from cua_rl.types.errors import TrainingError
 from cua_rl.command_line.recipe import run_recipe
 
 @chz.chz

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.doctor.checks import check_driver, check_gpus, untested
 from cua_rl.doctor.doctor import (
     CHECKS,
@@ -32,16 +33,15 @@ from cua_rl.doctor.doctor import (
     start_server,
 )
 from cua_rl.doctor.examination import Examination, long_datum
-from cua_rl.errors import CuaError, ParityError, SamplingError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_parts import GIB
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.doctor import DoctorConfig, main
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.reporting.diagnosis import Diagnosis, Finding, Verdict
-from cua_rl.settings import with_values
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types.errors import CuaError, ParityError, SamplingError
+from cua_rl.types.rollout import AdapterRef, Datum
 from tests.fakes import FakeTrainer
 from tests.jumping_time import run_jumping
 from tests.sampling.fake_vllm import FakeVllm

@@ -26,7 +26,6 @@ import yaml
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.settings import SettingNames
 from cua_rl.command_line.values import UnfitValueError, parse_value
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import (
     calibrate_judge,
@@ -48,6 +47,7 @@ from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import Platform, vllm_options
+from cua_rl.types.errors import ConfigError
 from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
 from scripts.chaos_ray import ChaosRayConfig

@@ -4,7 +4,7 @@ from tests.documentation.examples import ROOT
 
 READING_PATH = (
     "README.md",
-    "cua_rl/types.py",
+    "cua_rl/types/rollout.py",
     "cua_rl/recipes/rl_minimal.py",
     "cua_rl/rl/sync_loop.py",
     "cua_rl/rollout/run.py",

@@ -6,7 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from cua_rl.actions import (
+from cua_rl.environments.device import ActionRejected
+from cua_rl.environments.phone.simulator import reducer
+from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH, Toggle, find_app
+from cua_rl.environments.phone.simulator.device import perform, take_screenshot
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.start import make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -18,13 +25,6 @@ from cua_rl.actions import (
     Scroll,
     TypeText,
 )
-from cua_rl.environments.device import ActionRejected
-from cua_rl.environments.phone.simulator import reducer
-from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH, Toggle, find_app
-from cua_rl.environments.phone.simulator.device import perform, take_screenshot
-from cua_rl.environments.phone.simulator.screens import build_screen
-from cua_rl.environments.phone.simulator.start import make_phone_state
-from cua_rl.environments.phone.simulator.state import PhoneState
 from tests.environments.android.phone_double import HOME, SETTINGS, PhoneDouble
 
 BUTTONS = {"back": Button.BACK, "home": Button.HOME, "appSwitch": Button.RECENTS, "power": Button.POWER}

@@ -9,7 +9,7 @@ from typing import Any
 from cua_rl.environments.gbox.boxes import BoxPlan, GboxBoxes
 from cua_rl.environments.gbox.device import Capture
 from cua_rl.environments.gbox.service import Gbox, make_gbox
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from tests.doubles.gbox_server import KEY, GboxDouble
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 
 KEY = "a-key-of-the-judge"
 MODEL = "judge-1"

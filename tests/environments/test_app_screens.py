@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.actions import Button, LongPress, OpenApp, PressKey
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.apps.browser import WEB_PAGES, find_pages, read_address
@@ -17,6 +16,7 @@ from cua_rl.environments.phone.simulator.queries import LOOKUPS, QUERIES, read_q
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import AppStart, Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import Contact, PhoneState
+from cua_rl.types.actions import Button, LongPress, OpenApp, PressKey
 
 EMMA = Contact(name="Emma", number="555 1234")
 START = Start(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cua_rl.environments.desktop.session import remove_stale_lock, take_socket_folder
-from cua_rl.errors import ConfigError
 from cua_rl.host.users import can_change_user
+from cua_rl.types.errors import ConfigError
 
 
 def ended_pid() -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cua_rl.environments.desktop.home import MAX_FILE_BYTES, MAX_NAMES, Home
-from cua_rl.errors import TaskError
 from cua_rl.host.users import SystemUser
+from cua_rl.types.errors import TaskError
 from tests.patience import IdleClock
 
 

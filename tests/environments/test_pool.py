@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.pool import DevicePool, PoolLimits
-from cua_rl.errors import (
+from cua_rl.metrics import check_names
+from cua_rl.types.errors import (
     DeviceError,
     DeviceLostError,
     DeviceQuotaError,
@@ -16,7 +17,6 @@ from cua_rl.errors import (
     DeviceTimeoutError,
     SamplingError,
 )
-from cua_rl.metrics import check_names
 from tests.fakes import FakeDevice, make_task
 
 REQUEST = make_task().device_request()

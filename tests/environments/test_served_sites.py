@@ -16,8 +16,8 @@ import pytest
 from cua_rl.environments.browser.served_site import SiteServers, run_guest
 from cua_rl.environments.browser.settings import SiteProgram
 from cua_rl.environments.browser.site_network import open_site_network
-from cua_rl.errors import DeviceError
 from cua_rl.host.sandbox import can_sandbox
+from cua_rl.types.errors import DeviceError
 from tests.live_processes import kill, site_servers, stranger_connects
 from tests.patience import IdleClock
 

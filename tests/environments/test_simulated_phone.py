@@ -8,7 +8,18 @@ from hashlib import sha256
 import pytest
 from PIL import Image
 
-from cua_rl.actions import (
+from cua_rl.environments.device import ActionRejected
+from cua_rl.environments.phone.simulator import reducer
+from cua_rl.environments.phone.simulator.apps.calculator import evaluate
+from cua_rl.environments.phone.simulator.catalog import APPS, NUM_ROWS_VISIBLE, SETTINGS, Toggle
+from cua_rl.environments.phone.simulator.device import SimulatedPhone
+from cua_rl.environments.phone.simulator.elements import Element
+from cua_rl.environments.phone.simulator.painter import draw_phone, draw_png
+from cua_rl.environments.phone.simulator.queries import QUERIES, read_query
+from cua_rl.environments.phone.simulator.screens import build_screen
+from cua_rl.environments.phone.simulator.start import Start, make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
+from cua_rl.types.actions import (
     Button,
     Click,
     Drag,
@@ -21,18 +32,7 @@ from cua_rl.actions import (
     Scroll,
     TypeText,
 )
-from cua_rl.environments.device import ActionRejected
-from cua_rl.environments.phone.simulator import reducer
-from cua_rl.environments.phone.simulator.apps.calculator import evaluate
-from cua_rl.environments.phone.simulator.catalog import APPS, NUM_ROWS_VISIBLE, SETTINGS, Toggle
-from cua_rl.environments.phone.simulator.device import SimulatedPhone
-from cua_rl.environments.phone.simulator.elements import Element
-from cua_rl.environments.phone.simulator.painter import draw_phone, draw_png
-from cua_rl.environments.phone.simulator.queries import QUERIES, read_query
-from cua_rl.environments.phone.simulator.screens import build_screen
-from cua_rl.environments.phone.simulator.start import Start, make_phone_state
-from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types.errors import DeviceError, TaskError
 
 
 def element(state: PhoneState, label: str) -> Element:

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from cua_rl.actions import Button, Drag
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.catalog import ALL_EXTRA_ROWS, HEIGHT, WIDTH, Toggle
 from cua_rl.environments.phone.simulator.device import perform
@@ -15,7 +14,8 @@ from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import IconPlace, Network, PhoneState
-from cua_rl.errors import TaskError
+from cua_rl.types.actions import Button, Drag
+from cua_rl.types.errors import TaskError
 
 LOCKED = Network(name="Orchard", password="sesame42")
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "environments"
 SOLVE = """
 import asyncio
-from cua_rl.actions import Click
+from cua_rl.types.actions import Click
 from cua_rl.environments.pool import open_pool
 from cua_rl.run.devices import plan_devices
 from cua_rl.run.training_config import CLIConfig

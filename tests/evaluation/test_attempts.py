@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.pool import DevicePool
-from cua_rl.errors import ConfigError, DeviceError, SamplingError
 from cua_rl.evaluation.attempts import (
     Attempt,
     AttemptJob,
@@ -18,7 +17,8 @@ from cua_rl.evaluation.attempts import (
 )
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ConfigError, DeviceError, SamplingError
+from cua_rl.types.rollout import SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, make_task
 
 PLAN = AttemptJob(

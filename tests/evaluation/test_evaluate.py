@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.pool import DevicePool
-from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
 from cua_rl.reporting.step_line import format_evaluation_line
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import AdapterRef, SamplingParams
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import AdapterRef, SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 SOURCE = RolloutSource(phase="eval", step=7)

@@ -11,12 +11,12 @@ from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import RolloutSource
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.judge.judge import may_use_proxy
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.task_loader import load_tasks
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.evaluation.fake_endpoint import GIVE_UP, KEY, TAP, FakeEndpoint
 
 PARAMS = SamplingParams(max_tokens=64, temperature=0.5)

@@ -1,9 +1,9 @@
 import pytest
 
-from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall, ToolResult
-from cua_rl.errors import SamplingError
 from cua_rl.evaluation.openai_wire import chat_body, parse_chat_reply, parse_responses_reply, responses_body
-from cua_rl.types import SamplingParams
+from cua_rl.types.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.types.errors import SamplingError
+from cua_rl.types.rollout import SamplingParams
 
 SCREEN = EncodedImage(data=b"\x89PNG\r\n\x1a\nscreen", format="png", width_px=10, height_px=20)
 URL = "data:image/png;base64,iVBORw0KGgpzY3JlZW4="

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.atif import AtifWriter, read_atif
 from cua_rl.exchange.parquet import ParquetWriter, read_parquet
 from cua_rl.exchange.records import ReplayRecord, RolloutRecord, RunRecord, SourceRecord, TaskRecord
 from cua_rl.exchange.rows import decode_images, decode_record, decode_run, encode_record, encode_run, read_json
-from cua_rl.types import StopReason
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import StopReason
 from tests.exchange.files import HEIGHT_PX, WIDTH_PX, draw
 from tests.real.database.recorded import IMAGE_TOKEN, make_rollout
 

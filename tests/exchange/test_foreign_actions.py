@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.foreign_actions import ForeignAction, UnknownAction, View, tool_arguments
+from cua_rl.types.conversation import EncodedImage
 
 SCREEN = EncodedImage(data=b"", format="png", width_px=1000, height_px=500)
 

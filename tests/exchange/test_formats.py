@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.actions import Click, Drag, PressButton, TypeText
-from cua_rl.errors import ConfigError
 from cua_rl.exchange.formats import Told, read_trajectories
 from cua_rl.exchange.replayed import replay
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.datums import build_datums
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.actions import Click, Drag, PressButton, TypeText
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Rollout, StopReason
 from tests.exchange.files import adp, atif, draw, write_android_control, write_images
 from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen2_5_folder, build_qwen3_5_folder
 

@@ -8,7 +8,13 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from cua_rl.actions import (
+from cua_rl.environments.device import DeviceKind
+from cua_rl.exchange.foreign_actions import ForeignAction, NoCounterpart, UnknownAction, View, tool_arguments
+from cua_rl.exchange.formats import Told, read_trajectories
+from cua_rl.exchange.replayed import Replayed, replay
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -21,14 +27,8 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.conversation import EncodedImage
-from cua_rl.environments.device import DeviceKind
-from cua_rl.errors import ConfigError
-from cua_rl.exchange.foreign_actions import ForeignAction, NoCounterpart, UnknownAction, View, tool_arguments
-from cua_rl.exchange.formats import Told, read_trajectories
-from cua_rl.exchange.replayed import Replayed, replay
-from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.renderers.renderer import make_renderer
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
 from tests.exchange.files import HEIGHT_PX, WIDTH_PX, draw
 from tests.exchange.published import (
     adp_of_a_phone,

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import (
+from cua_rl.agent.tools import Finish, parse_action, tool_for
+from cua_rl.environments.device import DeviceKind
+from cua_rl.exchange.foreign_actions import ForeignAction, View, tool_arguments
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -22,10 +25,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.agent.tools import Finish, parse_action, tool_for
-from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
-from cua_rl.environments.device import DeviceKind
-from cua_rl.exchange.foreign_actions import ForeignAction, View, tool_arguments
+from cua_rl.types.conversation import EncodedImage, ParseFailure, ToolCall
 
 SCREENS = {"android": (1080, 2400), "browser": (1280, 800), "linux": (1920, 1080)}
 Size = tuple[int, int]

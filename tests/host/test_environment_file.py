@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.host.environment_file import FILE_VARIABLE, with_environment_file
+from cua_rl.types.errors import ConfigError
 from scripts.red_team.services import LOADS_CODE
 
 

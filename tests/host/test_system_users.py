@@ -16,6 +16,7 @@ import pytest
 
 import cua_rl
 from cua_rl.host.guest_account import claim_guest_account
+from cua_rl.host.masking import is_secret_name
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.users import (
     GUEST_UIDS,
@@ -31,7 +32,6 @@ from cua_rl.host.users import (
     public_copy,
     remove_tree,
 )
-from cua_rl.masking import is_secret_name
 from tests.patience import IdleClock
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")

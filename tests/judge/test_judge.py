@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Click, TypeText
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, read_vote
 from cua_rl.judge.request import Case
-from cua_rl.types import AgentTurn, StopReason, Turn
+from cua_rl.types.actions import Click, TypeText
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError, JudgeError
+from cua_rl.types.rollout import AgentTurn, StopReason, Turn
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import ANSWER_TOKENS, KEY, MODEL, PROMPT_TOKENS, JudgeEndpoint, serve_judge, verdict
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.metrics import check_names
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.judgement import Judgement, JudgeVote
+from cua_rl.types.rollout import Rollout, StopReason
 from tests.builders import group, judgement, rollout
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from cua_rl.agent.agent import Agent, AgentOutcome
 from cua_rl.environments.pool import DevicePool
-from cua_rl.errors import ConfigError
 from cua_rl.events import RolloutSource
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeJudge, FakeRecorder, make_task
 
 

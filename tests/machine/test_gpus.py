@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.machine.gpus import (
     GpuPlacement,
     ask_nvidia_smi,
@@ -18,6 +17,7 @@ from cua_rl.machine.gpus import (
 from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError
 
 SERVER, TRAINER = ServerConfig(), TrainerConfig()
 

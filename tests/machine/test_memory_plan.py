@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
-from cua_rl.families import FAMILIES
+from cua_rl.command_line.fields import with_values
 from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import GIB, Request, outside_bytes, usable_bytes
 from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
@@ -18,11 +17,12 @@ from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_mod
 from cua_rl.machine.prefix_cache import RolloutShape, simulate_prefix_cache
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.families import FAMILIES
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.settings import with_values
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError
 from tests.machine.simulated_gpu import least_free_share_of_a_day
 
 MODELS = Path(__file__).parent / "model_configs"

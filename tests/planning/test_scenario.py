@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cua_rl.errors import ConfigError
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.gpu_speed import GPU_KINDS, TurnTokens, image_flop, server_speed, token_flop
 from cua_rl.planning.plan_config import Assumptions, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError
 
 MODELS = Path(__file__).parents[1] / "machine" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.command_line.parsing import parse_command_line
-from cua_rl.errors import ConfigError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.gym_command import FLAGS, format_flags, translate
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.types.errors import ConfigError
 from tests.agent.gym_bench import open_gym
 
 ROOT = Path(__file__).parents[2]

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.planning.plan_config import plan_presets
 from cua_rl.recipes.export_model import ExportModelConfig, find_source
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
+from cua_rl.types.errors import ConfigError
 
 
 async def test_a_folder_that_is_not_of_a_training_run_is_refused(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.host.processes import free_port
 from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, main, require_key
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.config import ServerConfig
+from cua_rl.types.errors import ConfigError
 
 
 @pytest.mark.parametrize("key", [None, "", "too-short"])

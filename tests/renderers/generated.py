@@ -7,7 +7,7 @@ from io import BytesIO
 
 from PIL import Image
 
-from cua_rl.conversation import (
+from cua_rl.types.conversation import (
     Item,
     Message,
     Part,

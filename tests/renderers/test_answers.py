@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cua_rl.conversation import ParsedAnswer, ToolCall
 from cua_rl.renderers.answers import parse_answer, write_answer
+from cua_rl.types.conversation import ParsedAnswer, ToolCall
 
 
 def call(name: str = "click", arguments: str = '{"x": 1}', index: int = 0) -> ToolCall:

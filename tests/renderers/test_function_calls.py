@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.conversation import Message, SampledAnswer, TextPart, Tool, ToolCall
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
+from cua_rl.types.conversation import Message, SampledAnswer, TextPart, Tool, ToolCall
 from tests.renderers.model_folders import QWEN3_5_TEMPLATE, build_qwen3_5_folder
 
 PROPERTIES = {

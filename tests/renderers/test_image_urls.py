@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from cua_rl.conversation import Item, Message
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses, responses_input
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.conversation import Item, Message
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from cua_rl.errors import ConfigError
 from cua_rl.renderers.images import (
     ImageSettings,
     image_size,
@@ -14,6 +13,7 @@ from cua_rl.renderers.images import (
     smart_resize,
 )
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.types.errors import ConfigError
 from tests.renderers.generated import encode_image, make_image
 
 QWEN3_VL = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=65_536, max_pixels=16_777_216)

@@ -2,7 +2,15 @@ from base64 import b64encode
 
 import pytest
 
-from cua_rl.conversation import (
+from cua_rl.renderers.openai_items import (
+    Conversation,
+    RequestError,
+    conversation_from_chat,
+    conversation_from_responses,
+    responses_input,
+    responses_tools,
+)
+from cua_rl.types.conversation import (
     EncodedImage,
     Message,
     Reasoning,
@@ -11,14 +19,6 @@ from cua_rl.conversation import (
     Tool,
     ToolCall,
     ToolResult,
-)
-from cua_rl.renderers.openai_items import (
-    Conversation,
-    RequestError,
-    conversation_from_chat,
-    conversation_from_responses,
-    responses_input,
-    responses_tools,
 )
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from cua_rl.conversation import Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
 from cua_rl.renderers.qwen3_vl import (
     CHAT_TEMPLATE_PATH,
     Qwen3VLRenderer,
@@ -22,6 +21,7 @@ from cua_rl.renderers.qwen3_vl import (
     load_qwen3_vl_thinking,
 )
 from cua_rl.renderers.replay import ReplayedItem
+from cua_rl.types.conversation import Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
 from tests.renderers.model_folders import (

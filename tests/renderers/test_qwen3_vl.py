@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.conversation import (
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_vl_thinking
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.replay import replay
+from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.types.conversation import (
     EncodedImage,
     Item,
     Message,
@@ -16,11 +20,7 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
-from cua_rl.errors import ConfigError
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_vl_thinking
-from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.renderers.replay import replay
-from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.types.errors import ConfigError
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen3_5_folder

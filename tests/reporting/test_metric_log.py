@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog, require_wandb
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.types.errors import ConfigError
 
 
 def test_metrics_are_kept_under_their_step(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from cua_rl.actions import Action, Click, Drag, Scroll, TypeText
-from cua_rl.conversation import EncodedImage
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.reporting.trace_folder import TraceRecorder, draw_action
+from cua_rl.types.actions import Action, Click, Drag, Scroll, TypeText
+from cua_rl.types.conversation import EncodedImage
 from tests.fakes import FakeRecorder
 from tests.patience import patience
 from tests.real.database.recorded import make_group, rollout_start

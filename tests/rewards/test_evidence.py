@@ -1,10 +1,10 @@
 from dataclasses import replace
 
-from cua_rl.actions import Click, Wait
-from cua_rl.conversation import EncodedImage
-from cua_rl.judgement import Validation
 from cua_rl.rewards.evidence import build_evidence
-from cua_rl.types import AgentTurn, StopReason, Turn
+from cua_rl.types.actions import Click, Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import AgentTurn, StopReason, Turn
 from tests.builders import model_turn, prompt, text
 from tests.builders import turn as build_turn
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.rewards.load_reward import REWARDS, load_reward
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import group_advantages
+from cua_rl.types.errors import ConfigError
 from tests.rewards.test_rewards import evidence
 
 OWN = """

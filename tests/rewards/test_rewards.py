@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.actions import Click, Wait
-from cua_rl.conversation import EncodedImage
-from cua_rl.judgement import Validation
 from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import (
@@ -20,7 +17,10 @@ from cua_rl.rewards.reward import (
     efficiency_reward,
     shaped_reward,
 )
-from cua_rl.types import AgentTurn, StopReason, Turn
+from cua_rl.types.actions import Click, Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import AgentTurn, StopReason, Turn
 from tests.builders import model_turn, prompt, text
 from tests.builders import turn as build_turn
 

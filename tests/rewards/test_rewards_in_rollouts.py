@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.pool import DevicePool
-from cua_rl.errors import DeviceError
 from cua_rl.events import RolloutSource
 from cua_rl.metrics import check_names
 from cua_rl.rewards.evidence import Evidence
@@ -11,7 +10,8 @@ from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import RewardFunction, binary_reward, comprehensive_reward
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
-from cua_rl.types import Reward, Rollout, SamplingParams
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import Reward, Rollout, SamplingParams
 from tests.builders import group
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 

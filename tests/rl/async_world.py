@@ -12,7 +12,7 @@ from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.types import AdapterRef, Rollout, RolloutGroup
+from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer
 from tests.rl.test_sync_loop import Log, Seeds, settings

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
 from cua_rl.events import BatchTaken, CheckpointSaved, GroupEnded, RolloutSource, StepTrained
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
 from cua_rl.rl.group_buffer import WaitingGroup, require_lag
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.types.errors import ParityError, TrainingError
+from cua_rl.types.rollout import AdapterRef, Rollout
 from tests.fakes import FakeTrainer
 from tests.rl.async_world import World, largest_lag, times_trained
 from tests.rl.test_sync_loop import settings

@@ -6,7 +6,7 @@ from cua_rl.environments.harness_world import HARNESS_ID
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.datums import Batch, build_batch, logprobs_by_turn
 from cua_rl.rl.stages import build_step_batch
-from cua_rl.types import RolloutGroup, StopReason
+from cua_rl.types.rollout import RolloutGroup, StopReason
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
 from tests.rl.test_sync_loop import settings
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cua_rl.rl.stages import report_crashes
-from cua_rl.types import RolloutGroup, StopReason
+from cua_rl.types.rollout import RolloutGroup, StopReason
 from tests.builders import rollout
 
 

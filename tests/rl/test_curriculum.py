@@ -18,7 +18,7 @@ from cua_rl.rl.curriculum import (
 )
 from cua_rl.rollout.group import collect_groups
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 from tests.builders import group, rollout
 from tests.fakes import make_task
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.errors import ParityError
 from cua_rl.events import GroupEnded, SourceStarted, StepTrained
 from cua_rl.rl.curriculum import (
     Memory,
@@ -21,7 +20,8 @@ from cua_rl.rl.curriculum import (
 from cua_rl.rl.stages import LoopParts
 from cua_rl.rl.sync_loop import train
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types.errors import ParityError
+from cua_rl.types.rollout import AgentTurn, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeTrainer
 from tests.rl.test_curriculum import FakeTemplate

@@ -6,16 +6,16 @@ from random import Random
 from statistics import fmean, pvariance
 from typing import Any
 
-from cua_rl.actions import Wait
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import TimedDevice
-from cua_rl.errors import DeviceError
 from cua_rl.events import GroupEnded, RolloutStarted
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.async_loop import train
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import AgentTurn, RolloutGroup, StopReason
+from cua_rl.types.actions import Wait
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import AgentTurn, RolloutGroup, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeDevice, FakeGateway, FakePolicy, FakeRecorder, FakeTrainer
 from tests.rl.async_world import World

@@ -7,7 +7,7 @@ import pytest
 
 from cua_rl.events import Event, GroupEnded, StepTrained
 from cua_rl.rl import async_loop, sync_loop
-from cua_rl.types import Rollout
+from cua_rl.types.rollout import Rollout
 from tests.fakes import FakeTrainer
 from tests.rl.async_world import ServedVersions, World
 from tests.rl.test_sync_loop import settings

@@ -4,7 +4,7 @@ import pytest
 
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.group_buffer import GroupBuffer, WaitingGroup, fitting
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 from tests import builders
 
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
 from cua_rl.rl.parity import ParityGate, measure_parity, require_parity
+from cua_rl.types.errors import ParityError
 from tests.builders import datum, image, prompt, text
 
 

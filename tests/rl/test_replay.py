@@ -6,7 +6,7 @@ from cua_rl.rl.advantages import score_group
 from cua_rl.rl.curriculum import ReplayBuffer, first_success, replay_metrics
 from cua_rl.rl.datums import build_batch, logprobs_by_turn
 from cua_rl.rl.train_step import ratio_metrics
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types.rollout import Rollout, RolloutGroup
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
 
 

@@ -12,7 +12,7 @@ from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import LossConfig, OptimConfig
-from cua_rl.types import Datum, Rollout, SamplingParams
+from cua_rl.types.rollout import Datum, Rollout, SamplingParams
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, settings

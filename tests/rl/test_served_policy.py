@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import TrainingError
 from cua_rl.rl.served_policy import ServedPolicy, make_probe
 from cua_rl.sampling.canary import Canary
 from cua_rl.training.wire import Probe
-from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import AdapterRef, Datum, EncodedTextChunk, ModelInput
 
 
 class FolderTrainer:

@@ -6,7 +6,7 @@ import pytest
 
 from cua_rl.metrics import check_names
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.rollout import Rollout, StopReason
 from tests.builders import group, model_turn, prompt, rollout, text
 
 

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
@@ -14,7 +13,8 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_check
 from cua_rl.rl.sync_loop import train
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import CheckpointSettings, LossConfig, TrainerConfig
-from cua_rl.types import SamplingParams
+from cua_rl.types.errors import ParityError
+from cua_rl.types.rollout import SamplingParams
 from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
 from tests.rollout.test_run import Bench

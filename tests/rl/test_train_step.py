@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 
-from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.training.config import LossConfig, OptimConfig, RateSchedule, TrainerConfig
 from cua_rl.training.wire import OptimStepOutput
-from cua_rl.types import Datum
+from cua_rl.types.errors import ParityError
+from cua_rl.types.rollout import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 

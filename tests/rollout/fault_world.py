@@ -17,7 +17,6 @@ from random import Random
 from statistics import fmean
 from typing import Any, Literal, cast, get_args
 
-from cua_rl.actions import Click
 from cua_rl.agent.agent import AgentOutcome, ModelAddress
 from cua_rl.agent.device_step import perform
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, RunEnd
@@ -27,16 +26,17 @@ from cua_rl.environments.harness.environment import HarnessTask
 from cua_rl.environments.harness_world import HarnessResult, HarnessWorld
 from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import AbsentError, DeviceError, UnusableError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
-from cua_rl.judgement import Validation
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, AgentTurn, SamplingParams, StopReason
+from cua_rl.types.actions import Click
+from cua_rl.types.errors import AbsentError, DeviceError, UnusableError
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import AdapterRef, AgentTurn, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeDevice, FakeGateway, FakeRecorder
 from tests.jumping_time import run_jumping

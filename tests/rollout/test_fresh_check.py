@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Click
 from cua_rl.agent.device_step import perform
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import AbsentError, CheckError, ConfigError, DeviceError, TaskError, UnusableError
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types.actions import Click
+from cua_rl.types.errors import AbsentError, CheckError, ConfigError, DeviceError, TaskError, UnusableError
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import Rollout, StopReason
 from tests.builders import judgement
 from tests.fakes import FakeAgent, FakeDevice, make_task
 from tests.rollout.test_run import PARAMS, SOURCE, Bench, plan

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Action, Click, Wait
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Event, RolloutSource
 from cua_rl.reporting.comparison import EvalResult
-from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
+from cua_rl.types.actions import Action, Click, Wait
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import AdapterRef, AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeRecorder, make_task
 from tests.jumping_time import run_jumping

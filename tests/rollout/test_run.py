@@ -9,15 +9,15 @@ import pytest
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.environments.pool import DevicePool
 from cua_rl.environments.time_limits import TimeLimits
-from cua_rl.errors import DeviceError, SamplingError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
+from cua_rl.host.masking import make_key
 from cua_rl.host.processes import OwnedProcess
-from cua_rl.masking import make_key
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
 from cua_rl.rollout.group import MAX_ATTEMPTS, GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
-from cua_rl.types import AgentTurn, RolloutGroup, SamplingParams, StopReason
+from cua_rl.types.errors import DeviceError, SamplingError
+from cua_rl.types.rollout import AgentTurn, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.evaluate import main
 from cua_rl.run.evaluation_config import EvaluateConfig
@@ -14,6 +13,7 @@ from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
 from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run_folder.checkpoints import load_adapter_folder
 from cua_rl.sampling.config import ServerConfig
+from cua_rl.types.errors import ConfigError
 
 
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0, module: str = "") -> Path:

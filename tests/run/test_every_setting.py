@@ -7,15 +7,15 @@ from typing import Literal, get_args, get_origin
 import chz
 import pytest
 
+from cua_rl.command_line.fields import walk_settings
 from cua_rl.command_line.parsing import make_config
 from cua_rl.command_line.settings import Setting, list_settings
 from cua_rl.command_line.values import holds, is_mapping, is_sequence
-from cua_rl.errors import ConfigError
 from cua_rl.machine.machine import Machine
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.settings import walk_settings
+from cua_rl.types.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[2] / "cua_rl"
 SETTINGS = {setting.name: setting for setting in list_settings(CLIConfig) if setting.group is None}

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import make_config
-from cua_rl.errors import ConfigError
 from cua_rl.evaluation.judge_calibration import Judged, calibration_json, confusion, load_calibration
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.recipes.train import main
 from cua_rl.run.judge import calibration_path, make_judge_config, plan_judge, require_precision
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.settings import with_values
 from cua_rl.task_loader import TaskSet, load_tasks
+from cua_rl.types.errors import ConfigError
 from tests.doubles.judge_endpoint import KEY, MODEL, JudgeEndpoint, serve_judge, verdict
 
 ENDPOINT = {"judge_base_url": "http://127.0.0.1:9/v1", "judge_model": MODEL}

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.environments.device import Screen
-from cua_rl.errors import ConfigError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.machine.machine import Machine
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
@@ -31,8 +31,8 @@ from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.settings import with_values
 from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)

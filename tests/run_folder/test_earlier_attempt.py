@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.phone.demo.templates import DEMO_TRAINING
-from cua_rl.errors import ConfigError
 from cua_rl.recipes.sft import main as sft
 from cua_rl.recipes.train import main as train
 from cua_rl.reporting.json_lines import append_record, write_text
@@ -19,6 +18,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import CHANGED, curve_at, find_earlier_attempt, how_to_go_on, settings_at
 from cua_rl.run_folder.log_directory import prepare_log_directory
 from cua_rl.run_folder.model_card import format_model_card
+from cua_rl.types.errors import ConfigError
 
 TASKS = '{"source_type": "demo_training", "category": "settings"}'
 FIRST = ("group_size=3", "groups_per_batch=5", "num_eval_rollouts=8", f"tasks={TASKS}", "learning_rate=0.001")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.run_folder.log_directory import (
     Behavior,
@@ -21,6 +20,7 @@ from cua_rl.run_folder.log_directory import (
     newest_checkpoint,
     prepare_log_directory,
 )
+from cua_rl.types.errors import ConfigError
 
 
 def make_run(path: Path, *, num_steps: int = 0) -> None:

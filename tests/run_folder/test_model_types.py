@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.run_folder.model_folder import require_trainable
+from cua_rl.types.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])

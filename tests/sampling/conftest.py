@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import SamplingParams
+from cua_rl.types.rollout import SamplingParams
 from tests.renderers.model_folders import build_small_folder
 from tests.sampling.fake_vllm import FakeVllm
 

@@ -9,15 +9,15 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cua_rl.errors import AdapterError, SamplingError
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
-from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_FOLDER_VARIABLE, UPLOAD_PATH, AdapterUpload
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import AdapterError, SamplingError
+from cua_rl.types.rollout import AdapterRef
 from tests.sampling.fake_vllm import FakeVllm
 
 KEY = {"Authorization": "Bearer of-the-server"}

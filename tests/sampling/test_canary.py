@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import AdapterError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5, load_qwen3_vl
 from cua_rl.sampling.canary import (
     Canary,
@@ -16,7 +15,8 @@ from cua_rl.sampling.canary import (
     parse_canary,
     scored_tokens,
 )
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import AdapterError
+from cua_rl.types.rollout import AdapterRef
 from tests.renderers.model_folders import build_qwen3_5_folder
 
 ADAPTER = AdapterRef(path=Path("adapter"), policy_version=1)

@@ -11,7 +11,7 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.types import ModelTurn, SamplingParams
+from cua_rl.types.rollout import ModelTurn, SamplingParams
 from tests.sampling.clients.recording import FOLDER, Recording, load_recording
 from tests.sampling.fake_vllm import FakeVllm
 

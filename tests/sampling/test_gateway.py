@@ -16,7 +16,7 @@ from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_app import ContextOverflow
-from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 from tests.renderers.generated import encode_image, make_image
 from tests.sampling.fake_vllm import LOGPROB, FakeVllm
 

@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.images import MAX_PIXELS, image_size
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
-from cua_rl.types import SamplingParams
+from cua_rl.types.rollout import SamplingParams
 from tests.renderers.generated import encode_image, make_image
 
 SCREEN = encode_image(make_image(64, 96))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cua_rl.conversation import Item, Message, Reasoning, Role, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.types.conversation import Item, Message, Reasoning, Role, SampledAnswer, TextPart, ToolCall, ToolResult
 
 
 def earlier(text: str, *ids: str) -> EarlierAnswer:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import SamplingParams
+from cua_rl.types.rollout import SamplingParams
 from tests.renderers.generated import encode_image, make_image
 from tests.renderers.test_image_urls import url_of
 from tests.sampling.fake_vllm import FakeVllm

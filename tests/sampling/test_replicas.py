@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
-from cua_rl.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.canary import Canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
-from cua_rl.types import AdapterRef
+from cua_rl.types.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.types.rollout import AdapterRef
 from tests.patience import patience
 from tests.sampling.fake_vllm import FakeVllm
 

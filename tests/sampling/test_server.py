@@ -10,15 +10,15 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.command_line.fields import with_values
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
-from cua_rl.settings import with_values
-from cua_rl.types import AdapterRef, SamplingParams
+from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.rollout import AdapterRef, SamplingParams
 from tests.live_processes import command_line
 from tests.patience import patience
 from tests.sampling.fake_vllm import fake_command

@@ -7,11 +7,11 @@ import pytest
 
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.conversation_files import ConversationFile, open_conversation_file
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Datum
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
 TOOL = {"name": "mobile_use", "description": "Touch.", "parameters": {"type": "object"}}

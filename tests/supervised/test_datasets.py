@@ -4,13 +4,13 @@ import pytest
 
 from cua_rl.environments.phone.demo.expert import DemoExperts
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.supervised.datasets import Example, ExpertExamples, FixedExamples, split_examples
 from cua_rl.task_loader import load_tasks
-from cua_rl.types import Datum, EncodedTextChunk, ModelInput
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
 

@@ -6,10 +6,8 @@ from typing import cast
 
 import pytest
 
-from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
-from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
 from cua_rl.environments.phone.demo.expert import DemoExperts
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.templates import TEMPLATES
@@ -23,6 +21,17 @@ from cua_rl.supervised.demonstrations import as_taught, build_supervised_datum, 
 from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Button, Click, Drag, PressButton
+from cua_rl.types.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    Reasoning,
+    SampledAnswer,
+    TextPart,
+    ToolCall,
+    ToolResult,
+)
 from scripts.tiny_models.lessons import Mix, draw_lesson, draw_text_lesson
 from scripts.tiny_models.vocabulary import build_tokenizer, pieces
 from tests.renderers.model_folders import build_qwen3_5_folder

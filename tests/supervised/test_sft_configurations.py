@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.sft_plan import require_recorded_size
 from cua_rl.run_folder.model_folder import make_image_renderer
-from cua_rl.types import ImageChunk
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import ImageChunk
 from tests.builders import NO_TENSORS
 
 

@@ -10,8 +10,8 @@ from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.errors import ConfigError
 from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
+from cua_rl.types.errors import ConfigError
 
 ALARMS = {"instruction": "Set it.", "check": {"query": "alarms_on", "expected": "[" * 10_000}}
 

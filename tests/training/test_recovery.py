@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.codec import MessageError, decode
-from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink, WorkerLink
+from cua_rl.types.codec import MessageError, decode
+from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
 from tests.patience import patience
 
 TOKEN = "0123456789abcdef" * 2

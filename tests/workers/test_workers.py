@@ -14,14 +14,14 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from cua_rl.codec import MessageError, decode, encode
-from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.sampling.server import ServedModel
-from cua_rl.types import AdapterRef, Rollout, SamplingParams, StopReason
+from cua_rl.types.codec import MessageError, decode, encode
+from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.types.rollout import AdapterRef, Rollout, SamplingParams, StopReason
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner, WorkerRefused
 from cua_rl.workers.worker import ControllerLink, GivenUp, Workplace, open_link, work
 from cua_rl.workers.worker_app import make_worker_app

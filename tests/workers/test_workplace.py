@@ -2,12 +2,12 @@
 
 import pytest
 
-from cua_rl.errors import ConfigError
+from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
-from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.sampling.server import ServedModel
+from cua_rl.types.errors import ConfigError
 from cua_rl.workers.worker_wire import WorkerSetup
 from cua_rl.workers.workplace import find_servers
 from tests.sampling.fake_vllm import FakeVllm

@@ -11,8 +11,6 @@ from typing import Literal
 
 import httpx
 
-from cua_rl import actions
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.adb.keyboard import (
     BUTTON_KEYS,
     UNICODE_KEYBOARD,
@@ -26,7 +24,9 @@ from cua_rl.environments.android.shell import AndroidConnection
 from cua_rl.environments.app_names import find_package
 from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected, DeviceAbilities
 from cua_rl.environments.query_values import PHONE_QUERIES
-from cua_rl.errors import DeviceError, DeviceServiceError, boundary
+from cua_rl.types import actions
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, DeviceServiceError, boundary
 
 ANDROID_ABILITIES = DeviceAbilities(
     name="an Android phone over adb",

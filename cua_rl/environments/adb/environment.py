@@ -14,7 +14,7 @@ from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import DeviceOrder, Environment
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceBackend, DeviceRequest
-from cua_rl.errors import ConfigError, DeviceError, DeviceQuotaError
+from cua_rl.types.errors import ConfigError, DeviceError, DeviceQuotaError
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import re
 from base64 import b64encode
 from shlex import quote
 
-from cua_rl.actions import Button
 from cua_rl.environments.device import ActionRejected
+from cua_rl.types.actions import Button
 
 BUTTON_KEYS: dict[Button, str] = {
     Button.BACK: "KEYCODE_BACK",

@@ -24,11 +24,11 @@ from typing import Any, cast, get_args
 
 from cua_rl.environments.contract import Loading, SplitSource
 from cua_rl.environments.device import AppDevice, Device, ShellDevice
-from cua_rl.errors import CheckError, ConfigError, TaskError, boundary
-from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.tasks.fields import Fields, given, require_known
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types.errors import CheckError, ConfigError, TaskError, boundary
+from cua_rl.types.judgement import Validation
 
 Hook = Callable[..., Any]
 """A function of a folder, plain or async: (adb) or (adb, answer)."""

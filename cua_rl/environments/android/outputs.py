@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cua_rl.errors import DeviceError
+from cua_rl.types.errors import DeviceError
 
 BINARY: Mapping[str, str] = {"0": "false", "1": "true"}
 BINARY_OFF_IF_UNSET: Mapping[str, str] = {"null": "false", **BINARY}

@@ -8,7 +8,7 @@ from cua_rl.environments.android import steps
 from cua_rl.environments.android.queries import read_home_activity, split_query
 from cua_rl.environments.android.shell import AndroidShell
 from cua_rl.environments.android.steps import Preparation, Wish, nothing, switch, switch_setting
-from cua_rl.errors import TaskError
+from cua_rl.types.errors import TaskError
 
 _WAKE = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; cmd statusbar collapse"
 _GO_HOME = "input keyevent KEYCODE_HOME"

@@ -17,7 +17,7 @@ from cua_rl.environments.android.outputs import (
     truth,
 )
 from cua_rl.environments.android.shell import AndroidShell
-from cua_rl.errors import TaskError
+from cua_rl.types.errors import TaskError
 
 _CONTACTS = (
     "content query --uri content://com.android.contacts/data/phones --projection raw_contact_id:data1:display_name"

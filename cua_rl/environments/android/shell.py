@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cua_rl.environments.device import ShellDevice
-from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
+from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 
 
 class AndroidShell(Protocol):

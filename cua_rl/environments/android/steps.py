@@ -14,7 +14,7 @@ from typing import Literal, cast
 from cua_rl.environments.android import queries
 from cua_rl.environments.android.outputs import parse_alarm_times, parse_rows, parse_volume
 from cua_rl.environments.android.shell import AndroidShell
-from cua_rl.errors import TaskError
+from cua_rl.types.errors import TaskError
 
 _SIMULATED_VOLUMES = (0, 15)
 _DARKEST = {"0", "1"}

@@ -20,10 +20,10 @@ from cua_rl.environments.browser.page_scripts import init_script
 from cua_rl.environments.browser.served_site import SiteServers
 from cua_rl.environments.browser.settings import Clip, PageSettings
 from cua_rl.environments.browser.site_network import SiteNetwork, open_site_network
-from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import bare_environment
+from cua_rl.types.errors import ConfigError, DeviceError, boundary
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Playwright

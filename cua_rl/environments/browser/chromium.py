@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
 from cua_rl.environments.browser.settings import PageSettings
-from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.host.guest_account import GuestAccount, claim_guest_account
 from cua_rl.host.processes import GUARD
 from cua_rl.host.scratch import MARK, scratch_folder
 from cua_rl.host.users import bare_environment, public_copy
+from cua_rl.types.errors import ConfigError, DeviceError, boundary
 
 logger = logging.getLogger(__name__)
 

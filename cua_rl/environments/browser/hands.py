@@ -4,10 +4,10 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cua_rl import actions
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.key_names import key_chord
+from cua_rl.types import actions
 
 _DRAG_STEPS = 8
 

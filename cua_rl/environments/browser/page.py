@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from cua_rl.actions import Action
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.browser.hands import perform, require_possible
 from cua_rl.environments.browser.page_scripts import SETTLED
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import Device
-from cua_rl.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route

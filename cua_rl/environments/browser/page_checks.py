@@ -23,10 +23,10 @@ from cua_rl.environments.browser import check_function
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.browser.served_site import ServedSite, run_guest, split_command
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.errors import ConfigError, TaskError
-from cua_rl.judgement import Validation
 from cua_rl.tasks.fields import read_mapping, require_known
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
+from cua_rl.types.errors import ConfigError, TaskError
+from cua_rl.types.judgement import Validation
 
 DEFAULT_FUNCTION = "verify"
 _MAX_ANSWER_CHARACTERS = 30_000  # a variable of the environment holds at most 128 KiB

@@ -24,9 +24,9 @@ from cua_rl.environments.contract import Loading, Source, SplitSource
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import PAGE_QUERIES
-from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
 from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
+from cua_rl.types.errors import ConfigError, DeviceError
 
 PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",

@@ -13,11 +13,11 @@ import httpx
 
 from cua_rl.environments.browser.settings import RESET_METHODS, SiteProgram
 from cua_rl.environments.browser.site_network import SiteNetwork
-from cua_rl.errors import DeviceError, TaskError, UnusableError, boundary
 from cua_rl.host.guest_account import GuestAccount, claim_guest_account, open_guest_account
 from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import bare_environment, remove_tree
+from cua_rl.types.errors import DeviceError, TaskError, UnusableError, boundary
 
 logger = logging.getLogger(__name__)
 

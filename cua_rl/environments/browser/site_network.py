@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import httpx
 
 from cua_rl.environments.browser import site_relay
-from cua_rl.errors import DeviceError
 from cua_rl.host.guest_account import open_guest_account
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import bare_environment
+from cua_rl.types.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 

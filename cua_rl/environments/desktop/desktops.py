@@ -9,9 +9,9 @@ from cua_rl.environments.desktop.device import DESKTOP_ABILITIES, LinuxDesktop
 from cua_rl.environments.desktop.session import DesktopSession, require_programs
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import DeviceError
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import remove_tree
+from cua_rl.types.errors import DeviceError
 
 
 class LinuxDesktops:

@@ -10,7 +10,11 @@ from typing import Literal, ParamSpec, TypeVar
 
 from Xlib.error import ConnectionClosedError
 
-from cua_rl.actions import (
+from cua_rl.environments.desktop.png_bands import BandedPng
+from cua_rl.environments.desktop.session import DesktopSession
+from cua_rl.environments.desktop.x_screen import RIGHT, XScreen
+from cua_rl.environments.device import ActionRejected, DeviceAbilities
+from cua_rl.types.actions import (
     Action,
     Click,
     DoubleClick,
@@ -23,12 +27,8 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.conversation import EncodedImage
-from cua_rl.environments.desktop.png_bands import BandedPng
-from cua_rl.environments.desktop.session import DesktopSession
-from cua_rl.environments.desktop.x_screen import RIGHT, XScreen
-from cua_rl.environments.device import ActionRejected, DeviceAbilities
-from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
 DESKTOP_ABILITIES = DeviceAbilities(
     name="Linux desktops",

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 from cua_rl.environments.contract import DESKTOP_SCREEN, DeviceOrder, Environment, Loading, Source
 from cua_rl.environments.pool import DeviceBackend
-from cua_rl.errors import ConfigError
 from cua_rl.tasks.task import Template
+from cua_rl.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cua_rl.errors import DeviceError, TaskError
 from cua_rl.host.users import SystemUser
+from cua_rl.types.errors import DeviceError, TaskError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NAMES = 10_000

@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from cua_rl.environments.desktop.home import Home, empty_folder
-from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.host.system import is_running
 from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user, claim_user
+from cua_rl.types.errors import ConfigError, DeviceError
 
 PROGRAMS = ("Xvfb", "openbox", "setpriv")
 """Programs that desktops need (Debian: xvfb, openbox, util-linux)."""

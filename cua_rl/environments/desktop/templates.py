@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from cua_rl.actions import Action, PressKey, TypeText, Wait
 from cua_rl.environments.desktop.device import LinuxDesktop
 from cua_rl.environments.device import Device
-from cua_rl.errors import TaskError
-from cua_rl.judgement import Validation
 from cua_rl.tasks.answers import is_answer
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types.actions import Action, PressKey, TypeText, Wait
+from cua_rl.types.errors import TaskError
+from cua_rl.types.judgement import Validation
 
 FIRST_EVAL_SEED = 1_000_000
 _TRAIN_WORDS = (

@@ -7,8 +7,8 @@ from gbox_sdk import AsyncGboxClient
 from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 
-from cua_rl import actions
 from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected, DeviceKind
+from cua_rl.types import actions
 
 BUTTONS: Mapping[actions.Button, str] = {
     actions.Button.BACK: "back",

@@ -21,7 +21,7 @@ from cua_rl.environments.gbox.device import Capture, GboxDevice
 from cua_rl.environments.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import LINUX_BOX_QUERIES, PHONE_QUERIES
-from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
+from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from typing import cast
 
 from gbox_sdk import AsyncGboxClient
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import Direction, Pixel
 from cua_rl.environments.gbox.service import ask
-from cua_rl.errors import DeviceServiceError
-from cua_rl.json_types import mapping
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceServiceError
+from cua_rl.types.json_values import mapping
 
 MODEL = "gbox-handy-1"
 _CONTENT_MOVES: Mapping[str, str] = {"down": "up", "up": "down", "right": "left", "left": "right"}

@@ -12,8 +12,6 @@ from gbox_sdk import omit
 from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 
-from cua_rl.actions import Action, OpenApp, Wait
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.android.queries import read_android_query
 from cua_rl.environments.android.shell import DeviceShell
 from cua_rl.environments.app_names import find_package
@@ -21,7 +19,9 @@ from cua_rl.environments.device import ActionRejected, DeviceKind, ShellDevice
 from cua_rl.environments.gbox.actions import duration, perform
 from cua_rl.environments.gbox.screenshots import fetch_observation, fetch_stored
 from cua_rl.environments.gbox.service import Gbox, ask, gbox_errors
-from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError
+from cua_rl.types.actions import Action, OpenApp, Wait
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, DeviceTimeoutError, TaskError
 
 _TIMED_OUT = 124  # exit status of a command that ran past the API's own limit
 _COMMAND_S = 60.0

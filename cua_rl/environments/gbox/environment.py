@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from cua_rl.environments.contract import PAID_DEVICES, DeviceOrder, Environment
 from cua_rl.environments.device import AttachDevice, Grounder
 from cua_rl.environments.pool import DeviceBackend
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits do not cover
 

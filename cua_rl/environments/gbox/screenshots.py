@@ -8,9 +8,9 @@ from base64 import b64decode
 import httpx
 from PIL import Image
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.gbox.service import Gbox, ask
-from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError, boundary
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, DeviceServiceError, DeviceTimeoutError, boundary
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DOWNLOAD_TIMEOUT_S = 60.0

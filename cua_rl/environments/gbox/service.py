@@ -10,7 +10,7 @@ import gbox_sdk
 import httpx
 from gbox_sdk import AsyncGboxClient, DefaultAsyncHttpxClient
 
-from cua_rl.errors import DeviceError, DeviceLostError, DeviceQuotaError, DeviceServiceError, DeviceTimeoutError
+from cua_rl.types.errors import DeviceError, DeviceLostError, DeviceQuotaError, DeviceServiceError, DeviceTimeoutError
 
 T = TypeVar("T")
 

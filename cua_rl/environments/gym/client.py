@@ -11,8 +11,8 @@ import httpx
 
 from cua_rl.environments.device import AgentReport
 from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef, parse_evaluation, parse_execution
-from cua_rl.errors import DeviceError, DeviceServiceError, TaskError
-from cua_rl.json_types import Json, mapping, parse_json
+from cua_rl.types.errors import DeviceError, DeviceServiceError, TaskError
+from cua_rl.types.json_values import Json, mapping, parse_json
 
 logger = logging.getLogger(__name__)
 

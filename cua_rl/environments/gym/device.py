@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from cua_rl.actions import Action
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import AgentReport, Device, DeviceKind
 from cua_rl.environments.gym.client import GymClient
 from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef
-from cua_rl.errors import DeviceError, TaskError
-from cua_rl.json_types import Json
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, TaskError
+from cua_rl.types.json_values import Json
 
 
 class GymDevice:

@@ -15,7 +15,7 @@ from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import Execution, GymTaskRef
 from cua_rl.environments.gym.server import GymSource
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.types.errors import ConfigError, DeviceError, TaskError
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from cua_rl.json_types import Json, as_number, mapping
-from cua_rl.judgement import MAX_REWARD
+from cua_rl.types.json_values import Json, as_number, mapping
+from cua_rl.types.judgement import MAX_REWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from cua_rl.environments.contract import Loading, SplitSource, training_ids
 from cua_rl.environments.device import Device
 from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import GymTaskRef, first_text, sequence, text_at
-from cua_rl.errors import ConfigError, TaskError
-from cua_rl.json_types import Json, mapping
-from cua_rl.judgement import Validation
 from cua_rl.tasks.fields import Fields, given
 from cua_rl.tasks.task import Difficulty, Task, Template
+from cua_rl.types.errors import ConfigError, TaskError
+from cua_rl.types.json_values import Json, mapping
+from cua_rl.types.judgement import Validation
 
 DEFAULT_BASE_URL = "http://localhost:5010"
 DEFAULT_GYM_ID = "umetrip"

@@ -20,11 +20,11 @@ from cua_rl.environments.contract import Environment, Loading, SplitSource
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import ConfigError, TaskError
-from cua_rl.json_types import Json
-from cua_rl.judgement import Validation
 from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
 from cua_rl.tasks.task import Task, Template, read_category, read_difficulty
+from cua_rl.types.errors import ConfigError, TaskError
+from cua_rl.types.json_values import Json
+from cua_rl.types.judgement import Validation
 
 DEFAULT_MAX_TURNS = 1000  # so that the run's own max_turns decides
 LIST_TIMEOUT_S = 300.0

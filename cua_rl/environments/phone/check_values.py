@@ -8,9 +8,9 @@ from typing import cast
 from cua_rl.environments.phone.simulator.query_values import ARGUMENTS, CHOICES, Choices, listed_part
 from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import join_names
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.errors import ConfigError
 
 
 def suggest_values(query: str, value: str) -> list[str]:

@@ -26,10 +26,10 @@ from cua_rl.environments.phone.simulator.query_values import NEEDED_ROWS
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.phone.start_fields import parse_start
-from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.tasks.fields import Fields, read_mapping
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
 from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
+from cua_rl.types.errors import ConfigError, TaskError, boundary
 
 logger = logging.getLogger(__name__)
 

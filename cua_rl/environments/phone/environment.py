@@ -15,9 +15,9 @@ from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.phone.demo.template import TaskTemplate
 from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES, held_out_templates
 from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH
-from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, given, parse_json, read_text, require_known
 from cua_rl.tasks.task import Template
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from cua_rl.environments.phone.simulator import catalog
 from cua_rl.environments.phone.simulator.start import Start, SystemStart
 from cua_rl.environments.query_values import TIME
-from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, read_mapping, require_known
+from cua_rl.types.errors import ConfigError
 
 _EXAMPLE = '{"off": ["wifi"]}'
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from cua_rl.actions import (
+from cua_rl.environments.adb.device import ANDROID_ABILITIES, AndroidDevice, build_observation
+from cua_rl.environments.device import ActionRejected, Device, ShellDevice
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -23,9 +25,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.environments.adb.device import ANDROID_ABILITIES, AndroidDevice, build_observation
-from cua_rl.environments.device import ActionRejected, Device, ShellDevice
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types.errors import DeviceError, TaskError
 from tests.environments.android.phone_double import PhoneDouble
 
 SIZE_PX = (200, 400)

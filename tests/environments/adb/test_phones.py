@@ -7,7 +7,7 @@ import pytest
 
 from cua_rl.environments.adb.environment import AdbPhones
 from cua_rl.environments.pool import PoolLimits, open_pool
-from cua_rl.errors import ConfigError, DeviceLostError
+from cua_rl.types.errors import ConfigError, DeviceLostError
 from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
 

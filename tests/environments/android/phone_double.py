@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from cua_rl.errors import DeviceError
+from cua_rl.types.errors import DeviceError
 
 Version = Literal[13, 14, 15]
 VERSIONS: tuple[Version, ...] = (13, 14, 15)

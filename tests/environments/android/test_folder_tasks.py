@@ -11,10 +11,10 @@ import pytest
 
 from cua_rl.environments.contract import Split, training_ids
 from cua_rl.environments.device import DeviceAbilities
-from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import ConfigError, DeviceError, TaskError
 from tests.fakes import FakeDevice
 
 REAL_PHONE = DeviceAbilities(name="a real phone", has_shell=True, is_seeded=False)

@@ -4,7 +4,7 @@ import pytest
 
 from cua_rl.environments.android.preparation import make_goal_false
 from cua_rl.environments.android.queries import read_android_query
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types.errors import DeviceError, TaskError
 from tests.environments.android.phone_double import (
     CAMERA,
     HOME,

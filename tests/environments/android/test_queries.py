@@ -6,7 +6,7 @@ import pytest
 
 from cua_rl.environments.android.queries import ANDROID_QUERIES, UNREADABLE, read_android_query
 from cua_rl.environments.phone.simulator.queries import LOOKUPS, QUERIES
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types.errors import DeviceError, TaskError
 from tests.environments.android.phone_double import (
     CAMERA,
     HOME,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.environments.android.shell import AdbDevice, AdbShell, DeviceShell, list_adb_devices, parse_adb_devices
-from cua_rl.errors import ConfigError, DeviceError
+from cua_rl.types.errors import ConfigError, DeviceError
 from tests.patience import IdleClock
 
 RUN_ON_THIS_MACHINE = '[ "$1" = -s ] && shift 2\nif [ "$1" = shell ]; then exec sh -c "$2"; fi'

@@ -5,8 +5,8 @@ import pytest
 from cua_rl.environments.android.preparation import make_goal_false
 from cua_rl.environments.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.errors import TaskError
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.errors import TaskError
 from tests.environments.android.phone_double import VERSIONS, PhoneDouble, Version
 
 SIMULATOR_ONLY = {

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.actions import Button, Click, OpenApp, PressButton, PressKey
 from cua_rl.environments.browser.chromium import chromium_command, find_chromium
 from cua_rl.environments.browser.hands import require_possible
 from cua_rl.environments.browser.settings import Clip, PageSettings
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.key_names import key_chord
-from cua_rl.errors import ConfigError
+from cua_rl.types.actions import Button, Click, OpenApp, PressButton, PressKey
+from cua_rl.types.errors import ConfigError
 
 
 def make_program(folder: Path, name: str) -> Path:

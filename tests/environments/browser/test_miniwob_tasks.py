@@ -9,9 +9,9 @@ from cua_rl.environments.browser.miniwob.templates import DEVELOPMENT, MINIWOB_B
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.table import find_environment, parse_sources
-from cua_rl.errors import ConfigError
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
+from cua_rl.types.errors import ConfigError
 from scripts.tiny_models.page_tasks import LABELS, TINY_TASKS
 from scripts.tiny_models.vocabulary import label_forms, page_pieces
 

@@ -13,8 +13,8 @@ from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, PageSource, Pag
 from cua_rl.environments.browser.settings import SiteProgram
 from cua_rl.environments.contract import Split
 from cua_rl.environments.table import parse_sources
-from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
+from cua_rl.types.errors import ConfigError, TaskError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
 SITE: dict[str, object] = {

@@ -8,8 +8,8 @@ from cua_rl.environments.desktop.device import DESKTOP_ABILITIES
 from cua_rl.environments.desktop.templates import DESKTOP_TASKS
 from cua_rl.environments.phone.demo.phone import SIMULATOR, make_simulated_phone
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import load_tasks, require_disjoint
+from cua_rl.types.errors import ConfigError, TaskError
 
 SOURCE = {"source_type": "desktop"}
 

@@ -5,7 +5,7 @@ import pytest
 from cua_rl.environments.gbox.boxes import RUN_LABEL, BoxPlan, GboxBoxes
 from cua_rl.environments.gbox.service import make_gbox
 from cua_rl.environments.pool import PoolLimits, open_pool
-from cua_rl.errors import ConfigError, DeviceError
+from cua_rl.types.errors import ConfigError, DeviceError
 from tests.doubles.gbox_service import GboxService
 from tests.fakes import make_task
 

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from gbox_sdk import AsyncGboxClient
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
-from cua_rl.errors import DeviceServiceError
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceServiceError
 
 SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.actions import (
+from cua_rl.environments.device import ActionRejected, ShellDevice
+from cua_rl.environments.gbox.device import Capture, GboxDevice
+from cua_rl.types.actions import (
     Action,
     Button,
     Click,
@@ -20,9 +22,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.environments.device import ActionRejected, ShellDevice
-from cua_rl.environments.gbox.device import Capture, GboxDevice
-from cua_rl.errors import DeviceError, DeviceLostError, DeviceQuotaError, DeviceServiceError, TaskError
+from cua_rl.types.errors import DeviceError, DeviceLostError, DeviceQuotaError, DeviceServiceError, TaskError
 from tests.doubles.gbox_desktop import NOTE
 from tests.doubles.gbox_phone import PhoneBox
 from tests.doubles.gbox_service import GboxService

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.harness.environment import HarnessWorlds
-from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SEED_RANGES, TaskSet, load_tasks, require_disjoint
+from cua_rl.types.errors import ConfigError
 
 ROWS = [{"task_id": f"game/{i}", "payload": {"level": i}, "tags": ["even"] if i % 2 == 0 else []} for i in range(10)]
 

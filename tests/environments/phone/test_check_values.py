@@ -17,9 +17,9 @@ from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.query_values import CHOICES, SIMULATOR_QUERIES, listed_part
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
-from cua_rl.errors import ConfigError
 from cua_rl.task_loader import SIMULATOR, load_tasks
 from cua_rl.tasks.goal import parse_expected
+from cua_rl.types.errors import ConfigError
 
 
 def load(check: Any, device: DeviceAbilities = SIMULATOR, **more: Any) -> None:

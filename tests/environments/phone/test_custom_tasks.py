@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Click
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.query_values import PHONE_QUERIES
-from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.readiness import prepare
+from cua_rl.types.actions import Click
+from cua_rl.types.errors import ConfigError, TaskError
 from tests.fakes import FakeDevice
 
 WIFI = {"query": "wifi_enabled", "expected": "true"}

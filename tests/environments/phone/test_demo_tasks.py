@@ -10,7 +10,6 @@ from typing import get_args
 
 import pytest
 
-from cua_rl.actions import Button, Click, PressButton
 from cua_rl.environments.adb.device import ANDROID_ABILITIES
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.gbox.boxes import ABILITIES
@@ -29,10 +28,11 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.reducer import launch
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
+from cua_rl.types.actions import Button, Click, PressButton
+from cua_rl.types.errors import ConfigError, TaskError
 
 ROOT = Path(__file__).parents[3]
 LASTING = (

@@ -31,7 +31,7 @@ from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams
 from tests.fakes import FakeRecorder
 
 PARITY_LIMIT = 0.005

@@ -18,10 +18,10 @@ from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.table import parse_sources
-from cua_rl.errors import ConfigError
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import ConfigError
 from tests.doubles.gbox_desktop import NOTE
 from tests.doubles.gbox_service import serve_gbox
 from tests.doubles.gym_server import GymDouble

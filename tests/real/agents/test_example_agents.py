@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.actions import Click
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import ModelTurn, Rollout, StopReason
+from cua_rl.types.actions import Click
+from cua_rl.types.rollout import ModelTurn, Rollout, StopReason
 from tests.agent.gym_bench import PARAMS, call, demo_tasks
 from tests.fakes import FakeRecorder
 from tests.sampling.fake_vllm import FakeVllm

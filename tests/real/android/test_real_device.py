@@ -8,12 +8,12 @@ import os
 
 import pytest
 
-from cua_rl.actions import Button, PressButton
 from cua_rl.environments.adb.device import AndroidDevice
 from cua_rl.environments.android.preparation import make_goal_false
 from cua_rl.environments.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.environments.android.shell import AdbShell, list_adb_devices
-from cua_rl.errors import ConfigError, DeviceError
+from cua_rl.types.actions import Button, PressButton
+from cua_rl.types.errors import ConfigError, DeviceError
 
 ARGUMENTS = {
     "app_installed": "com.android.settings",

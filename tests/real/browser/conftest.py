@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
+from cua_rl.types.errors import ConfigError
 
 pytest.importorskip("playwright", reason="`make setup` installs Playwright")
 

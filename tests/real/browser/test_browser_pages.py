@@ -11,7 +11,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.actions import (
+from cua_rl.agent.device_step import perform
+from cua_rl.environments.browser.backend import BrowserPages
+from cua_rl.environments.browser.chromium import find_chromium
+from cua_rl.environments.browser.page import BrowserPage
+from cua_rl.environments.browser.settings import PageSettings
+from cua_rl.host.scratch import remove_abandoned, scratch_folder
+from cua_rl.host.users import GUEST_UIDS, can_change_user
+from cua_rl.types.actions import (
     Button,
     Click,
     DoubleClick,
@@ -23,14 +30,7 @@ from cua_rl.actions import (
     Scroll,
     TypeText,
 )
-from cua_rl.agent.device_step import perform
-from cua_rl.environments.browser.backend import BrowserPages
-from cua_rl.environments.browser.chromium import find_chromium
-from cua_rl.environments.browser.page import BrowserPage
-from cua_rl.environments.browser.settings import PageSettings
-from cua_rl.errors import AbsentError, ConfigError, DeviceError, TaskError, UnusableError
-from cua_rl.host.scratch import remove_abandoned, scratch_folder
-from cua_rl.host.users import GUEST_UIDS, can_change_user
+from cua_rl.types.errors import AbsentError, ConfigError, DeviceError, TaskError, UnusableError
 from tests.live_processes import command_line
 from tests.patience import IdleClock, patience
 

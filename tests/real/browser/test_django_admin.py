@@ -7,7 +7,6 @@ import pytest_asyncio
 
 pytest.importorskip("django", reason="`make setup` installs Django")
 
-from cua_rl.actions import PressKey
 from cua_rl.environments.browser.django_admin.device import AdminPages
 from cua_rl.environments.browser.django_admin.expert import AdminExperts
 from cua_rl.environments.browser.django_admin.server import AdminSite
@@ -17,6 +16,7 @@ from cua_rl.host.sandbox import can_sandbox
 from cua_rl.supervised.demonstrations import demonstrate
 from cua_rl.tasks.readiness import prepare
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import PressKey
 from tests.live_processes import stranger_connects
 
 EXPERT_TEMPLATES = [

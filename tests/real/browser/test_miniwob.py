@@ -7,7 +7,6 @@ import pytest_asyncio
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
-from cua_rl.actions import Click, Drag, Scroll, TypeText
 from cua_rl.environments.browser.miniwob.device import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
 from cua_rl.environments.browser.miniwob.pages import read_result
@@ -25,6 +24,7 @@ from cua_rl.supervised.datasets import ExpertExamples
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.readiness import instruct, prepare
+from cua_rl.types.actions import Click, Drag, Scroll, TypeText
 from scripts.tiny_models.page_lessons import draw_page_lesson
 from scripts.tiny_models.page_screens import look_at, read_screens, write_screens
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.actions import Click, TypeText
 from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.environments.browser.served_site import ServedSite
 from cua_rl.environments.pool import open_pool
 from cua_rl.environments.table import parse_sources
-from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.host.sandbox import can_sandbox
-from cua_rl.judgement import Validation
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Click, TypeText
+from cua_rl.types.errors import ConfigError, DeviceError, TaskError
+from cua_rl.types.judgement import Validation
 from tests.live_processes import kill, site_servers, stranger_connects
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"

@@ -8,8 +8,6 @@ from typing import Literal
 
 from PIL import Image
 
-from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
-from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.environments.device import Device
 from cua_rl.events import (
     Event,
@@ -22,9 +20,11 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
-from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import (
+from cua_rl.types.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.judgement import Judgement, JudgeVote, Validation
+from cua_rl.types.rollout import (
     AgentTurn,
     Chunk,
     EncodedTextChunk,

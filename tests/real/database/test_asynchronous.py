@@ -13,7 +13,7 @@ from cua_rl.run.resume import follow_move, load_resumed
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import prepare_log_directory
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import make_group, source_events, start, step_end
 from tests.real.database.test_recorder import record

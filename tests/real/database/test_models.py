@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.actions import Click, TypeText, Wait
 from cua_rl.database.columns import (
     decode_action,
     decode_more_actions,
@@ -16,8 +15,9 @@ from cua_rl.database.columns import (
     unescape_json,
     unescape_text,
 )
-from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutSource, TurnTaken
+from cua_rl.types.actions import Click, TypeText, Wait
+from cua_rl.types.errors import DatabaseError
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import ACTIONS, make_group, rollout_start, source_events, start, step_end
 from tests.real.database.test_recorder import record

@@ -15,8 +15,8 @@ import pytest
 
 from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user, claim_user
+from cua_rl.types.errors import ConfigError, DatabaseError
 from scripts.red_team.run_folders import make_witness, set_traps
 from tests.live_processes import is_alive, wait_until_dead
 from tests.patience import IdleClock, patience

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import ConfigError
 from cua_rl.events import TrainingEnded
 from cua_rl.monitor.databases import open_database
 from cua_rl.planning.calibration import load_recorded_run
 from cua_rl.planning.fleet import Placement
 from cua_rl.run_folder.recorded_run import find_training
+from cua_rl.types.errors import ConfigError
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start, step_end
 
 CONFIG: dict[str, object] = {

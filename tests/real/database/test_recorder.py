@@ -18,7 +18,6 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import open_sessions
 from cua_rl.database.writer import TimedEvent, write_events
-from cua_rl.errors import DatabaseError
 from cua_rl.events import (
     CheckpointSaved,
     EvaluationEnded,
@@ -29,6 +28,7 @@ from cua_rl.events import (
     TrainingEnded,
     TurnTaken,
 )
+from cua_rl.types.errors import DatabaseError
 from tests.patience import patience
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import (

@@ -6,7 +6,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import DatabaseError
 from cua_rl.events import Event, GroupEnded, RolloutSource
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.config import CurriculumSettings
@@ -15,7 +14,8 @@ from cua_rl.rl.datums import build_batch, datums_sha256
 from cua_rl.run.resume import OUTCOMES_NAME, load_memory
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.log_directory import prepare_log_directory
-from cua_rl.types import RolloutGroup
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.rollout import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end
 from tests.real.database.test_recorder import record

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from cua_rl.database.session import check_connection, database_url, shown_url
-from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.types.errors import ConfigError, DatabaseError
 from tests.patience import IdleClock
 
 

@@ -11,9 +11,9 @@ from cua_rl.database.rebuild import load_groups
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.writer import write_worker_events
-from cua_rl.errors import DatabaseError
 from cua_rl.events import BatchTaken, Event, GroupEnded, RolloutSource, SourceStarted, TurnTaken
-from cua_rl.types import Rollout, RolloutGroup, StopReason
+from cua_rl.types.errors import DatabaseError
+from cua_rl.types.rollout import Rollout, RolloutGroup, StopReason
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, advantages_of, make_group, rollout_start, start, step_end
 from tests.real.database.test_recorder import record

@@ -16,20 +16,20 @@ pytest.importorskip("Xlib", reason="scripts/install_system_packages.sh and `make
 
 from Xlib.error import DisplayConnectionError
 
-from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
 from cua_rl.agent.device_step import perform
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.desktop.desktops import LinuxDesktops
 from cua_rl.environments.desktop.device import LinuxDesktop
 from cua_rl.environments.desktop.session import PROGRAMS
 from cua_rl.environments.desktop.templates import DESKTOP_TASKS, DesktopTemplate
 from cua_rl.environments.desktop.x_screen import XScreen
 from cua_rl.environments.device import ActionRejected
-from cua_rl.errors import DeviceError, TaskError, UnusableError
 from cua_rl.host.sandbox import can_sandbox
 from cua_rl.host.scratch import remove_abandoned
 from cua_rl.host.system import resident_bytes
 from cua_rl.host.users import can_change_user
+from cua_rl.types.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError, TaskError, UnusableError
 
 NEEDED = (*PROGRAMS, "mousepad", "pcmanfm", "xterm")
 pytestmark = pytest.mark.skipif(

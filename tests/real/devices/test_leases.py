@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from cua_rl.actions import Click
 from cua_rl.environments.gbox import service
 from cua_rl.environments.pool import DevicePool, PoolLimits, open_pool
-from cua_rl.errors import DeviceError
+from cua_rl.types.actions import Click
+from cua_rl.types.errors import DeviceError
 from tests.doubles.gbox_service import serve_gbox
 from tests.fakes import make_task
 

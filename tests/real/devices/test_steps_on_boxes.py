@@ -11,7 +11,7 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
 from cua_rl.environments.pool import open_pool
 from cua_rl.events import GroupEnded
-from cua_rl.http_server import serve_app
+from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.stages import LoopParts
@@ -21,7 +21,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.types import SamplingParams
+from cua_rl.types.rollout import SamplingParams
 from tests.doubles.gbox_desktop import FIELD, NOTE, SAVE, SIZE_PX
 from tests.doubles.gbox_phone import PhoneBox
 from tests.doubles.gbox_server import GboxDouble

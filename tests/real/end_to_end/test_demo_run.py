@@ -17,7 +17,7 @@ from cua_rl.database.session import open_sessions
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.types import RolloutGroup
+from cua_rl.types.rollout import RolloutGroup
 from tests.live_processes import command_line
 from tests.real.end_to_end.runs import Run, survivors
 

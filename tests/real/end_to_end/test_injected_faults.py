@@ -16,7 +16,6 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
-from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward
@@ -33,7 +32,8 @@ from cua_rl.task_loader import load_tasks
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import AdapterRef, Datum, SamplingParams
+from cua_rl.types.errors import AdapterError, CuaError, ParityError, TrainingError
+from cua_rl.types.rollout import AdapterRef, Datum, SamplingParams
 from tests.fakes import FakeRecorder
 from tests.rl.test_sync_loop import Log
 

@@ -19,7 +19,7 @@ from cua_rl.agent.harness import HarnessCommand
 from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT, read_examples
 from tests.patience import patience

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from cua_rl.actions import Action, Button, Click, PressButton
 from cua_rl.agent.agent import AgentOutcome, AgentTask, OnTurn
+from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.pool import DevicePool
-from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, TrainingEnded, TrainingStarted
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
@@ -25,10 +24,11 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.group import GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.judge import make_judge_config, require_precision
-from cua_rl.settings import with_values
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
+from cua_rl.types.actions import Action, Button, Click, PressButton
+from cua_rl.types.errors import ConfigError, JudgeError
+from cua_rl.types.rollout import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import KEY, MODEL, Asked, JudgeEndpoint, serve_judge, verdict
 from tests.fakes import FakeGateway

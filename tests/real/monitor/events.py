@@ -5,9 +5,9 @@ from io import BytesIO
 
 from PIL import Image
 
-from cua_rl.conversation import EncodedImage
 from cua_rl.events import Event
-from cua_rl.types import Chunk, ImageChunk, ModelInput, Rollout, RolloutGroup, Turn
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Chunk, ImageChunk, ModelInput, Rollout, RolloutGroup, Turn
 from tests.real.database.recorded import make_group, source_events, step_end
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.recipes.export_rollout import ExportConfig, cli_main
+from cua_rl.types.errors import ConfigError
 from tests.real.monitor.conftest import Shown
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

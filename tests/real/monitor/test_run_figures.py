@@ -17,9 +17,9 @@ from cua_rl.events import (
     SourceStarted,
     StepTrained,
 )
-from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import Reward, Rollout, RolloutGroup, StopReason
 from tests.fakes import make_task
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, start

@@ -12,13 +12,13 @@ import pytest
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import ConfigError
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, RunFolder
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.run_folders import RUN_LOCK, find_runs, show_folder, show_runs_below
 from cua_rl.monitor.security import AccessRules
 from cua_rl.reporting.json_lines import write_records
+from cua_rl.types.errors import ConfigError
 from tests.patience import patience
 from tests.real.database.recorded import IMAGE_TOKEN, start
 from tests.real.monitor.events import make_step_events

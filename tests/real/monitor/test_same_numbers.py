@@ -18,13 +18,13 @@ import pytest
 from rich.console import Console
 
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import DeviceError
 from cua_rl.events import TrainingEnded, TrainingStarted
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.sync_loop import train
+from cua_rl.types.errors import DeviceError
 from tests.fakes import FakeAgent
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN

@@ -14,10 +14,10 @@ from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.environments.browser.chromium import find_chromium
-from cua_rl.errors import ConfigError
 from cua_rl.events import EvaluationEnded, RolloutSource, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer
-from cua_rl.types import RolloutGroup
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import RolloutGroup
 from scripts import seed_monitor
 from scripts.random_taps import RandomTaps
 from tests.patience import patience

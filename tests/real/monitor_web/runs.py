@@ -19,9 +19,9 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
-from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import ModelTurn, Rollout, RolloutGroup, StopReason, Turn
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import ModelTurn, Rollout, RolloutGroup, StopReason, Turn
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, step_end
 from tests.real.monitor.events import with_images

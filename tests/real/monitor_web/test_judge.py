@@ -10,10 +10,10 @@ import pytest_asyncio
 from cua_rl.events import Event
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.judge import DEFAULT_PROMPT
-from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rollout.outcome import validation_of
-from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason
+from cua_rl.types.judgement import Judgement, JudgeVote
+from cua_rl.types.rollout import Reward, Rollout, RolloutGroup, StopReason
 from tests.real.database.recorded import step_end
 from tests.real.monitor_web.conftest import Site, Window
 from tests.real.monitor_web.runs import WIFI, add_run, begin, begun, finished, group_end, group_of, rollouts_of

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.conversation import Message, SampledAnswer
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.renderers.replay import replay
+from cua_rl.types.conversation import Message, SampledAnswer
 from tests.renderers.generated import Generated, generate_conversation
 
 transformers = pytest.importorskip("transformers")

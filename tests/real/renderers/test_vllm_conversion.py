@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.conversation import Item, Message, Reasoning, SampledAnswer, TextPart, Tool, ToolCall
 from cua_rl.renderers.openai_items import conversation_from_responses, responses_input, responses_tools
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_5, load_qwen3_vl_thinking
+from cua_rl.types.conversation import Item, Message, Reasoning, SampledAnswer, TextPart, Tool, ToolCall
 from tests.renderers.generated import generate_conversation
 from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen2_5_folder, build_qwen3_5_folder
 

@@ -18,7 +18,7 @@ from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
-from cua_rl.types import AdapterRef
+from cua_rl.types.rollout import AdapterRef
 from tests.patience import patience
 from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter
 

@@ -13,8 +13,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.conversation import EncodedImage, Message, TextPart
-from cua_rl.errors import AdapterError, ConfigError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run.preflight import require_model_server
 from cua_rl.run_folder.model_folder import make_image_renderer
@@ -25,7 +23,9 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
-from cua_rl.types import AdapterRef, SamplingParams
+from cua_rl.types.conversation import EncodedImage, Message, TextPart
+from cua_rl.types.errors import AdapterError, ConfigError
+from cua_rl.types.rollout import AdapterRef, SamplingParams
 from tests.live_processes import command_line
 from tests.patience import patience
 from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.run.preflight import require_vllm_args
+from cua_rl.types.errors import ConfigError
 
 MANY = """
 import contextlib, io, json, sys

@@ -12,10 +12,10 @@ from alembic import command
 from cua_rl.database.migrations import alembic_config, migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.errors import ConfigError
 from cua_rl.run.sft_plan import build_recorded_examples
 from cua_rl.supervised.recorded import load_successes, open_recorded_run
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Rollout, RolloutGroup
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
 
 GROUPS = tuple(make_group(seed, group_id=f"group-{seed}", num_rollouts=4) for seed in range(3))

@@ -17,7 +17,7 @@ from cua_rl.recipes.import_trajectories import main as import_trajectories
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run_folder.recorded_run import open_run_database
-from cua_rl.types import Rollout
+from cua_rl.types.rollout import Rollout
 from tests.exchange.files import adp, atif, write_android_control
 
 pytest.importorskip("pyarrow", reason="`make setup` installs pyarrow")

@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its t
 import pytest
 
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from tests.real.training.tiny_qwen3_vl import build_random_qwen3_vl, draw_screenshot, make_datum
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cua_rl.families import LoraModule
 from cua_rl.metrics import check_names
+from cua_rl.renderers.families import LoraModule
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, TrainerConfig
 from cua_rl.training.metrics import Account, ModelShape, measure_matmul_peak

@@ -6,11 +6,11 @@ import chz
 import pytest
 from safetensors.torch import load_file
 
-from cua_rl.errors import TrainingError
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import Datum
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS
 from tests.real.training.trainer_calls import STEP, forward, moved, train, weights
 from tests.rounding import assert_equal_but_for_rounding

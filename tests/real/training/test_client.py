@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.wire import Forward
+from cua_rl.types.errors import ConfigError, TrainingError
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import chz
 import pytest
 
-from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, Sharding, TrainerConfig
 from cua_rl.training.context import Context
 from cua_rl.training.trainer import Trainer
+from cua_rl.types.errors import ConfigError, TrainingError
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding

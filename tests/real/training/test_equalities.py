@@ -21,7 +21,7 @@ from cua_rl.training import head, wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.layers import ATTENTION_KERNELS, StreamedLinear
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, Rollout
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk, ModelInput, Rollout
 from tests.builders import model_turn, rollout
 from tests.real.training.tiny_qwen3_vl import (
     IMAGE_PAD,

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, Qwen2VLImageProcessor
 
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD
 from tests.real.training.trainer_calls import forward, gradients, moved, train
 from tests.rounding import KeepFloat64, assert_as_exact_as

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.machine.model_sizes import load_model_sizes
+from cua_rl.renderers.families import FAMILIES, LoraModule
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.layers import ATTENTION_KERNELS
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from tests.real.training.test_exactness import load_stock, stock_logprobs, stock_rows_and_gradients
 from tests.real.training.test_ranks import PLAIN_STEP
 from tests.real.training.tiny_families import BUILDERS, make_datums

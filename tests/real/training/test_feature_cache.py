@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cua_rl.training.vision import FeatureCache
-from cua_rl.types import ImageChunk
+from cua_rl.types.rollout import ImageChunk
 from tests.builders import image
 
 A, B, C = (image(name) for name in (b"a", b"b", b"c"))

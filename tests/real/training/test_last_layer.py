@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.layers import keep_predictors_only
 from cua_rl.training.model import PolicyModel
+from cua_rl.types.errors import ConfigError
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS
 from tests.rounding import assert_equal_but_for_rounding
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForImageTextToText
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.layers import PACKED_ATTENTION, require_separate_sequences
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Datum
 from tests.real.training.tiny_families import BUILDERS, make_datums
 from tests.real.training.trainer_calls import forward, gradients, moved, train
 

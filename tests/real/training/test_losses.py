@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.training.batching import turn_ids
 from cua_rl.training.config import LossConfig, LossName
@@ -16,6 +15,7 @@ from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
 from cua_rl.training.losses import LossTokens, TokenLoss, cispo, gspo, importance_sampling, ppo, token_losses
 from cua_rl.training.metrics import effective_share, loss_metrics, quantiles, ratio_metrics
+from cua_rl.types.errors import ConfigError
 from tests.rounding import rounding_bound
 
 # Three tokens with ratios 1, 1.5 and 0.5, in two turns.

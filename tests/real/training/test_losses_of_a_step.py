@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.errors import TrainingError
 from cua_rl.metrics import check_names
 from cua_rl.rl.train_step import token_weights
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum, Rollout
+from cua_rl.types.errors import TrainingError
+from cua_rl.types.rollout import Datum, Rollout
 from tests.real.training.test_equalities import make_rollout, merged, split
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, draw_screenshot
 from tests.rounding import assert_equal_but_for_rounding

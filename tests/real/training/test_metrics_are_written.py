@@ -16,9 +16,7 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.metrics import FAMILIES, METRICS, meaning
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
@@ -34,7 +32,9 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
-from cua_rl.types import AgentTurn, ImageChunk, StopReason
+from cua_rl.types.errors import DeviceLostError
+from cua_rl.types.judgement import Judgement, JudgeVote
+from cua_rl.types.rollout import AgentTurn, ImageChunk, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk

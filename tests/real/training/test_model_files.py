@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-from cua_rl.errors import ConfigError
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import Datum
 from tests.real.training.test_exactness import load_stock, stock_logprobs
 from tests.real.training.trainer_calls import moved
 

@@ -16,7 +16,6 @@ import chz
 import psutil
 import pytest
 
-from cua_rl.errors import ConfigError
 from cua_rl.host.processes import free_port
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
@@ -25,6 +24,7 @@ from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
 from cua_rl.training.ranks import Meeting, Place
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.worker import find_meeting
+from cua_rl.types.errors import ConfigError
 from tests.live_processes import command_line
 from tests.patience import patience
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 
-from cua_rl.conversation import EncodedImage, Message, TextPart
-from cua_rl.errors import TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.training.vision import ImagePreprocessor, read_patches
+from cua_rl.types.conversation import EncodedImage, Message, TextPart
+from cua_rl.types.errors import TrainingError
 from tests.builders import stored_image
 
 ORIENTATION = 0x0112

@@ -15,7 +15,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.vision import ImagePreprocessor, PreparedAhead, PreparedImage
-from cua_rl.types import ImageChunk
+from cua_rl.types.rollout import ImageChunk
 from tests.builders import image
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, image_chunk, make_datum
 from tests.real.training.trainer_calls import STEP, gradients, train

@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.model import find_device
 from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.errors import ConfigError, TrainingError
+from cua_rl.types.rollout import Datum
 from tests.live_processes import command_line
 from tests.patience import patience
 from tests.real.training.tiny_families import build_random_qwen3_vl_moe
@@ -314,7 +314,7 @@ SHARDED_RANK = """
 import os, random, sys
 from pathlib import Path
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import TrainingError
+from cua_rl.types.errors import TrainingError
 from cua_rl.training import wire
 from cua_rl.training.ranks import Place, Ranks
 from cua_rl.training.trainer import Trainer

@@ -17,7 +17,7 @@ from cua_rl.training.batching import turn_ids
 from cua_rl.training.config import LossConfig, LossName, Normalisation, TrainerConfig
 from cua_rl.training.losses import LossTokens, token_losses
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 

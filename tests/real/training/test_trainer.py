@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum, EncodedTextChunk, ModelInput
+from cua_rl.types.errors import ConfigError, TrainingError
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput
 from tests.real.training.tiny_qwen3_vl import PREPROCESSOR, TINY_ROUNDINGS
 from tests.real.training.trainer_calls import STEP, forward, gradients, moved, run_out_of_memory, train, weights
 from tests.rounding import assert_equal_but_for_rounding

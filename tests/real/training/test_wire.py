@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from threading import Thread
 
-from cua_rl.codec import decode, encode
 from cua_rl.training import wire
 from cua_rl.training.link import WorkerLink
 from cua_rl.training.ranks import Ranks
 from cua_rl.training.worker import serve
+from cua_rl.types.codec import decode, encode
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 
 

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 from tests.real.training.tiny_qwen3_vl import (
     IMAGE_PAD,
     PREPROCESSOR,

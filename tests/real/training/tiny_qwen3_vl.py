@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk, ModelInput
 from tests.builders import stored_image
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD, FIRST_TEXT_ID = 3, 4, 5, 6, 16

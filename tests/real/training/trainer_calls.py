@@ -8,7 +8,7 @@ from torch import Tensor
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum
+from cua_rl.types.rollout import Datum
 
 LOSS = LossConfig(name="importance_sampling")
 STEP = wire.OptimStep(optim=OptimConfig(learning_rate=1e-2))

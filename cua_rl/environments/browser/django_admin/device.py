@@ -11,9 +11,9 @@ from cua_rl.environments.browser.served_site import SiteServers
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import ConfigError
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import remove_tree
+from cua_rl.types.errors import ConfigError
 
 _NOWHERE = "http://127.0.0.1:0/"
 

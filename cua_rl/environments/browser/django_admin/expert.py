@@ -6,13 +6,13 @@ from random import Random
 from typing import cast
 from urllib.parse import urlsplit
 
-from cua_rl.actions import Action, Click, PressKey, Scroll, TypeText
 from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Step, Tick
 from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.device import Device
-from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Action, Click, PressKey, Scroll, TypeText
+from cua_rl.types.errors import TaskError
 
 _READ = """
 ({ selector, text }) => {

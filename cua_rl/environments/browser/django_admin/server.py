@@ -10,9 +10,9 @@ from pathlib import Path
 from cua_rl.environments.browser.django_admin.state import ADMINISTRATOR, DATABASE, SiteState, read_state, write_state
 from cua_rl.environments.browser.served_site import ServedSite
 from cua_rl.environments.browser.settings import SiteProgram
-from cua_rl.errors import DeviceError, TaskError, boundary
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.users import bare_environment
+from cua_rl.types.errors import DeviceError, TaskError, boundary
 
 _FOLDER = Path(__file__).parent
 _COMMAND = (sys.executable, "-P", str(_FOLDER / "site_process.py"), DATABASE, ADMINISTRATOR)

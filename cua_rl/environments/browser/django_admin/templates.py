@@ -8,10 +8,10 @@ from cua_rl.environments.browser.django_admin.server import AdminSite
 from cua_rl.environments.browser.django_admin.state import Names, Person, SiteState, draw_names
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.errors import TaskError
-from cua_rl.judgement import Validation
 from cua_rl.tasks.answers import is_answer
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types.errors import TaskError
+from cua_rl.types.judgement import Validation
 
 ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",

@@ -9,8 +9,8 @@ from typing import cast
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.browser.settings import Clip, PageSettings
 from cua_rl.environments.device import Device
-from cua_rl.errors import ConfigError
 from cua_rl.host.users import public_copy
+from cua_rl.types.errors import ConfigError
 
 WIDTH, HEIGHT = 160, 210
 """The part of a page that belongs to the task, CSS pixels."""

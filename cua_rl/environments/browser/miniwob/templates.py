@@ -5,8 +5,8 @@ from functools import lru_cache, partial
 
 from cua_rl.environments.browser.miniwob.pages import begin, html_folder, read_result
 from cua_rl.environments.device import Device, DeviceAbilities
-from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types.judgement import Validation
 
 DEVELOPMENT = (
     "click-button", "click-checkboxes", "click-checkboxes-soft", "click-collapsible-2-nodelay", "click-color",

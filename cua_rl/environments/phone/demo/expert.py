@@ -2,7 +2,6 @@
 
 from random import Random
 
-from cua_rl.actions import Action, Click, Drag, LongPress, PressButton, TypeText
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import find_template
 from cua_rl.environments.phone.demo.template import (
@@ -26,9 +25,10 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.elements import Element, Screen
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.screens import build_screen
-from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Action, Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.types.errors import TaskError
 
 _FREE_PLACE = 96, 285
 """Below the icons of a home page, logical units."""

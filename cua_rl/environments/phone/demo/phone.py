@@ -11,8 +11,8 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.environments.pool import DeviceRequest
-from cua_rl.errors import TaskError
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import TaskError
 
 SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True, queries=SIMULATOR_QUERIES)
 

@@ -6,11 +6,11 @@ from functools import partial, wraps
 from random import Random
 from typing import Concatenate, ParamSpec
 
-from cua_rl.actions import Button
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.tasks.goal import Goal, check_goal
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types.actions import Button
 
 P = ParamSpec("P")
 

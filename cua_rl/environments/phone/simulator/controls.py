@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.simulator.catalog import (
     HEIGHT,
     SETTINGS,
@@ -29,6 +28,7 @@ from cua_rl.environments.phone.simulator.elements import (
 )
 from cua_rl.environments.phone.simulator.navigation import field_value
 from cua_rl.environments.phone.simulator.state import Field, PhoneState
+from cua_rl.types.actions import Button
 
 STATUS_HEIGHT = 16
 CONTENT_TOP = 44

@@ -6,8 +6,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Literal
 
-from cua_rl import actions
-from cua_rl.conversation import EncodedImage
 from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.apps.commands import take_screenshot as take_screenshot_file
@@ -15,7 +13,9 @@ from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH, find_app
 from cua_rl.environments.phone.simulator.painter import draw_png
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.errors import DeviceError
+from cua_rl.types import actions
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError
 
 Operation = Literal["observe", "execute", "query"]
 

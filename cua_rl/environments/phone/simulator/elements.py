@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.simulator.catalog import Colour
 from cua_rl.environments.phone.simulator.state import Field, SystemCommand
+from cua_rl.types.actions import Button
 
 Command = Literal[
     "call",

@@ -12,7 +12,7 @@ from cua_rl.environments.phone.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLU
 from cua_rl.environments.phone.simulator.launcher.icons import apps_in_folder, page_of
 from cua_rl.environments.phone.simulator.navigation import subject
 from cua_rl.environments.phone.simulator.state import InstalledApp, PhoneState
-from cua_rl.errors import TaskError
+from cua_rl.types.errors import TaskError
 
 _BRIGHTNESS_TOLERANCE = 5
 """Percentage points."""

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.simulator import elements
 from cua_rl.environments.phone.simulator.apps.calculator import evaluate
 from cua_rl.environments.phone.simulator.apps.commands import do_in_app, submit
@@ -15,6 +14,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.phone.simulator.system.commands import operate
 from cua_rl.environments.phone.simulator.system.networks import join_network
 from cua_rl.environments.phone.simulator.system.shade import drag_shade
+from cua_rl.types.actions import Button
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""

@@ -3,7 +3,6 @@
 import json
 from random import Random
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.demo.template import (
     Instance,
     Move,
@@ -19,6 +18,7 @@ from cua_rl.environments.phone.simulator.catalog import APPS, HOME_PACKAGE, SCRE
 from cua_rl.environments.phone.simulator.queries import TOGGLE_QUERIES
 from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.actions import Button
 
 
 @family(max_turns=1, difficulty="easy", tags=("demo", "open_app"))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from random import Random
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.demo.families.apps import open_from_home, tap_keys
 from cua_rl.environments.phone.demo.families.launcher import DRAWER, OPEN_DRAWER, SHOW_RECENTS
 from cua_rl.environments.phone.demo.template import (
@@ -21,6 +20,7 @@ from cua_rl.environments.phone.demo.template import (
 from cua_rl.environments.phone.simulator.catalog import APPS, find_app
 from cua_rl.environments.phone.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.actions import Button
 
 _DRAWER_TURNS = 3
 """A swipe that opens the drawer, and those that scroll it."""

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.demo.template import Hold, Instance, Move, PushButton, SwipeUp, family, tap, type_in
 from cua_rl.environments.phone.simulator.catalog import APPS, WALLPAPER_NAMES, find_app
 from cua_rl.environments.phone.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.actions import Button
 
 DRAWER = "home/drawer"
 OPEN_DRAWER = Move(screen="home", operation=SwipeUp())

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.simulator.catalog import (
     ICON_SIZE,
     STORE_APPS,
@@ -27,6 +26,7 @@ from cua_rl.environments.phone.simulator.elements import Do, Effect, Element, La
 from cua_rl.environments.phone.simulator.launcher.icons import apps_in_folder, folder_name, page_of
 from cua_rl.environments.phone.simulator.navigation import subject
 from cua_rl.environments.phone.simulator.state import PhoneState
+from cua_rl.types.actions import Button
 
 _BACK = Press(button=Button.BACK)
 _WHOLE = (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from cua_rl.actions import Button
 from cua_rl.environments.phone.simulator.catalog import LANGUAGES, WIDTH, find_app
 from cua_rl.environments.phone.simulator.controls import NAV_TOP, STATUS_HEIGHT, Box, button, pill, place
 from cua_rl.environments.phone.simulator.elements import Effect, Kind, Operate, Press, Screen
+from cua_rl.types.actions import Button
 
 _PREFIX = "ask:"
 _CLOSE = Press(button=Button.BACK)

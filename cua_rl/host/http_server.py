@@ -18,9 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cua_rl.errors import ConfigError
 from cua_rl.host.processes import is_loopback
 from cua_rl.host.system import raise_descriptor_limit
+from cua_rl.types.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

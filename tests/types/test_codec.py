@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cua_rl.actions import Action, Click, DoubleClick
-from cua_rl.codec import MessageError, decode, encode
-from cua_rl.conversation import EncodedImage
 from cua_rl.training import wire
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, ModelTurn, Reward, Rollout, StopReason
+from cua_rl.types.actions import Action, Click, DoubleClick
+from cua_rl.types.codec import MessageError, decode, encode
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk, ModelInput, ModelTurn, Reward, Rollout, StopReason
 from cua_rl.workers.worker_wire import Ended, Hello, Orders, Report, Welcome
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from cua_rl.errors import DatabaseError, first_error
+from cua_rl.types.errors import DatabaseError, first_error
 
 
 async def test_an_error_of_tasks_side_by_side_is_the_one_that_says_something() -> None:

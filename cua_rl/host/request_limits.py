@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 
-from cua_rl.errors import CuaError
-from cua_rl.json_types import is_object, sequence
+from cua_rl.types.errors import CuaError
+from cua_rl.types.json_values import is_object, sequence
 
 BODY_S, MIN_BYTES_PER_S = 10.0, 100_000
 """A body may take this long, plus the time that its size takes at this rate."""

@@ -19,8 +19,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import chz
 
-from cua_rl.conversation import EncodedImage
-from cua_rl.errors import CuaError, boundary
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import CuaError, boundary
 
 _LENGTH = struct.Struct(">Q")
 _NUMBERS: Mapping[object, str] = {int: "q", float: "d", bool: "?"}

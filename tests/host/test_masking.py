@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.masking import (
+from cua_rl.host.masking import (
     MASK,
     MaskingFormatter,
     environment_secrets,

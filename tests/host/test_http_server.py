@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from cua_rl.host.http_server import ConnectionLimits, serve_app
 from cua_rl.host.system import raise_descriptor_limit
-from cua_rl.http_server import ConnectionLimits, serve_app
 from tests.patience import patience
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

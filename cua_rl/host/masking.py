@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import quote, quote_plus, unquote
 
-from cua_rl.json_types import is_array, is_object, sequence
+from cua_rl.types.json_values import is_array, is_object, sequence
 
 MASK = "***"
 

@@ -7,9 +7,9 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
-from cua_rl.actions import Action
-from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.judgement import Judgement, Validation
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage, ParseFailure
+from cua_rl.types.judgement import Judgement, Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
