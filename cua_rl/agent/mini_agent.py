@@ -35,8 +35,8 @@ _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniAgentServer:
-    """The server, its agent, and time limits."""
+class MiniAgent:
+    """Starts a run on a gbox-mini-agent server for each rollout."""
 
     base_url: str = DEFAULT_BASE_URL
     agent: str = "mai-ui"
@@ -50,13 +50,6 @@ class MiniAgentServer:
     retry_s: float = 0.5
     slack_s: float = 60.0
     """Time beyond the server's own limits after which its run counts as hung."""
-
-
-@dataclass(frozen=True, slots=True)
-class MiniAgent:
-    """Starts a run on a gbox-mini-agent server for each rollout."""
-
-    settings: MiniAgentServer
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -73,22 +66,21 @@ class MiniAgent:
                 f"expected an execution of a gym server for gbox-mini-agent, got device {device.device_id!r}; take "
                 "tasks of a gym server, or another agent"
             )
-        settings = self.settings
         clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
-        client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
+        client = MiniAgentClient(self.base_url, timeout_s=self.request_timeout_s, retry_s=self.retry_s)
         with access.expose(task.rollout_id, watch) as address:
             body = {
                 "task": task.instruction,
-                "agent": settings.agent,
+                "agent": self.agent,
                 "maxSteps": task.max_turns,
-                "maxRunTimeSec": round(settings.max_run_time_s),
-                "maxStepTimeSec": round(settings.max_step_time_s),
+                "maxRunTimeSec": round(self.max_run_time_s),
+                "maxStepTimeSec": round(self.max_step_time_s),
                 # the server's API has no field for a key
                 "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
                 "env": device.address,
-                "standardActionSpace": settings.action_space,
+                "standardActionSpace": self.action_space,
             }
             async with client:
                 run_id = await client.start(body)
@@ -103,8 +95,8 @@ class MiniAgent:
         self, client: MiniAgentClient, run_id: str, watch: RolloutWatch, turns: "_Turns"
     ) -> RunStatus | None:
         """Poll until the run or the rollout is over; None if the run continues without the rollout."""
-        settings, started = self.settings, time.monotonic()
-        last_sign, seen_turns = started, 0
+        started = last_sign = time.monotonic()
+        seen_turns = 0
         while True:
             is_new = turns.journal.add(await client.events(run_id, turns.journal.last_ts))
             status = await client.status(run_id)
@@ -118,12 +110,12 @@ class MiniAgent:
             now = time.monotonic()
             if is_new or watch.num_turns > seen_turns or watch.clock.is_uncharged:  # while the model samples
                 last_sign, seen_turns = now, watch.num_turns
-            if now - started > settings.max_run_time_s + settings.slack_s:
+            if now - started > self.max_run_time_s + self.slack_s:
                 raise TimeoutError(f"gbox-mini-agent run {run_id} is still running after {now - started:.0f} s")
-            if now - last_sign > settings.max_step_time_s + settings.slack_s:
+            if now - last_sign > self.max_step_time_s + self.slack_s:
                 raise TimeoutError(f"gbox-mini-agent run {run_id} showed no progress for {now - last_sign:.0f} s")
             with suppress(TimeoutError):
-                async with asyncio.timeout(settings.poll_s):
+                async with asyncio.timeout(self.poll_s):
                     await watch.over.wait()
 
 

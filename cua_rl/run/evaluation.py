@@ -93,7 +93,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
             if plan.judge is not None:
                 (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
             devices = await stack.enter_async_context(
-                open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
+                open_devices(plan.devices, max_devices=config.max_concurrent_rollouts)
             )
             await _run_models(plan, folder, Surroundings(devices=devices, judge=judge), record)
         comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)

@@ -27,7 +27,7 @@ from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model
+from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
@@ -102,7 +102,7 @@ class PreparedEvaluation:
     models: tuple[Model, ...]
     engines: Mapping[Path, LocalEngine]
     """Engine of each model folder."""
-    device_plan: DevicePlan
+    devices: PreparedDevices
     tasks: tuple[Task, ...]
     reward: RewardFunction
     judge: JudgeConfig | None
@@ -148,12 +148,12 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
             f"is not known how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
         )
     _warn_of_other_settings(config, models)
-    device_plan = plan_devices(config, log_path)
+    devices = prepare_devices(config, log_path)
     held_out = load_tasks(
         complete_sources(config.tasks, config.devices),
         seed=config.seed,
         split="eval",
-        device=device_plan.backend.abilities,
+        device=devices.backend.abilities,
         has_judge=config.judge.model is not None,
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
@@ -163,8 +163,8 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         require_precision(judge, None)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
-    config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
-    max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
+    config = choose_history(config, devices.usual_screen, contexts, num_turns)
+    max_images = await plan_prompts(config, devices.smallest_screen, contexts, num_turns)
     return PreparedEvaluation(
         config=config,
         log_path=log_path,
@@ -173,7 +173,7 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
             path: replace(engine, server=with_values(engine.server, max_images=max_images))
             for path, engine in engines.items()
         },
-        device_plan=device_plan,
+        devices=devices,
         tasks=tasks,
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
