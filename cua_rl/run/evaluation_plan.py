@@ -29,8 +29,8 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.preflight import choose_history, plan_prompts
+from cua_rl.run.judge import prepare_judge
+from cua_rl.run.preflight import prepare_prompts
 from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
@@ -157,14 +157,10 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         has_judge=config.judge.model is not None,
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
-    judge = plan_judge(config.judge, config.reward, held_out, is_told_to_agents=config.agent.name == "harness")
-    await check_judge(judge)
-    if judge is not None and held_out.is_judged:
-        require_precision(judge, None)
+    judge = await prepare_judge(config, held_out)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
-    config = choose_history(config, devices.usual_screen, contexts, num_turns)
-    max_images = await plan_prompts(config, devices.smallest_screen, contexts, num_turns)
+    config, max_images = await prepare_prompts(config, devices, contexts, num_turns)
     return PreparedEvaluation(
         config=config,
         log_path=log_path,

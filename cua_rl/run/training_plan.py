@@ -21,9 +21,9 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model, split_sources
-from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.judge import prepare_judge
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent
@@ -114,19 +114,14 @@ async def plan_run(
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = load_task_sets(config, devices)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
-    used = [tasks for tasks in (train_tasks, held_out) if tasks]
-    judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
-    await check_judge(judge)
-    if judge is not None and train_tasks.is_judged:
-        require_precision(judge, config.log_dir)
+    judge = await prepare_judge(config, train_tasks, held_out, log_dir=config.log_dir)
     _require_free_ports(config)
     num_turns = min(
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
     check_trainer(config.trainer, environ, is_here=config.machine is None)
-    config = choose_history(config, devices.usual_screen, [(renderer, max_model_len)], num_turns)
-    max_images = await plan_prompts(config, devices.smallest_screen, [(renderer, max_model_len)], num_turns)
+    config, max_images = await prepare_prompts(config, devices, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
