@@ -23,11 +23,11 @@ from cua_rl.agent.element_tools import (
 )
 from cua_rl.agent.history import FullHistory, History, system_item, tool_result_item, user_item
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
+from cua_rl.agent.tools import function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types.actions import Action
+from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
 from cua_rl.types.json_values import Json
