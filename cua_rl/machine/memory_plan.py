@@ -119,7 +119,7 @@ class MemoryBudget:
         gpus, host_gib = self.machine.gpus, _shown(self.machine.host_gib)
         where = "GPU" if gpus else "process"
         kind = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
-        lines = [f"memory plan, GiB: {kind}, main memory {host_gib}"]
+        lines = [f"memory estimate, GiB: {kind}, main memory {host_gib}"]
         columns = {f"trainer, per {where}": self.trainer, f"server, per {where}": self.server, "main memory": self.host}
         for title, parts in columns.items():
             if parts:
