@@ -31,7 +31,7 @@ _LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers every request with 500 whose imag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Everything a plan depends on; what is None in the settings is left to the plan."""
+    """Everything that the choice depends on; it fills in what is None in the settings."""
 
     model: ModelSizes
     machine: Machine
@@ -45,7 +45,7 @@ class Request:
     largest_image_tokens: int
     """What the server reserves work space for."""
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
-    """Rollouts at a time; 0: as many as the server's prefix cache keeps enough prompts of."""
+    """Rollouts at a time; 0: as many as the server's prefix cache can keep enough of the prompts of."""
     shape: RolloutShape | None = None
     """Their prompts; None if nothing is known of them."""
     is_context_fixed: bool = False

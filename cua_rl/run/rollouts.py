@@ -202,7 +202,7 @@ def slow_answers(max_tokens: int, tokens_per_s: float, turn_timeout_s: float) ->
         return None
     return (
         f"max_tokens={max_tokens} at {tokens_per_s:.3g} tokens/s takes {longest_s:.0f} s, turn_timeout_s="
-        f"{turn_timeout_s:g}: long answers are waited for, but they slow the run down, and boxes may expire meanwhile; "
+        f"{turn_timeout_s:g}: long responses are not cut off, but slow the run down, and boxes may expire meanwhile; "
         f"lower max_tokens to {int(turn_timeout_s * tokens_per_s)}, or raise turn_timeout_s to {ceil(longest_s)}"
     )
 
