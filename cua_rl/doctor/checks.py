@@ -1,4 +1,4 @@
-"""The doctor's checks of the machine alone: its facts, installed versions, driver, GPUs."""
+"""The doctor's checks of the machine itself: its facts, installed versions, driver, GPUs."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Checks what a training run needs of this machine, each part alone and then together, and measures its speed.
+"""Checks what a training run needs of this machine, part by part and then together, and measures its speed.
 
 Each check is a function that returns a `Finding`; `CHECKS` lists them with what they need. A check whose needs are
 missing is not tried. The parts are those of a training run with the same settings.

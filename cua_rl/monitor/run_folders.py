@@ -63,7 +63,7 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
                 databases.add(database)
                 await stack.enter_async_context(listening(feed, url, database.run_id))
                 feed.publish(LiveEvent(event_id="", kind="reset"))
-                # until the run's own server has stopped or, if it is ours, until the run resumes or nobody looks
+                # until the run's own server has stopped or, if it is ours, until the run resumes or no one looks
                 while running_postgres_url(data) is not None if is_theirs else _is_needed(shown):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
                 if not is_theirs and not is_in_use(folder):

@@ -287,7 +287,7 @@ class BrowserPage:
     @asynccontextmanager
     async def _operation(self, doing: str) -> AsyncGenerator[None]:
         """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
-        # It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
+        # It is an `UnusableError` if only the page hangs, crashed or was closed, while its browser draws another one.
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
             raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")

@@ -54,7 +54,7 @@ def main(database: str, administrator: str, port: str | None = None) -> None:
 
 
 def _configure(database: Path) -> None:
-    """Django's settings; nothing here is secret, the site ends with its run and answers this machine alone."""
+    """Django's settings; nothing here is secret, the site ends with its run and answers only this machine."""
     template = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "APP_DIRS": True,
