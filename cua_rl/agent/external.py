@@ -61,7 +61,7 @@ class AgentCommand:
     """A command that is started once per rollout, without a shell, with its assignment in environment variables.
 
     It acts on the output of a model, so it must not see our keys: it gets only the named variables of our environment
-    and, if root starts the run, a guest account of its own.
+    and, if root starts the run, its own guest account.
     """
 
     argv: tuple[str, ...]

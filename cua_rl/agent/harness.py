@@ -95,7 +95,7 @@ class HarnessCommand:
     command: AgentCommand
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
-        """Run it in a folder of its own, which is removed at the end."""
+        """Run it in its own folder, which is removed at the end."""
         async with open_guest_account(self.command.argv, "agent") as account:
             path = account.home / "result.json"
             told = assignment.variables() | {"CUA_WORK_DIR": str(account.home), "CUA_RESULT_PATH": str(path)}

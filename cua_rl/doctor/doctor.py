@@ -275,7 +275,7 @@ async def compare_answers(exam: Examination) -> Finding:
 
 
 async def check_sampling(exam: Examination) -> Finding:
-    """Speed of the server with as many requests as the run would have, each with a screenshot of its own."""
+    """Speed of the server with as many requests as the run would have, each with its own screenshot."""
     plan = exam.plan
     concurrency = min(plan.memory.max_num_seqs, plan.config.max_concurrent_rollouts)
     screens = [await asyncio.to_thread(draw_screen, exam.screen, -seed) for seed in range(1, concurrency + 1)]

@@ -38,7 +38,7 @@ class Request:
     server: ServerConfig
     trainer: TrainerConfig
     has_server: bool = True
-    """Whether the run starts a server of its own."""
+    """Whether the run starts its own server."""
     has_trainer: bool = True
     context_tokens: int
     """Most tokens of a prompt with its answer, and so of a training sequence."""
@@ -116,7 +116,7 @@ def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlacement) -> dict
         case "offload":
             held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.trainer.context_parallel
-    row = max(way.row, request.context_tokens)  # a longer sequence gets a row of its own
+    row = max(way.row, request.context_tokens)  # a longer sequence gets its own row
     activations = scale * model.activation_bytes(row // shared_by, rank, recomputes=way.recomputes)
     attention = scale * model.attention_bytes(row // shared_by) if way.keeps_attention else 0
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice

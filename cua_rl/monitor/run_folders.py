@@ -1,4 +1,4 @@
-"""Runs with a database of their own: each run folder holds an embedded Postgres, which must run to be read.
+"""Runs with their own database: each run folder holds an embedded Postgres, which must run to be read.
 
 While the run is in progress, its own server is used. Otherwise the monitor starts one, and stops it as soon as the run
 resumes, so that training never finds its database in use.

@@ -1,4 +1,4 @@
-"""Read trajectories into a run of their own, for `recipes.sft data=rollouts` and for the monitor:
+"""Read trajectories into a new run, for `recipes.sft data=rollouts` and for the monitor:
 `python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
 
 It reads what `recipes.export_trajectories` wrote, without loss, and JSON files of others (docs/trajectories.md), whose
@@ -46,7 +46,7 @@ _PER_STEP = 100
 
 @chz.chz
 class ImportTrajectoriesConfig:
-    """Read trajectories into a run of their own."""
+    """Read trajectories into a new run."""
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
     log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")

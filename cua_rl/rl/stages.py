@@ -107,7 +107,7 @@ class LoopSettings:
     num_tasks: int = 0
     """Training tasks, one pass over which is an epoch; 0 if they are not counted."""
     begins_curve: bool = False
-    """Whether a resumed run has other tasks or evaluations than before, so that it needs a baseline of its own."""
+    """Whether a resumed run has other tasks or evaluations than before, so that it needs a new baseline."""
     owed_evaluations: tuple[WantedEvaluation, ...] = ()
     """Evaluations that an earlier attempt had due when it died."""
 

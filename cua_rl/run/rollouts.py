@@ -158,7 +158,7 @@ def make_runner(
 def make_servers(base_url: str | None, server: ServerConfig, log_folder: Path) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
-    Each copy is a vLLM server of its own, so that all turns of a rollout reach the copy that has its earlier turns
+    Each copy is a separate vLLM server, so that all turns of a rollout reach the copy that has its earlier turns
     cached; vLLM's data parallelism would distribute requests one by one.
     """
     if base_url is not None:

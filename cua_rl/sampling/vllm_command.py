@@ -127,7 +127,7 @@ def vllm_environment(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
     if require_vllm() == "cpu":
         # A single process computes, because an engine and a worker process would busy-wait for each other. vLLM allows
-        # this only with its multiprocessing disabled (the engine still is a process of its own).
+        # this only with its multiprocessing disabled (the engine is still a separate process).
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         # vLLM compiles one small function: 20 s in the first request on a fresh machine, and wrong code from PyTorch on
         # processors without AVX2.

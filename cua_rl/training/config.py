@@ -201,7 +201,7 @@ class CheckpointSettings:
     resume_with: Literal["same", "changes"] = setting(
         "same",
         "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
-        "new curve with a baseline of its own",
+        "new curve with its own baseline",
         per_attempt=True,
     )
 

@@ -111,7 +111,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seals:
-    """The seals of a TCP connection: each direction has a key of its own."""
+    """The seals of a TCP connection: each direction has its own key."""
 
     controller: Seal
     trainer: Seal

@@ -125,7 +125,7 @@ class Ranks:
             store.set("proof", secrets.token_hex(32))
         secret = store.get("proof") if isinstance(where, Path) else where.token.encode()
         requests = _new_group()
-        for group in (None, requests):  # each has connections of its own
+        for group in (None, requests):  # each has its own connections
             prove_ranks(secret, place.rank, place.size, group)
         ranks = cls(place, requests)
         ranks._watch_previous()

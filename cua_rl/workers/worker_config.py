@@ -44,7 +44,7 @@ class WorkerConfig:
     """Run rollouts for a training run on another machine or in another process."""
 
     controller: str = chz.field(doc="address of the run, such as http://trainer:8300 (its workers.host, workers.port)")
-    device_slots: int = setting(8, "rollouts at a time, each with a device of its own", at_least=1)
+    device_slots: int = setting(8, "rollouts at a time, each with its own device", at_least=1)
     name: str | None = setting(None, "name of the worker in logs; None is made of host and process")
     patience_s: float = setting(
         600.0, "how long the controller may be away, for instance until its run is resumed", within=AT_MOST_A_DAY

@@ -61,7 +61,7 @@ def as_page(device: Device) -> "BrowserPage":
 
 
 class BrowserPage:
-    """One page in a context of its own: cookies and storage are shared with no other page.
+    """One page in its own context: cookies and storage are shared with no other page.
 
     Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
     "checked:<selector>", "count:<selector>"; anything else goes to its site.

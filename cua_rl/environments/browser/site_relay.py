@@ -1,4 +1,4 @@
-"""Leads requests into a network of its own: `python site_relay.py SOCKET`. Standard library only.
+"""Leads requests into the sites' network: `python site_relay.py SOCKET`. Standard library only.
 
 Anyone who may connect to the Unix socket reaches the loopback port that the head of the request names as the host.
 """

@@ -1,4 +1,4 @@
-"""The processes of one desktop: X server, window manager and programs, as a user of their own in a home of its own."""
+"""The processes of one desktop: X server, window manager and programs, as their own user in their own home."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def require_programs() -> None:
 class DesktopSession:
     """One X server with a window manager in the folder `home`; programs are started in it and end with it.
 
-    Run by root, all of it belongs to a user of its own: what an agent operates must reach neither the machine nor
+    Run by root, all of it belongs to its own user: what an agent operates must reach neither the machine nor
     other desktops. Where the kernel permits it, it is a sandbox whose network has no way out.
     """
 
