@@ -221,7 +221,7 @@ async def require_vllm_args(vllm_args: str, setting: str) -> None:
             process.kill()
     if process.returncode:
         reason = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigError(f"{problem}, of which vLLM says: {reason}")
+        raise ConfigError(f"{problem}; vLLM says: {reason}")
 
 
 async def require_agent_server(agent: AgentSettings) -> None:

@@ -124,7 +124,7 @@ class RunConfig:
     )
     machine: str | None = setting(
         None,
-        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
+        "dry_run: estimate the memory for this machine instead, number of GPUs x GiB of each, such as 4x80",
         per_attempt=True,
     )
 

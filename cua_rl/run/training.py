@@ -75,7 +75,7 @@ async def run_training(config: CLIConfig) -> None:
         print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
         allows_changes = config.checkpoints.resume_with == "changes"
         settings[CHANGED] = attempt.record(config, settings, allows_changes=allows_changes)
-    if config.model_name is not None:  # the demo needs no memory plan
+    if config.model_name is not None:  # the demo needs no memory estimate
         print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
         print_settings(settings, plan.config)
