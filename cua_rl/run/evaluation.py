@@ -182,7 +182,6 @@ async def _run_model(
         plan.config,
         around.devices,
         access,
-        history=plan.history,
         reward=plan.reward,
         judge=around.judge,
         log_folder=plan.log_path / "logs" / "agents",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cua_rl.agent.history import History
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.environments.table import find_environment
@@ -31,7 +30,7 @@ from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_device
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import prepare_judge
 from cua_rl.run.preflight import prepare_prompts
-from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
@@ -106,7 +105,6 @@ class PreparedEvaluation:
     tasks: tuple[Task, ...]
     reward: RewardFunction
     judge: JudgeConfig | None
-    history: History
     params: SamplingParams
 
     def settings(self) -> dict[str, object]:
@@ -173,7 +171,6 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         tasks=tasks,
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
-        history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
 

@@ -17,7 +17,7 @@ from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
-from cua_rl.agent.history import History, make_history
+from cua_rl.agent.history import make_history
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.command_line.fields import with_values
@@ -76,6 +76,7 @@ def check_agent(config: RolloutConfig, environment: Environment) -> None:
         if not name.endswith("command"):
             _require_address(f"agent.{name}", value)
     _require_address("gateway.public_url", config.gateway.public_url)
+    make_history(agent.history or "full", max_images=agent.history_images)
     if agent.name == "external":
         _check_program(agent.name, "command", agent.command, agent.url)
     if agent.name == "harness":
@@ -120,18 +121,11 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))
 
 
-def configured_history(config: RolloutConfig) -> History:
-    """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
-    agent = config.agent
-    return make_history(agent.history or "full", max_images=agent.history_images)
-
-
 def make_runner(
     config: RolloutConfig,
     devices: OpenDevices,
     access: RecordingAccess,
     *,
-    history: History,
     reward: RewardFunction,
     judge: Judge | None,
     log_folder: Path,
@@ -143,6 +137,7 @@ def make_runner(
     if config.devices.coordinate_mode == "ui_tars":
         assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
         ui_tars = UiTars(image_settings=access.image_settings)
+    history = make_history(config.agent.history or "full", max_images=config.agent.history_images)
     own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
     return RolloutRunner(
         devices=devices.pool.share(config.max_concurrent_rollouts),
@@ -179,7 +174,6 @@ async def open_runners(
             config,
             devices,
             gateway,
-            history=configured_history(config),
             reward=reward,
             judge=None if judge is None else await stack.enter_async_context(open_judge(judge)),
             log_folder=log_folder,
