@@ -145,7 +145,7 @@ async def test_datums_hold_what_the_model_saw(
 async def test_full_history_trains_on_no_more_tokens_than_the_final_sequence_has(
     gateway: Gateway, renderer: Qwen3VLRenderer
 ) -> None:
-    turns = await play(gateway, "full", 0, 0)
+    turns = await play(gateway, "full", 0)
 
     (datum,) = build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums
 
@@ -171,7 +171,7 @@ async def test_a_thinking_model_s_turns_merge_until_an_answer_without_a_tool_cal
     answers = ["I am lost.\n</think>\n\nWhere?" if turn in failures else tap for turn, tap in enumerate(taps)]
 
     async with open_gateway(renderer, answers) as gateway:
-        turns = await play(gateway, "full", 0, 0)
+        turns = await play(gateway, "full", 0)
     built = build_datums(rollout(*turns), 1.0, renderer.image_token_id)
 
     assert [len(datum.turn_indices) for datum in built.datums] == turns_per_datum
@@ -185,6 +185,6 @@ async def test_an_instruct_model_s_turns_merge_whatever_they_call(renderer: Qwen
     answers = [lost if turn in (1, 3) else TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS)]
 
     async with open_gateway(renderer, answers) as gateway:
-        turns = await play(gateway, "full", 0, 0)
+        turns = await play(gateway, "full", 0)
 
     assert len(build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums) == 1
