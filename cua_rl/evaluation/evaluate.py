@@ -62,8 +62,8 @@ class Evaluator:
             await self.recorder.record(GroupEnded(source=source, group=group, advantages=None))
             return group
 
-        plan = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
-        groups = await collect_groups(self.tasks, partial(run_group, self.runner, plan=plan), record_end)
+        job = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
+        groups = await collect_groups(self.tasks, partial(run_group, self.runner, job=job), record_end)
         result = summarise([task_outcomes(group, task) for group, task in zip(groups, self.tasks, strict=True)])
         await self.recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
         return result

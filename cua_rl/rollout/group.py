@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three in a row are not
 class Runner(Protocol):
     """Runs one rollout to its end."""
 
-    async def run(self, plan: RolloutJob) -> Rollout: ...
+    async def run(self, job: RolloutJob) -> Rollout: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ async def collect_groups(
     return [ended[index] for index in sorted(ended)]
 
 
-async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> RolloutGroup:
+async def run_group(runner: Runner, task: Task, index: int, job: GroupJob) -> RolloutGroup:
     """Run all members of one group side by side; `index` is the group's place in its step or evaluation."""
     group_id = uuid4().hex
     async with asyncio.TaskGroup() as running:
@@ -76,18 +76,18 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> R
                 run_member(
                     runner,
                     RolloutJob(
-                        source=plan.source,
+                        source=job.source,
                         group_id=group_id,
                         group_index=index,
                         member_index=member,
                         task=task,
-                        params=plan.params.seeded(index, member),
-                        adapter=plan.adapter,
+                        params=job.params.seeded(index, member),
+                        adapter=job.adapter,
                     ),
                 ),
                 name=f"rollout-{index}-{member}",
             )
-            for member in range(plan.group_size)
+            for member in range(job.group_size)
         ]
     rollouts = [rollout for member in members for rollout in member.result()]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
@@ -98,18 +98,18 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> R
         seed=task.seed,
         rollouts=survivors,
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
-        is_incomplete=len(survivors) < plan.min_group_size,
+        is_incomplete=len(survivors) < job.min_group_size,
         category=task.category,
     )
 
 
-async def run_member(runner: Runner, plan: RolloutJob) -> list[Rollout]:
+async def run_member(runner: Runner, job: RolloutJob) -> list[Rollout]:
     """All attempts for a member: faulty ones, repeated on fresh devices with other seeds, then the one that counts."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:
-        params = plan.params.seeded(len(attempts)) if attempts else plan.params
-        rollout_id = uuid4().hex if attempts else plan.rollout_id
-        attempt = replace(plan, params=params, rollout_id=rollout_id, is_repeat=bool(attempts))
+        params = job.params.seeded(len(attempts)) if attempts else job.params
+        rollout_id = uuid4().hex if attempts else job.rollout_id
+        attempt = replace(job, params=params, rollout_id=rollout_id, is_repeat=bool(attempts))
         attempts.append(await runner.run(attempt))
         if attempts[-1].reward is not None:
             break
