@@ -110,10 +110,9 @@ class PrefixCache:
         needed, full = ceil((prompt + sampled - 1) / size), (prompt + sampled - 1) // size
         found, queued, hits = 0, 0, list[int]()
         for run in chain.runs:
-            hit = min(run.num_blocks, same_blocks - found)
-            hits.append(hit)
-            found += hit
-            queued += 0 if run.num_users else hit
+            hits.append(min(run.num_blocks, same_blocks - found))
+            found += hits[-1]
+            queued += 0 if run.num_users else hits[-1]
         if needed - found > self.num_free - queued:
             return None
         for index, (run, hit) in enumerate(zip(chain.runs, hits, strict=True)):
