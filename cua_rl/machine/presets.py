@@ -42,7 +42,6 @@ MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
             "max_tokens": 512,
             "agent.history": "block_drop",
             "agent.history_images": 4,
-            "agent.history_block": 2,
             "server.max_model_len": 8192,
             "server.max_pixels": 3 * _MILLION_PIXELS // 4,
         },

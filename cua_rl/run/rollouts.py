@@ -120,7 +120,7 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
 def configured_history(config: RolloutConfig) -> History:
     """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
     agent = config.agent
-    return make_history(agent.history or "full", max_images=agent.history_images, block=agent.history_block)
+    return make_history(agent.history or "full", max_images=agent.history_images)
 
 
 def make_runner(

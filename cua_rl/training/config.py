@@ -175,9 +175,9 @@ class OptimConfig:
     """AdamW with gradient clipping."""
 
     learning_rate: float = setting(1e-5, "learning rate of this optimizer step", by_run=True)
-    beta1: float = setting(0.9, "decay rate of the first moment", within=(0.0, 0.9999))
-    beta2: float = setting(0.95, "decay rate of the second moment", within=(0.0, 0.99999))
-    eps: float = setting(1e-8, "added to the square root of the second moment", within=(0.0, 1.0))
+    beta1: float = setting(0.9, "decay rate of the first moment", by_run=True)
+    beta2: float = setting(0.95, "decay rate of the second moment", by_run=True)
+    eps: float = setting(1e-8, "added to the square root of the second moment", by_run=True)
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
     grad_clip_norm: float = setting(1.0, "maximum gradient norm, 0 disables clipping", at_least=0.0)
 
