@@ -14,11 +14,13 @@ from cua_rl.types.json_values import Json, mapping
 
 def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:
     """The run as a list shows it; `<key>.0` stands for it until its database is open and knows its number."""
-    changed = [path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, _FILES)]
-    return _summarise(folder, key, *changed)
+    measured, ended, configured = (
+        max(path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, names)) for names in _FILES
+    )
+    return _summarise(folder, key, measured, ended, configured)
 
 
-_FILES = ("metrics.jsonl", "summary.json", "config.json")
+_FILES = (("metrics.jsonl", "attempts.jsonl"), ("summary.json", "results.json"), ("config.json",))
 
 
 @lru_cache(maxsize=4096)

@@ -20,6 +20,7 @@ from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import Database
 from cua_rl.monitor.figures import columns, curve_ends, finite, make_rate, thin
 from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
+from cua_rl.types.json_values import mapping, sequence
 
 _ALIVE_S = 60.0
 _RECENT_ROWS = 8 * RECENT_STEPS  # asynchronous runs start many steps ahead of the one that is trained
@@ -264,12 +265,7 @@ def is_alive(training: Training, now: datetime | None = None) -> bool:
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:
-    """The configured model name without its commit, else the name of the model's folder."""
-    name = str(config.get("model_name") or "").partition("@")[0] or config.get("model_path")
-    return (
-        None
-        if not name
-        else Path(str(name)).name
-        if "/" in str(name) and config.get("model_name") is None
-        else str(name)
-    )
+    """The configured model name without its commit, else the name of the model's folder, else those of `models`."""
+    name = str(config.get("model_name") or "").partition("@")[0]
+    names = [str(named) for model in sequence(config.get("models")) if (named := mapping(model).get("name"))]
+    return name or Path(str(config.get("model_path") or "")).name or ", ".join(names) or None

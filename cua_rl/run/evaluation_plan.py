@@ -31,6 +31,7 @@ from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, requi
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
+from cua_rl.run.recording import find_database
 from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
@@ -108,6 +109,8 @@ class PreparedEvaluation:
     judge: JudgeConfig | None
     history: History
     params: SamplingParams
+    database_url: str | None
+    """None for the embedded database."""
 
     def settings(self) -> dict[str, object]:
         """The whole configuration as JSON without secrets, for config.json, results.json and the dry run."""
@@ -179,6 +182,7 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         judge=judge,
         history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
+        database_url=await find_database(os.environ),
     )
 
 
@@ -362,3 +366,10 @@ def shown_model(model: Model) -> dict[str, Any]:
                 "api": model.endpoint.api,
                 "extra": json.loads(json.dumps(dict(model.endpoint.extra))),
             }
+
+
+def model_settings(model: Model) -> dict[str, Any]:
+    """What the settings of the model's own run say of it; the models of the evaluation are this one."""
+    shown = shown_model(model)
+    names = {"model_name": model.model_name, "model_path": shown["model_path"]} if isinstance(model, LocalModel) else {}
+    return {"model_name": shown.get("model"), **names, "models": [plain_config(shown)]}

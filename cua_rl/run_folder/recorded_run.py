@@ -17,8 +17,13 @@ from cua_rl.types.errors import ConfigError
 
 @asynccontextmanager
 async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
-    """The run's database, and the run's name if the database may hold others."""
-    folder = Path(run)
+    """The run's database, and the run's name if the database may hold others.
+
+    An evaluation's own database holds a run for each model: FOLDER@MODEL names it, "@MODEL" is then its name here.
+    """
+    folder, model = Path(run), ""
+    if not has_database(folder) and has_database(Path(run.partition("@")[0])):
+        folder, model = Path(run.partition("@")[0]), run[run.index("@") :]
     is_own = has_database(folder)
     url = running_postgres_url(folder / "postgres") if is_own else database_url(environ)
     async with AsyncExitStack() as stack:
@@ -35,17 +40,25 @@ async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenera
             await check_connection(url)
         database = open_database(url)
         stack.push_async_callback(database.engine.dispose)
-        yield database, None if is_own else run
+        yield database, (model or None) if is_own else run
 
 
 async def find_training(database: Database, name: str | None) -> int:
     """The key of the run of this name or number, the latest one without a name; raises `ConfigError`."""
-    query = select(Training.id).order_by(Training.started_at.desc()).limit(1)
-    if name is not None:
+    query = select(Training.id, Training.run_name).order_by(Training.started_at.desc())
+    if name is not None and name.startswith("@"):  # whatever the folder was called
+        query = query.where(Training.run_name.endswith(name, autoescape=True))
+    elif name is not None:
         is_number = name.isascii() and name.isdecimal() and len(name) < 18
         query = query.where(Training.id == int(name) if is_number else Training.run_name == name)
     async with database.sessions() as session:
-        found = await session.scalar(query)
-    if found is None:
+        found = (await session.execute(query)).all()
+    if not found:
         raise ConfigError(f"run: expected the name of a run in the database, got {name!r}; the monitor lists them")
-    return found
+    if name is None and len(found) > 1:
+        models = ", ".join(sorted("@" + row.run_name.rpartition("@")[2] for row in found))
+        raise ConfigError(
+            f"run: expected one of the {len(found)} models of the evaluation in this folder, got the folder alone; "
+            f"append {models}"
+        )
+    return found[0].id
