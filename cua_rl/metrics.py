@@ -177,13 +177,13 @@ FAMILIES: Mapping[str, str] = {
     "eval/<suite>/num_successes": "evaluation rollouts that succeeded",
     "eval/<suite>/num_faults": "evaluation rollouts lost to infrastructure faults, including those that were retried",
     "eval/<suite>/num_turns/mean": "mean over tasks of their turns per rollout",
-    "eval/<suite>/short_tasks/<k>": "tasks with fewer than k attempts, because of which pass@k is left out",
+    "eval/<suite>/short_tasks/<k>": "tasks with fewer than k attempts, so that pass@k is left out",
     "eval/<suite>/success_rate_low": "lower end of the success rate's 95 % interval over tasks (docs/your_run.md)",
     "eval/<suite>/success_rate_high": "upper end of that interval",
-    "eval/<suite>/success_rate_worst": "with faults: success rate of first attempts if all faulty ones had failed",
-    "eval/<suite>/success_rate_best": "with faults: success rate of first attempts if all faulty ones had succeeded",
+    "eval/<suite>/success_rate_worst": "with faults: success rate of first tries if all faulty ones had failed",
+    "eval/<suite>/success_rate_best": "with faults: success rate of first tries if all faulty ones had succeeded",
     "eval/<suite>/time_s": "duration of the evaluation",
-    "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out answers (supervised)",
+    "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out responses (supervised)",
     "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category or difficulty",
 }
 

@@ -51,6 +51,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
     def look(*_: object) -> None:
         __tracebackhide__ = True
         if clock.look() > settings.timeout:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # or it rings again while the failure is reported
             timeout_sigalrm(item, settings)
 
     signal.signal(signal.SIGALRM, look)

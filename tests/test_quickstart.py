@@ -87,7 +87,7 @@ def shown(value: str, values: Values) -> str:
 
 def test_the_table_of_queries_is_what_checks_and_phones_say() -> None:
     page = (ROOT / "TASK_CONFIG_QUICKSTART.md").read_text()
-    rows = ["| query | answers | seen on simulated phones | on |", "|---|---|---|---|"]
+    rows = ["| query | value | seen on simulated phones | on |", "|---|---|---|---|"]
     seen = values_seen()
     for name, query in sorted(PHONE_QUERIES.items(), key=lambda entry: (entry[1].argument is not None, entry[0])):
         where = [

@@ -34,7 +34,7 @@ GRACE_S = 10.0
 
 
 Assignment = Mapping[str, str]
-"""What an agent program is told, as environment variables or as the fields of a JSON object."""
+"""The parameters of an agent program, as environment variables or as the fields of a JSON object."""
 
 
 def make_assignment(task: AgentTask, address: ModelAddress, device_token: str) -> Assignment:
@@ -61,7 +61,7 @@ class AgentCommand:
     """A command that is started once per rollout, without a shell, with its assignment in environment variables.
 
     It acts on the output of a model, so it must not see our keys: it gets only the named variables of our environment
-    and, if root starts the run, a guest account of its own.
+    and, if root starts the run, its own guest account.
     """
 
     argv: tuple[str, ...]
@@ -104,7 +104,7 @@ class AgentCommand:
 
 
 async def post(url: str, told: Assignment) -> tuple[int, bytes]:
-    """Post an assignment and wait for the response without a time limit: its status, and what a result may hold."""
+    """Post an assignment and wait without a time limit for the response: its status, and as much as a result may be."""
     async with (
         httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client,
         client.stream("POST", url, json=told) as response,
@@ -163,7 +163,7 @@ class ExternalAgent:
         if watch.fault is not None:
             raise watch.fault
         if watch.num_turns == 0:
-            raise AgentError(end.error or "the agent ended without asking the model; see that it uses OPENAI_BASE_URL")
+            raise AgentError(end.error or "the agent ended without calling the model; does it use OPENAI_BASE_URL?")
         if end.error:  # after an answer, a program that fails has given up: that is a result, not a fault
             logger.warning("an agent failed after %d turns, which ends its rollout: %s", watch.num_turns, end.error)
         finish = offered.finish

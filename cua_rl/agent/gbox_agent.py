@@ -93,7 +93,7 @@ class GBoxAgent:
                 )
             )
             if clock.is_used_up or step.is_last:
-                error = step.error if step.is_last else None  # a refused action is the turn's own
+                error = step.error if step.is_last else None  # a refused action is recorded with its turn
                 return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=index + 1, error=error)
             if isinstance(done, Finish):
                 return AgentOutcome(

@@ -45,7 +45,7 @@ class HarnessAssignment:
     """`JUDGE_BASE_URL` and `JUDGE_MODEL`, where the run has a judge."""
 
     def variables(self) -> dict[str, str]:
-        """As environment variables, or as the fields of a JSON object; `payload` is told apart."""
+        """As environment variables, or as the fields of a JSON object; `payload` is passed separately."""
         return {
             "OPENAI_BASE_URL": f"{self.address.url}/v1",
             "OPENAI_API_KEY": self.address.api_key,
@@ -95,7 +95,7 @@ class HarnessCommand:
     command: AgentCommand
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
-        """Run it in a folder of its own, which is removed at the end."""
+        """Run it in its own folder, which is removed at the end."""
         async with open_guest_account(self.command.argv, "agent") as account:
             path = account.home / "result.json"
             told = assignment.variables() | {"CUA_WORK_DIR": str(account.home), "CUA_RESULT_PATH": str(path)}
@@ -161,7 +161,7 @@ class HarnessAgent:
 
     program: HarnessProgram
     judge: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What programs are told of the run's judge, as in `HarnessAssignment`."""
+    """What programs learn of the run's judge, as in `HarnessAssignment`."""
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -213,7 +213,7 @@ class HarnessAgent:
 
 
 def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
-    """The result of a run that counts, with a reward; the first rule that applies decides, a fault is raised.
+    """The result of a run that counts, with a reward; the first matching rule applies, and faults are raised.
 
     What the policy causes ends as a result, never as a fault: dropping such rollouts would leave mostly successes in
     the batch.
@@ -229,7 +229,7 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     is_out_of_time = is_late and (result is None or result.fault is None)  # its own, not the model server's
     if is_out_of_time or watch.is_out_of_turns or watch.is_out_of_context:
         return result if result is not None and result.reward is not None else HarnessResult(reward=0.0, success=False)
-    if end.status == BAD_CONFIGURATION and watch.num_turns == 0:  # later, the policy can bring it about
+    if end.status == BAD_CONFIGURATION and watch.num_turns == 0:  # later, the policy can cause it
         raise ConfigError(f"harness: expected one that can run, it ended with status 78: {mask_known(end.said)}")
     if result is not None and result.fault is not None:
         kind = {"environment": DeviceError, "model": SamplingError, "harness": AgentError}[result.fault.kind]
@@ -237,7 +237,7 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
     if end.status != 0:
         raise AgentError(f"the harness ended with status {end.status}, {end.said}")
     if watch.num_turns == 0:
-        raise AgentError(f"the harness ended without asking the model; see that it uses OPENAI_BASE_URL; {end.said}")
+        raise AgentError(f"the harness ended without calling the model; does it use OPENAI_BASE_URL? {end.said}")
     if result is None or result.reward is None:
         raise AgentError(
             f"expected a result with a reward from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, got "

@@ -84,8 +84,8 @@ def _content(text: str, image_url: str | None) -> list[Json]:
     return texts + images
 
 
-def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:
-    """The history policy of this name; raises `ConfigError` if the numbers contradict each other."""
+def make_history(policy: HistoryPolicy, *, max_images: int) -> History:
+    """The history policy of this name; raises `ConfigError` if it needs more screenshots than it may keep."""
     smallest = {"full": 0, "last_n": 1, "block_drop": 2}[policy]
     if max_images < smallest:
         raise ConfigError(
@@ -98,12 +98,12 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
         case "last_n":
             return DropOldScreenshots(max_images=max_images, block=1)
         case "block_drop":
-            if not 2 <= block <= max_images:
-                raise ConfigError(
-                    f"history_block: expected 2 to history_images={max_images} with history=block_drop, got {block}; "
-                    "a block of 1 is history=last_n"
-                )
-            return DropOldScreenshots(max_images=max_images, block=block)
+            return DropOldScreenshots(max_images=max_images, block=dropped_at_once(max_images))
+
+
+def dropped_at_once(max_images: int) -> int:
+    """How many of the kept screenshots `block_drop` drops: half; one would be `last_n`."""
+    return max(2, max_images // 2)
 
 
 def _parts(item: Json) -> list[Json]:

@@ -193,7 +193,7 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> Ag
     """How the rollout ended. A run that failed with an internal error is a fault; one that gave up is not."""
     reason = (status.reason if status else "") or str((turns.journal.end or {}).get("reason") or "")
     if watch.num_turns == 0:
-        raise AgentError(f"gbox-mini-agent ended without asking the model: {reason or turns.journal.errors}")
+        raise AgentError(f"gbox-mini-agent ended without calling the model: {reason or turns.journal.errors}")
     is_limit = any(words in reason.lower() for words in _LIMIT_REASONS)
     if status is not None and status.status == "failed" and not is_limit and not turns.is_finished:
         if any(words in reason.lower() for words in _TIME_REASONS):

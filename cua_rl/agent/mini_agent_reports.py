@@ -1,6 +1,6 @@
 """Reports of gbox-mini-agent about a run: its events by step, and its actions converted to ours.
 
-Events may arrive in any order and more than once. An action that cannot be parsed was executed all the same; it is only
+Events may arrive in any order and more than once. An action that cannot be parsed was still executed; it is only
 missing from the record.
 """
 

@@ -4,8 +4,8 @@ A rollout that the policy delays must end with a result, one that infrastructure
 of the policy were dropped as faults, mostly successes would remain and success rates would be biased. So the policy has
 a time budget for the waits that it asks for (and, for an agent outside this process, for the time between its
 requests); exceeding it ends the rollout like the turn limit. The device has a time limit per turn; exceeding it is a
-fault. Neither is charged for the other's time, nor for sampling: how long an answer takes depends on its length, which
-`max_tokens` limits, and a model server that makes no progress is the sampling client's to notice.
+fault. Neither is charged for the other's time, nor for sampling: how long a response takes depends on its length, which
+`max_tokens` limits, and the sampling client notices a model server that makes no progress.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class RolloutClock:
 
     @contextmanager
     def uncharged(self) -> Generator[None]:
-        """The time of the block is charged to nobody: the model samples, or the database is unreachable."""
+        """The block charges no budget: the model samples, or the database is unreachable."""
         with self._accounted():
             self._num_pauses += 1
         try:

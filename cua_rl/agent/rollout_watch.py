@@ -9,7 +9,7 @@ from cua_rl.types.rollout import ModelTurn, StopReason
 
 
 class RolloutOver(Exception):
-    """The rollout accepts no more requests and no more actions; `code` is a machine-readable reason."""
+    """The rollout accepts no more requests or actions; `code` is a machine-readable reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -145,7 +145,7 @@ class UiTars:
     image_settings: ImageSettings
 
     def opening(self, kind: DeviceKind, instruction: str, image_url: str) -> list[Json]:
-        """The beginning of a conversation: prompt and task, then the screenshot as a message of its own."""
+        """The beginning of a conversation: prompt and task, then the screenshot as its own message."""
         name = f"ui_tars_{'mobile' if kind == 'android' else 'computer'}.txt"
         prompt = files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8")
         return [user_item(prompt + instruction), user_item("", image_url)]

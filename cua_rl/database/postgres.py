@@ -209,9 +209,9 @@ def _refuse_folder_of_others(data_dir: Path) -> None:
                 raise ConfigError(f"expected a database folder at {str(path)!r}, got a file or link; remove it")
             if status.st_uid not in owners:
                 raise ConfigError(
-                    f"expected a database folder of your own, got {str(path)!r} of user {status.st_uid}: whoever made "
-                    "a database decides what runs when it is opened; ask for an export (docs/security.md), or open it "
-                    "as that user"
+                    f"expected a database folder of your own, got {str(path)!r} of user {status.st_uid}: the maker "
+                    "of a database decides what runs when it is opened; ask for an export (docs/security.md), or open "
+                    "it as that user"
                 )
 
 

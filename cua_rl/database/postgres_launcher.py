@@ -79,9 +79,7 @@ def main(arguments: list[str]) -> int:
         if status != 0:
             return status
     if (found := _find_link(data_dir)) is not None:
-        sys.stderr.write(
-            f"expected files and folders alone in the database folder {data_dir}, got {found}; remove it\n"
-        )
+        sys.stderr.write(f"expected only files and folders in the database folder {data_dir}, got {found}; remove it\n")
         return EXIT_REFUSED
     for name in _INSTRUCTIONS:
         (data_dir / name).unlink(missing_ok=True)

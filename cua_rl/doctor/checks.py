@@ -1,4 +1,4 @@
-"""The doctor's checks of the machine alone: its facts, installed versions, driver, GPUs."""
+"""The doctor's checks of the machine itself: its facts, installed versions, driver, GPUs."""
 
 import asyncio
 import sys
@@ -63,7 +63,7 @@ async def check_driver(exam: Examination) -> Finding:
 
 
 async def check_gpus(exam: Examination) -> Finding:
-    """The GPUs are idle, so that the plan's share of them is free."""
+    """The GPUs are idle, so that the estimated share of their memory is free."""
     gpus = exam.gpus()
     if not gpus:
         return Finding(verdict="not tried", got="no GPU")

@@ -1,4 +1,4 @@
-"""Checks what a training run needs of this machine, each part alone and then together, and measures its speed.
+"""Checks what a training run needs of this machine, part by part and then together, and measures its speed.
 
 Each check is a function that returns a `Finding`; `CHECKS` lists them with what they need. A check whose needs are
 missing is not tried. The parts are those of a training run with the same settings.
@@ -49,13 +49,13 @@ from cua_rl.types.errors import CuaError, TrainingError
 
 _MISSING: Mapping[Need, str] = {
     "GPU": "no GPU",
-    "plan": "no memory plan",
+    "plan": "no memory estimate",
     "server": "the model server does not run",
     "trainer": "the trainer does not run",
 }
 _LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait forever
 _NEARLY_FULL = 0.97
-_OVER_PLAN = 1.1  # the plan is within 10 % of peaks on fake tensors
+_OVER_PLAN = 1.1  # the estimate is within 10 % of peaks on fake tensors
 _LOW_UTILISATION = 0.15  # less than half of what to expect of a model of 4B and more
 _SLOW_PUBLICATION_S = 10.0
 _NUM_PUBLICATIONS = 4
@@ -112,9 +112,9 @@ async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ)
 
 
 async def plan_embedded(exam: Examination) -> Finding:
-    """Where the settings have no plan, that of the embedded model, so that the rest is examined with it."""
+    """If the settings have no estimate, use the embedded model's for the other checks."""
     if "plan" in exam.there:
-        return Finding(verdict="not tried", got="the settings have a plan")
+        return Finding(verdict="not tried", got="the settings have an estimate")
     exam.config = exam.embedded
     # without database and monitor, which may be what was refused
     environ = {name: text for name, text in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
@@ -200,7 +200,7 @@ async def check_backward(exam: Examination) -> Finding:
 
 
 async def check_memory(exam: Examination) -> Finding:
-    """The long step's peak against the plan, and what is left on each GPU."""
+    """The long step's peak against the estimate, and what is left on each GPU."""
     peak = exam.trained.get("trainer/peak_cuda_gib")
     if peak is None:
         return Finding(verdict="not tried", got="no peak of a backward pass on a GPU")
@@ -210,13 +210,13 @@ async def check_memory(exam: Examination) -> Finding:
     used = ", ".join(f"GPU {gpu[0]} {as_gib(gpu[5])} of {as_gib(gpu[4])}" for gpu in gpus)
     reserved = exam.trained["trainer/peak_reserved_gib"]
     got = (
-        f"trainer {peak:.1f} GiB at its peak, {reserved:.1f} reserved in steps of unequal lengths, planned "
+        f"trainer {peak:.1f} GiB at its peak, {reserved:.1f} reserved in steps of unequal lengths, estimated "
         f"{planned:.1f}; in use: {used}"
     )
     figures = {"peak_gib": peak, "reserved_gib": reserved, "planned_gib": planned, "gpus": gpus}
     do = ""
     if peak > _OVER_PLAN * planned:
-        do = "the plan is too low: set trainer.micro_batch_tokens lower, and report it with doctor.json"
+        do = "the estimate is too low: set trainer.micro_batch_tokens lower, and report it with doctor.json"
     elif any(int(gpu[5]) > _NEARLY_FULL * int(gpu[4]) for gpu in gpus):
         do = "a GPU is nearly full: set server.gpu_memory_utilization lower"
     return finding_of(got, do, figures)
@@ -275,7 +275,7 @@ async def compare_answers(exam: Examination) -> Finding:
 
 
 async def check_sampling(exam: Examination) -> Finding:
-    """Speed of the server with as many requests as the run would have, each with a screenshot of its own."""
+    """Speed of the server with as many requests as the run would have, each with its own screenshot."""
     plan = exam.plan
     concurrency = min(plan.memory.max_num_seqs, plan.config.max_concurrent_rollouts)
     screens = [await asyncio.to_thread(draw_screen, exam.screen, -seed) for seed in range(1, concurrency + 1)]
@@ -338,13 +338,13 @@ CHECKS: Sequence[tuple[str, Callable[[Examination], Awaitable[Finding]], Sequenc
     ("versions", check_versions, ()),
     ("GPUs", check_gpus, ()),
     ("driver", check_driver, ("GPU",)),
-    ("memory plan", check_plan, ()),
+    ("memory estimate", check_plan, ()),
     ("embedded model", plan_embedded, ()),
     ("model server", start_server, ("plan",)),
     ("trainer", start_trainer, ("plan",)),
     ("canary", check_canary, ("server", "trainer")),
     ("long backward pass", check_backward, ("trainer",)),
-    ("memory against plan", check_memory, ("GPU", "trainer")),
+    ("memory against estimate", check_memory, ("GPU", "trainer")),
     ("publication under load", check_publication, ("server", "trainer")),
     ("parity with images", check_parity, ("server", "trainer")),
     ("sampling speed", check_sampling, ("server",)),

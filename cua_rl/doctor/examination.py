@@ -49,7 +49,7 @@ class Examination:
     stack: AsyncExitStack
     """Ends the processes."""
     embedded: CLIConfig = EMBEDDED
-    """Settings of the embedded model, which is examined where `config` has no plan."""
+    """Settings of the embedded model, which is examined if `config` has no memory estimate."""
     ask_driver: Callable[[str], str] = ask_nvidia_smi
     there: set[Need] = field(default_factory=set[Need])
     """Which of the next fields are set."""

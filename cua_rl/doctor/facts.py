@@ -115,7 +115,7 @@ def library_versions(installed: Mapping[str, str]) -> dict[str, object]:
 
 
 def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What steers libraries of GPUs, as model server and trainer get it; stars for what they do not get, as secrets."""
+    """Variables of GPU libraries, as model server and trainer get them; *** for those that they do not get."""
     given = computing_environment(environ)
     names = sorted(name for name in environ.keys() | given.keys() if name.startswith(_STEERS_LIBRARIES))
     return {name: given.get(name, MASK) for name in names}

@@ -106,7 +106,7 @@ def parse_result(value: object) -> HarnessResult:
 
 
 def _parse_fault(value: object) -> HarnessFault:
-    """A fault in whatever form: a malformed one is a fault all the same."""
+    """A fault in whatever form: a malformed one is still a fault."""
     fields = cast("Json", value) if isinstance(value, Mapping) else {"message": value}
     kind = fields.get("kind")
     known = cast("FaultKind", kind) if kind in get_args(FaultKind) else "harness"

@@ -23,7 +23,7 @@ class Values:
     items: "Values | None" = None
     """The kind of the items, where the value is a JSON list."""
     keys: tuple[str, ...] = ()
-    """The keys, where the value is a JSON object; `pattern` is for texts alone."""
+    """The keys, where the value is a JSON object; `pattern` is only for texts."""
 
     def accepts(self, value: object) -> bool:
         """Whether the JSON value is of this kind."""

@@ -50,7 +50,7 @@ class Evaluator:
 def summarise(outcomes: Sequence[TaskOutcomes], name: str = "policy") -> EvalResult:
     """Success over all tasks, of each the mean of its attempts that ended without a fault.
 
-    Nobody knows whether the policy would have failed or succeeded where a fault struck, so `worst` and `best` bound its
+    Whether the policy would have failed or succeeded where a fault struck is unknown, so `worst` and `best` bound its
     influence. They count first tries: if faults depend on the outcome, a retry does not replace the first try.
     """
     bounds = [task.bounds for task in outcomes if task.successes or task.num_given_up]

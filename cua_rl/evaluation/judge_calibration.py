@@ -51,7 +51,7 @@ class Confusion:
         """The precision if half of the rollouts succeeded, recall / (recall + false-positive rate).
 
         Unlike the precision it does not depend on how good the recorded policy was: a judge that always says yes has
-        0.5. Its interval is of the worst recall with the worst false-positive rate, so it holds at least as often.
+        0.5. Its interval pairs the worst recall with the worst false-positive rate, so it covers at least as often.
         """
         (recall, *recalls), (wrong, *wrongs) = self.recall, self.false_positive_rate
         value = None if recall is None or wrong is None or not recall + wrong else recall / (recall + wrong)

@@ -66,7 +66,7 @@ class TaskSums:
 
     @property
     def rate(self) -> float | None:
-        """The mean of the tasks' success rates, so a task does not count less because faults took its attempts."""
+        """The mean of the tasks' success rates, so a task does not count less if it lost attempts to faults."""
         return self.rates / self.num_tasks if self.num_tasks else None
 
     @property

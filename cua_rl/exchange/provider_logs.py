@@ -163,7 +163,7 @@ def _either(part: Row, name: str) -> Row | None:
 def _say(recorder: Recorder, text: str, *, role: object, is_last: bool) -> None:
     """Words of a conversation; the model's last ones end the task."""
     if role in ("system", "developer"):
-        return  # our agent has a system prompt of its own
+        return  # our agent has its own system prompt
     if role == "user":
         recorder.tell(text)
         return

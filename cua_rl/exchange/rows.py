@@ -172,7 +172,7 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
 
 
 def decode_images(row: Row, files: Sequence[bytes]) -> tuple[EncodedImage, ...]:
-    """The images of a row, whose bytes are in files of their own; raises `ValueError` if they are not what it says."""
+    """The images of a row, whose bytes are in separate files; raises `ValueError` if they are not what it says."""
     if unknown := {kind for kind, _, _ in row["images"]} - {"png", "jpeg"}:
         # the monitor sends images with this type, and a browser would run the scripts of an SVG
         raise ValueError(f"expected images that are png or jpeg, got {sorted(map(str, unknown))}")

@@ -53,7 +53,7 @@ def load_environment_file() -> None:
 
 
 def _is_trusted(path: Path, *, is_named: bool) -> bool:
-    """Whether nobody else can change the file, and it is ours or root's, or was named on purpose."""
+    """Whether no one else can change the file, and it is ours or root's, or was named on purpose."""
     found = path.stat()
     if (is_named or found.st_uid in (os.geteuid(), 0)) and not found.st_mode & 0o002:
         return True

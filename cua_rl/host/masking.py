@@ -37,7 +37,7 @@ _TOKEN = "token" + "".join(rf"(?<!{word}[_ -]token)" for word in _TEXT_TOKENS.sp
 _TOKENS = r"(?:access|api|auth|bearer|id|refresh|secret|session)[_ -]?tokens"
 _HEADER = r"(?:authorization|cookies?|x[_-]amz[_-](?:security[_-]token|signature|credential)|x[_-]auth(?:[_-]\w+)?)"
 _PASSWORD = r"(?:pass(?:word|wd|phrase|code)s?|(?<![a-z])pwd|secrets?(?:[_-](?:value|text|string))?|credentials?|dsn)"
-# short for password and personal access token, which alone are words
+# short for password and personal access token; on their own, they are words
 _OWNERS = "admin|database|db|email|ftp|http|mail|mysql|pg|postgres|proxy|redis|root|smtp|user"
 _SHORT = rf"(?:(?:{_OWNERS})_pass|(?:gh|github|gitlab)_pat)(?![a-z])"
 _NAME = rf"(?:{_KEY}|{_TOKENS}|{_TOKEN}|{_HEADER}|{_PASSWORD}|{_SHORT})(?:[_-]?\d{{1,2}})?"  # OPENAI_API_KEY_2
@@ -176,7 +176,7 @@ def remember_secrets(config: Mapping[str, object]) -> None:
 
 @lru_cache(maxsize=1024)
 def written_forms(secret: str) -> frozenset[str]:
-    """How a known secret may stand in a text: escaped or encoded (also amid other bytes), or a line of it alone."""
+    """How a known secret may appear in a text: escaped or encoded (also amid other bytes), or one line of it."""
     data = secret.encode()
     in_json = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], html.escape(secret)}

@@ -1,6 +1,6 @@
 """A guard between us and a child process: `python process_guard.py LIFELINE STOP_TIMEOUT_S COMMAND...`.
 
-The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as LIFELINE reaches end
+The guard runs COMMAND in its own session and ends it, with everything it started, as soon as LIFELINE reaches end
 of file. The other end of it belongs to the controller, so this happens even if the controller is killed with SIGKILL.
 The guard's exit status is the command's. Standard library only: it starts in about 20 ms.
 

@@ -145,7 +145,7 @@ class OwnedProcess:
                 stderr=log,
                 env=self._environment | mark,
                 cwd=self._folder,
-                pass_fds=(read_end, *self._locks),  # for the guard alone, which passes none on
+                pass_fds=(read_end, *self._locks),  # only for the guard, which passes none on
                 start_new_session=True,
             )
         finally:

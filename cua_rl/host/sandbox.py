@@ -1,7 +1,7 @@
 """What a program of a model or an agent sees of the machine: a sandbox of bubblewrap (`bwrap`).
 
 It has processes, IPC objects, devices and temporary folders of its own, and sees the system and the files that it is
-given; of these it writes to what its user may write. Root, which gives it a user of its own, and ordinary users start
+given; of these it writes to what its user may write. Root, which gives it its own user, and ordinary users start
 the same sandbox. Where the kernel permits no namespaces, there are no sandboxes, and the log says so once.
 """
 
@@ -63,7 +63,7 @@ def sandbox(files: Iterable[str], home: Path) -> list[str]:
 def sandbox_to_join(files: Iterable[str], temporary: Path, *places: Path) -> list[str]:
     """The beginning of a command that runs the rest in a sandbox without a way out, which writes to these places.
 
-    It has the machine's devices: to join one with terminals of its own, ordinary users lack the rights.
+    It has the machine's devices: to join one with its own terminals, ordinary users lack the rights.
     """
     view = _view(set(_ways(files)), temporary, *places)
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]

@@ -1,6 +1,6 @@
 """System users for child processes, so that none of them can access the files and processes of another.
 
-If root starts the run, every service, desktop, browser and agent runs as a numeric user of its own, without an entry in
+If root starts the run, every service, desktop, browser and agent runs as its own numeric user, without an entry in
 `/etc/passwd` and without capabilities. A user is claimed by locking a file named after its number: two runs on one
 machine never share a user, and the kernel releases the lock once all its holders have died. If anyone else starts the
 run, child processes keep that user, but still cannot gain privileges.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE_UIDS = range(60_706, 60_770)
 """For services, whose files persist. systemd's table of uids leaves 60706 to 61183 unused, and they fit into 16 bits,
-so containers with a uid map of their own usually include them."""
+so containers with their own uid map usually include them."""
 GUEST_UIDS = range(60_770, 61_184)
 """For programs that a model or an agent operates. Their files are removed; they never own files of a service."""
 
@@ -168,7 +168,7 @@ def problem_of(command: Sequence[str]) -> str | None:
 
 @cache
 def can_change_user() -> bool:
-    """Whether child processes can run as users of their own; logs a warning once if root cannot do that here."""
+    """Whether child processes can run as their own users; logs a warning once if root cannot do that here."""
     if os.geteuid() != 0:
         return False
     problem = problem_of(SystemUser(uid=GUEST_UIDS[-1]).command(["true"]))

@@ -38,10 +38,7 @@ class JudgeConfig:
         60.0, "limit for one vote, including retries after transport errors", within=AT_MOST_A_DAY
     )
     max_retries: int = setting(
-        3,
-        "retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
-        "requested again",
-        at_least=0,
+        3, "retries after transport errors (no connection, 408, 409, 429, 5xx), never after an answer", by_run=True
     )
     max_concurrent: int = setting(16, "maximum concurrent requests to the judge", at_least=1)
     input_price: float | None = setting(

@@ -50,7 +50,7 @@ class GpuPlacement:
         return copies_of(self.server_gpus, self.tensor_parallel)
 
     def effective(self) -> dict[str, object]:
-        """The plan as config.json and the dry run show it."""
+        """The placement as config.json and the dry run show it."""
         server = {
             "gpus": list(self.server_gpus),
             "tensor_parallel": self.tensor_parallel,
@@ -119,7 +119,7 @@ def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia
 
 
 def require_platform(gpus: GpuPlacement, platform: Platform | None) -> None:
-    """Raise `ConfigError` unless the installed vLLM computes where the plan wants its server; None: none is installed.
+    """Raise `ConfigError` unless the installed vLLM computes where the server is placed; None: none is installed.
 
     Otherwise a server for CPUs would silently leave its GPUs idle.
     """

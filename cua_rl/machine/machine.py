@@ -1,4 +1,4 @@
-"""The machine that a run is planned for: its GPUs and its memory."""
+"""The machine that a run is for: its GPUs and its memory."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def find_machine(described: str | None, environ: Mapping[str, str], *, is_dry_ru
         )
     if not is_dry_run:
         raise ConfigError(
-            f"machine: expected it only with dry_run=true, which plans for another machine, got {described!r} in a "
+            f"machine: expected it only with dry_run=true, which may be for another machine, got {described!r} in a "
             "run; leave it out"
         )
     found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", described)

@@ -31,21 +31,21 @@ _LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers every request with 500 whose imag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Everything a plan depends on; what is None in the settings is left to the plan."""
+    """Everything that the choice depends on; it fills in what is None in the settings."""
 
     model: ModelSizes
     machine: Machine
     server: ServerConfig
     trainer: TrainerConfig
     has_server: bool = True
-    """Whether the run starts a server of its own."""
+    """Whether the run starts its own server."""
     has_trainer: bool = True
     context_tokens: int
     """Most tokens of a prompt with its answer, and so of a training sequence."""
     largest_image_tokens: int
     """What the server reserves work space for."""
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
-    """Rollouts at a time; 0: as many as the server's prefix cache keeps enough prompts of."""
+    """Rollouts at a time; 0: as many as the server's prefix cache can keep enough of the prompts of."""
     shape: RolloutShape | None = None
     """Their prompts; None if nothing is known of them."""
     is_context_fixed: bool = False
@@ -116,7 +116,7 @@ def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlacement) -> dict
         case "offload":
             held = whole = model.embedding_parameters + model.vision_parameters
     shared_by = request.trainer.context_parallel
-    row = max(way.row, request.context_tokens)  # a longer sequence gets a row of its own
+    row = max(way.row, request.context_tokens)  # a longer sequence gets its own row
     activations = scale * model.activation_bytes(row // shared_by, rank, recomputes=way.recomputes)
     attention = scale * model.attention_bytes(row // shared_by) if way.keeps_attention else 0
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice

@@ -1,8 +1,8 @@
-"""Plans the memory of model server and trainer before anything is loaded, and refuses what cannot fit.
+"""Estimates the memory of model server and trainer before anything is loaded, and refuses what cannot fit.
 
-A plan is arithmetic on the model's dimensions and the machine's size: no torch, no GPU. It chooses what was not set by
-hand, the fastest way that fits first: recomputed activations, sharding, rows of tokens, tensor parallelism, the
-server's share of a GPU, and its batch size. A refusal names settings with which the plan fits, each of them tried.
+The estimate is arithmetic on the model's dimensions and the machine's size: no torch, no GPU. It chooses what was not
+set by hand, the fastest way that fits first: recomputed activations, sharding, rows of tokens, tensor parallelism, the
+server's share of a GPU, and its batch size. A refusal names settings that fit, each of them tried.
 """
 
 import logging
@@ -61,7 +61,7 @@ class MemoryBudget:
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
     num_rollouts: int = LARGEST_NUM_ROLLOUTS
-    kept_prefix_frac: float | None = None  # of what an endless prefix cache finds, if there is a server
+    kept_prefix_frac: float | None = None  # of what an unlimited prefix cache finds, if there is a server
 
     @property
     def trainer_fraction(self) -> float:
@@ -89,7 +89,7 @@ class MemoryBudget:
         return self.host.get("image cache", 0.0) / len(self.gpus.server_copies) / GIB
 
     def fill_server(self, server: ServerConfig) -> ServerConfig:
-        """The server's settings with what the plan has chosen."""
+        """The server's settings with the chosen values."""
         return with_values(
             server,
             max_num_seqs=self.max_num_seqs,
@@ -100,7 +100,7 @@ class MemoryBudget:
         )
 
     def fill_trainer(self, trainer: TrainerConfig) -> TrainerConfig:
-        """The trainer's settings with what the plan has chosen."""
+        """The trainer's settings with the chosen values."""
         cache_gib = trainer.vision_cache_gib
         return with_values(
             trainer,
@@ -115,11 +115,11 @@ class MemoryBudget:
         )
 
     def table(self) -> str:
-        """The plan for people."""
+        """The estimate as text."""
         gpus, host_gib = self.machine.gpus, _shown(self.machine.host_gib)
         where = "GPU" if gpus else "process"
         kind = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
-        lines = [f"memory plan, GiB: {kind}, main memory {host_gib}"]
+        lines = [f"memory estimate, GiB: {kind}, main memory {host_gib}"]
         columns = {f"trainer, per {where}": self.trainer, f"server, per {where}": self.server, "main memory": self.host}
         for title, parts in columns.items():
             if parts:
@@ -140,7 +140,7 @@ class MemoryBudget:
         return f"GiB: {', '.join(needed)}{where}; of {kind}, main memory {_shown(self.machine.host_gib)}"
 
     def effective(self) -> dict[str, object]:
-        """The plan as config.json and the dry run show it."""
+        """The estimate as config.json and the dry run show it."""
         parts = {"trainer": self.trainer, "server": self.server, "main_memory": self.host}
         gib = {title: {name: round(size / GIB, 2) for name, size in part.items()} for title, part in parts.items()}
         kept = {} if self.kept_prefix_frac is None else {"prefix_kept_frac": round(self.kept_prefix_frac, 3)}
@@ -163,7 +163,7 @@ class MemoryBudget:
 
 
 def plan_memory(request: Request) -> MemoryBudget:
-    """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
+    """The fastest choice that fits; raises `ConfigError`, with settings that would help, if none does."""
     plan = _plan_rollouts(request)
     if plan is None:
         raise ConfigError(_refusal(request))
@@ -181,7 +181,7 @@ def plan_memory(request: Request) -> MemoryBudget:
 
 
 def _plan_rollouts(request: Request) -> MemoryBudget | None:
-    """A plan with as many rollouts at a time as its KV cache holds, if their number was not set; warns of too many."""
+    """As many rollouts at a time as the KV cache holds, if their number was not set; warns of too many."""
     wanted, shape = request.num_rollouts, request.shape
     request = replace(request, num_rollouts=wanted or LARGEST_NUM_ROLLOUTS)
     plan = _find_plan(request)
@@ -398,7 +398,7 @@ def _refusal(request: Request) -> str:
 
 
 def _remedies(request: Request) -> Iterator[str]:
-    """Settings with which the plan fits, changed one at a time."""
+    """Settings that fit, changed one at a time."""
     server, trainer, machine = request.server, request.trainer, request.machine
     by_hand = {
         f"trainer.{name} left out": replace(request, trainer=with_values(trainer, **{name: None}))
@@ -436,7 +436,7 @@ def _remedies(request: Request) -> Iterator[str]:
 
 
 def _fits(request: Request) -> bool:
-    """Whether there is a plan; the other settings by hand may rule the changed one out."""
+    """Whether anything fits; other settings made by hand may rule the changed one out."""
     try:
         return _find_plan(request) is not None
     except ConfigError:

@@ -14,7 +14,7 @@ from math import ceil, log
 from random import Random
 
 ENOUGH_KEPT = 0.8
-"""Share of what an endless cache finds; below it, the server spends more time on prompts than on sampling."""
+"""Share of what an unlimited cache finds; below it, the server spends more time on prompts than on sampling."""
 LARGEST_NUM_ROLLOUTS = 128
 """At a time, unless more are asked for."""
 _TEXT, _SAMPLED, _SHARED = 60, 150, 1200  # tokens: prompt beside a screenshot, answer, system prompt and tools
@@ -51,7 +51,7 @@ class RolloutShape:
         return min(grown - self.num_dropped(turn) * self.screen_tokens, room)
 
     def same_tokens(self, turn: int) -> int:
-        """Tokens of it that the turn before has left in an endless cache: all but the last one sampled."""
+        """Tokens of it that the turn before has left in an unlimited cache: all but the last one sampled."""
         if not turn:
             return self.shared_tokens
         before = self.num_dropped(turn - 1)
@@ -192,7 +192,7 @@ def simulate_prefix_cache(shape: RolloutShape, *, num_blocks: int, block_tokens:
 
 
 def most_rollouts(kept_frac: Callable[[int], float]) -> int:
-    """Rollouts at a time of whose prompts servers keep enough."""
+    """The most rollouts at a time with which servers keep enough of the prompts."""
     low, high = 1, LARGEST_NUM_ROLLOUTS
     while low < high:
         middle = (low + high + 1) // 2

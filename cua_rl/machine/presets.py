@@ -1,7 +1,7 @@
 """Settings for common machines: model, context and screens that fit together (`preset=h100-4b`).
 
-Each is a set of defaults: whatever is given beside it wins. What a preset leaves out, such as recomputation and
-sharding, the memory plan decides on the machine at hand. Screens are scaled to 1,024 image tokens, and on the smallest
+Each is a set of defaults; settings given beside it win. What a preset leaves out, such as recomputation and sharding,
+follows from the memory estimate on the machine at hand. Screens are scaled to 1,024 image tokens, and on the smallest
 GPU to 768: 1080x2400 at full size takes 2,550.
 """
 
@@ -42,7 +42,6 @@ MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
             "max_tokens": 512,
             "agent.history": "block_drop",
             "agent.history_images": 4,
-            "agent.history_block": 2,
             "server.max_model_len": 8192,
             "server.max_pixels": 3 * _MILLION_PIXELS // 4,
         },

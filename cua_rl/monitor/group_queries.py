@@ -141,7 +141,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     mine = Group.step_id == source.id if isinstance(source, Step) else Group.eval_id == source.id
     groups = await load_groups(run.session, and_(mine, Group.group_id == group_id))
     if not groups:
-        raise NotFoundError(f"expected a group {group_id!r} in {phase} {step}, got none; see that {phase}")
+        raise NotFoundError(f"expected a group {group_id!r} in {phase} {step}, got none; that {phase} lists its groups")
     (group,) = groups
     ids = [cell.rollout_id for cell in group.rollouts]
     began = min((cell.started_at for cell in group.rollouts), default=group.started_at).timestamp()

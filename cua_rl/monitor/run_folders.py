@@ -1,4 +1,4 @@
-"""Runs with a database of their own: each run folder holds an embedded Postgres, which must run to be read.
+"""Runs with their own database: each run folder holds an embedded Postgres, which must run to be read.
 
 While the run is in progress, its own server is used. Otherwise the monitor starts one, and stops it as soon as the run
 resumes, so that training never finds its database in use.
@@ -63,7 +63,7 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
                 databases.add(database)
                 await stack.enter_async_context(listening(feed, url, database.run_id))
                 feed.publish(LiveEvent(event_id="", kind="reset"))
-                # until the run's own server has stopped or, if it is ours, until the run resumes or nobody looks
+                # until the run's own server has stopped or, if it is ours, until the run resumes or no one looks
                 while running_postgres_url(data) is not None if is_theirs else _is_needed(shown):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
                 if not is_theirs and not is_in_use(folder):

@@ -29,7 +29,7 @@ _BOUND_COLOURS: Mapping[str, str] = {
 }
 _ADVICE: Mapping[str, str] = {
     "devices": "more devices, or faster ones",
-    "sampling": "more GPUs for sampling, or shorter prompts and answers",
+    "sampling": "more GPUs for sampling, or shorter prompts and responses",
     "training": "more GPUs for training, or shorter sequences",
     "sampling and training": "GPUs of their own for sampling and training",
     "controller": "more rollout_workers",

@@ -35,7 +35,7 @@ async def cli_main(config: DoctorConfig) -> None:
 
     if config.dry_run:
         raise ConfigError(
-            "dry_run: expected false, as the doctor measures this machine, got true; plan without it: "
+            "dry_run: expected false, as the doctor measures this machine, got true; estimate without it: "
             "python -m cua_rl.recipes.train dry_run=true"
         )
 

@@ -43,7 +43,7 @@ class ExportModelConfig:
         "auto", "merged: precision of the written weights; auto is the base model's"
     )
     model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, where it is not where the run found it"
+        None, "base model, a folder or a name on the hub, if it is not where the run found it"
     )
 
 

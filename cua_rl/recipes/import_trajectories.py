@@ -1,4 +1,4 @@
-"""Read trajectories into a run of their own, for `recipes.sft data=rollouts` and for the monitor:
+"""Read trajectories into a new run, for `recipes.sft data=rollouts` and for the monitor:
 `python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
 
 It reads what `recipes.export_trajectories` wrote, without loss, and JSON files of others (docs/trajectories.md), whose
@@ -46,7 +46,7 @@ _PER_STEP = 100
 
 @chz.chz
 class ImportTrajectoriesConfig:
-    """Read trajectories into a run of their own."""
+    """Read trajectories into a new run."""
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
     log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
@@ -57,8 +57,8 @@ class ImportTrajectoriesConfig:
     )
     display: str | None = setting(
         None,
-        "JSON files of others: size in whose pixels coordinates are, such as 1280x800, or 1000x1000 for thousandths; "
-        "None is what the file says, or the screenshot's",
+        "JSON files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
+        "thousandths; None is what the file says, or the screenshot's",
     )
     wheel_click_px: float = setting(
         WHEEL_CLICK_PX,
@@ -67,7 +67,7 @@ class ImportTrajectoriesConfig:
     )
     model_name: str | None = setting(
         None,
-        "JSON files of others: folder or hub id of the model in whose tokens they are recorded; None uses the included "
+        "JSON files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
         "tiny model",
     )
     max_pixels: int | None = setting(
@@ -79,7 +79,7 @@ class ImportTrajectoriesConfig:
     unreadable: Literal["stop", "skip"] = setting(
         "stop", "JSON files of others: what to do about a trajectory with an action or image that cannot be read"
     )
-    limit: int | None = setting(None, "JSON files of others: import at most so many trajectories", at_least=1)
+    limit: int | None = setting(None, "JSON files of others: maximum number of trajectories to import", at_least=1)
 
 
 async def cli_main(config: ImportTrajectoriesConfig) -> None:

@@ -60,7 +60,7 @@ class ServeModelConfig:
 async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.environ) -> None:
     require_key(environ.get(API_KEY_VARIABLE))
     wanted = config.server
-    assert wanted.port is not None, "a preset sees to that"
+    assert wanted.port is not None, "a preset ensures that"
     log_path = await asyncio.to_thread(config.log_file.absolute)
     with boundary(
         ConfigError, f"host, port: expected a free port, got {wanted.port} of {config.host!r}; choose another"

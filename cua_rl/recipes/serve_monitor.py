@@ -162,7 +162,7 @@ async def _create_project(name: str, url: str | None) -> None:
         engine.dispose()
     print(f"project_id={project_id}")
     print(f"project_token={token}")
-    print("The token is shown this once; making the project again makes another token.", file=sys.stderr)
+    print("The token is shown only once; create the project again for a new one.", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

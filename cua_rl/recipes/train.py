@@ -1,6 +1,6 @@
 """Train a vision computer-use agent: `python -m cua_rl.recipes.train key=value ...`.
 
-With no model named, this is the embedded demo: a tiny Qwen3-VL on a simulated phone, a database of its own, and vLLM on
+With no model named, this is the embedded demo: a tiny Qwen3-VL on a simulated phone, its own database, and vLLM on
 whatever the machine has.
 """
 

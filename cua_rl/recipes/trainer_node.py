@@ -39,7 +39,7 @@ class TrainerNodeConfig:
         None, "trainer processes of each node; None is one per GPU, one without GPUs", at_least=1
     )
     num_nodes: int = setting(1, "nodes of the trainer", at_least=1)
-    node_rank: int = setting(0, "which of them this is, from 0", at_least=0)
+    node_rank: int = setting(0, "index of this node, from 0", at_least=0)
     rendezvous: str | None = setting(
         None, "with several nodes, another address of node 0, at which the processes meet, such as 10.0.0.1:29500"
     )
@@ -66,7 +66,7 @@ async def cli_main(config: TrainerNodeConfig) -> None:
     """Serve one run; returns when it has ended.
 
     Raises:
-        ConfigError: an address, interface or token is missing, or would let anybody in.
+        ConfigError: an address, interface or token is missing, or would let anyone in.
         TrainerDeathError: the processes died too often.
     """
     token, listen = require_token(os.environ), parse_address(config.listen, "listen")

@@ -55,7 +55,7 @@ def parse_answer(text: str, tools: Sequence[Tool] = (), *, call_form: str = JSON
 
     Call ids are `call_0`, `call_1`, ... in the order of the parsed calls. A `</think>` without a `<think>` before it
     closes a block that the prompt opened. If several things are wrong, the first one is the failure; calls that could
-    be parsed are included all the same.
+    be parsed are still included.
     """
     before, closed, after = text.partition(_THINK_CLOSE)
     is_open = before.lstrip().startswith(_THINK_OPEN)

@@ -45,7 +45,7 @@ _THINKS_WHEN_ASKED = "enable_thinking is true"
 _WRITES_JSON = "args_value is string else args_value | tojson"
 """The text in a Qwen3.6 template that writes every argument but texts as JSON."""
 _KEEPS_THOUGHTS = "preserve_thinking is undefined"
-"""The text in a Qwen3.8 template, which keeps the reasoning of every answer and reads it from a field of its own."""
+"""The text in a Qwen3.8 template, which keeps the reasoning of every answer and reads it from a separate field."""
 _TOOLS_HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"

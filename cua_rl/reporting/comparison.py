@@ -32,7 +32,7 @@ class EvalResult:
     pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
     """pass@k for 1, 2, 4, ... and all attempts, over all tasks."""
     num_short_tasks: Mapping[int, int] = field(default_factory=dict[int, int])
-    """By k, the tasks with fewer than k attempts, because of which pass@k is left out: it would be of other tasks."""
+    """By k, the tasks with fewer than k attempts: pass@k is then left out, as it would be of other tasks."""
     num_tasks: int = 0
     """Tasks with at least one attempt without a fault."""
     num_successes: int = 0

@@ -9,7 +9,7 @@ from cua_rl.reporting.pace import TimeLeft
 STEP_FIELDS = (
     ("progress/epoch", "Epoch", "{:z.2f}"),
     ("reward/success_rate", "Success", "{:z.3f}"),
-    ("reward/success_rate_uniform", "of tasks drawn alike", "{:z.3f}"),  # with task_sampling=success_rate
+    ("reward/success_rate_uniform", "Uniform success", "{:z.3f}"),  # with task_sampling=success_rate
     ("reward/mean", "Reward", "{:z.3f}"),
     ("loss/policy", "Loss", "{:z.4f}"),
     ("loss/cross_entropy", "Loss", "{:z.4f}"),

@@ -85,7 +85,7 @@ def comprehensive_reward(evidence: Evidence) -> Reward:
 
     A perfect rollout solves the task in a fifth of the allowed turns without repeats or errors. On a solved task
     unparseable answers pull the reward towards -2 in proportion to their share of the turns, so that one slip in many
-    turns costs little. An unsolved one gets the more, the more of its turns tried something new.
+    turns costs little. An unsolved one gets more, the more of its turns tried something new.
     """
     progress = 0.0
     if evidence.first_success_turn is not None:  # the earlier the goal first held, the more

@@ -26,9 +26,6 @@ class SamplingSettings:
     watch_goal: bool = setting(
         False, "check the goal on the device after every turn, for rewards that depend on when it was first reached"
     )
-    adaptive_concurrency: bool = setting(
-        True, "reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full"
-    )
 
 
 @chz.chz

@@ -88,7 +88,7 @@ class SuccessRates:
         return (successes + 1) / (successes + failures + 2)
 
     def uniform_success(self, outcomes: Iterable[GroupOutcome]) -> dict[str, float]:
-        """The success of these groups if all tasks were drawn alike: each group counts by 1 / its task's draw weight.
+        """The success rate if all tasks were drawn equally often: each group counts by 1 / its task's draw weight.
 
         `outcomes` are not observed yet, so that the rates are those of the draw, except that an
         asynchronous run drew some of the groups steps before.

@@ -159,7 +159,7 @@ def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retok
 def logprobs_by_turn(
     datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], leave_out: Collection[str] = ()
 ) -> Mapping[str, TurnLogprobs]:
-    """The trainer's log-probabilities per rollout (but `leave_out`) and turn, which is a run of trained tokens."""
+    """The trainer's log-probabilities per rollout (except `leave_out`) and turn, which is a run of trained tokens."""
     by_rollout: dict[str, TurnLogprobs] = {}
     for datum, row in zip(datums, training_logprobs, strict=True):
         if datum.rollout_id in leave_out:

@@ -107,7 +107,7 @@ class LoopSettings:
     num_tasks: int = 0
     """Training tasks, one pass over which is an epoch; 0 if they are not counted."""
     begins_curve: bool = False
-    """Whether a resumed run has other tasks or evaluations than before, so that it needs a baseline of its own."""
+    """Whether a resumed run has other tasks or evaluations than before, so that it needs a new baseline."""
     owed_evaluations: tuple[WantedEvaluation, ...] = ()
     """Evaluations that an earlier attempt had due when it died."""
 
@@ -160,7 +160,7 @@ async def build_step_batch(settings: LoopSettings, groups: Sequence[ScoredGroup]
 
 
 def _warn_of_outliers(groups: Sequence[RolloutGroup]) -> None:
-    """A reward far from all others decides a step; mostly it is a slip of a harness or a reward function."""
+    """A reward far from all others decides a step; usually it is a bug in a harness or a reward function."""
     rewards = [(one.reward.total, one) for group in groups for one in group.rollouts if one.reward is not None]
     middle = median(reward for reward, _ in rewards) if rewards else 0.0
     gaps = [abs(reward - middle) for reward, _ in rewards]
@@ -189,7 +189,7 @@ def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None
 def report_crashes(step: int, groups: Sequence[RolloutGroup]) -> None:
     """An agent that fails after an answer has given up; if most do, the agent is broken, and rewards mean nothing."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    # at the end of its time, the error tells what the policy did to the device
+    # if its time ran out, the error says what the policy did to the device
     crashed = [rollout for rollout in rollouts if rollout.error and rollout.stop_reason != StopReason.MAX_TIME]
     if 2 * len(crashed) > len(rollouts):
         logger.error(
@@ -277,7 +277,7 @@ def epoch_metrics(step: int, batch_size: int, num_examples: int | None) -> dict[
 
 
 def ends_epochs(step: int, batch_size: int, num_examples: int | None, every: int) -> bool:
-    """Whether `every` more passes over the data end with `step`; never where there is no end to the data."""
+    """Whether `every` more passes over the data end with `step`; never if the data has no end."""
     passes = every * (num_examples or 0)
     return passes > 0 and step * batch_size // passes > (step - 1) * batch_size // passes
 

@@ -179,9 +179,9 @@ def token_weights(
 
     constant: 1 / (rollouts * normalisation_tokens). Tokens of long rollouts weigh as much as those of short ones, and a
     step of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).
-    token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476, whose batch has teaching groups only). The same,
-    but the step's length cancels. Tokens that only a KL term keeps do not count: of all tokens, the share `teaching`
-    does, by which the caller also multiplies the coefficient of the KL term, so that this is a mean over all of them.
+    token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476, whose batch only has groups with a learning
+    signal). The same, but the step's length cancels. Tokens kept only for a KL term do not count: the share `teaching`
+    of all tokens does. The caller multiplies the KL term's coefficient by it, too, for a mean over all tokens.
     sequence_mean: the mean over a rollout's tokens, then the mean over rollouts (GRPO, arXiv 2402.03300). Tokens of
     long rollouts, which fail more often than not, weigh less.
     token_sum: 1.
@@ -216,8 +216,8 @@ _OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a whole step from those of its sub-steps.
 
-    Counts are summed; extremes stay extremes, the 99th percentile included. What is of an optimizer step as a whole is
-    a plain mean; all else is a mean weighted by `optim/trained_tokens`.
+    Counts are summed; extremes stay extremes, the 99th percentile included. Figures of a whole optimizer step become
+    plain means, all others means weighted by `optim/trained_tokens`.
     """
     if len(parts) == 1:
         return dict(parts[0])

@@ -29,7 +29,7 @@ INTERVAL_S = 1.0
 
 @dataclass
 class RolloutLimit:
-    """Slots for rollouts, granted in the order of the requests, but to repeated rollouts first."""
+    """Slots for rollouts, granted in the order of requests, with repeated rollouts first."""
 
     largest: int
     smallest: int = 1
@@ -50,7 +50,7 @@ class RolloutLimit:
         return len(self._waiting)
 
     def grow(self) -> None:
-        """Raise the limit by one rollout, unless the present one is not reached."""
+        """Raise the limit by one rollout, unless it is not reached."""
         if self.num_running >= self.allowed:
             self._allowed = min(float(self.largest), self._allowed + 1)
             self._wake()

@@ -1,1 +1,1 @@
-"""Runs of the recipes: configuration, the plan resolved from it, folder, devices, agents, judge, and their wiring."""
+"""Runs of the recipes: configuration, what is resolved from it, folder, devices, agents, judge, and their wiring."""

@@ -49,7 +49,7 @@ def training_decisions(plan: "PreparedTraining") -> dict[str, str]:
         f"{config.group_size} = {num_of(num_rollouts, 'rollout')}{more}; {schedule}",
         "learning": f"{config.loss.name}, advantages {config.advantages}, learning rate {config.learning_rate:g} "
         f"({config.learning_rate_schedule})",
-        "context": f"{config.server.max_model_len:,} tokens, answers of at most {config.max_tokens:,}; at most "
+        "context": f"{config.server.max_model_len:,} tokens, responses of at most {config.max_tokens:,}; at most "
         f"{num_of(num_turns, 'turn')}, {num_of(config.server.max_images or 0, 'screenshot')} in a prompt",
         "memory": plan.memory.summary(),
         "folder": _folder(plan),

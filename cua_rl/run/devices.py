@@ -69,7 +69,7 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
 
 
 def make_expert_backend(tasks: Tasks, settings: DeviceConfig) -> DeviceBackend:
-    """The devices on which experts show these tasks; where no expert knows them, something that costs nothing."""
+    """The devices on which experts show these tasks; without an expert for them, devices that cost nothing."""
     sources = parse_sources(tasks)
     environment = find_environment(sources)
     if environment.experts is None:
@@ -82,8 +82,8 @@ def find_experts(tasks: Tasks) -> Experts:
     environment = find_environment(tasks)
     if environment.experts is None:
         raise ConfigError(
-            f"tasks: expected tasks with scripted experts, got those of {environment.name}, of which no expert knows "
-            "any; choose others"
+            f"tasks: expected tasks with scripted experts, got those of {environment.name}, which no "
+            "expert can do; choose others"
         )
     return environment.experts
 
@@ -93,7 +93,7 @@ def require_own_model(environment: Environment, model_name: str | None) -> None:
     if model_name is None and not environment.has_tiny_model:
         raise ConfigError(
             f"model_name: expected the name of a model for {environment.name}, got none: the tiny model of this "
-            "package knows the simulated phone alone; set it, such as model_name=Qwen/Qwen3-VL-4B-Instruct"
+            "package only knows the simulated phone; set it, such as model_name=Qwen/Qwen3-VL-4B-Instruct"
         )
 
 
@@ -130,7 +130,7 @@ def complete_sources(tasks: Tasks, settings: DeviceConfig) -> list[Source]:
 
 
 def split_sources(train: Sequence[Source], held_out: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-    """Sources of training and evaluation, of which each gets a side of the tasks that both name.
+    """Sources of training and evaluation, each with its side of the tasks that both name.
 
     Where a source says itself which side it wants (`split_type`), it stays as it is.
     """

@@ -51,13 +51,13 @@ _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "reward_clip", "device", "box_type",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
     "agent.name", "agent.command", "agent.harness_command", "agent.history", "agent.history_images",
-    "agent.history_block", "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
+    "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
 
 _SEEN = (
     "max_turns", "max_tokens", "device", "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
-    "agent.name", "agent.history", "agent.history_images", "agent.history_block", "server.max_pixels", "renderer_name",
+    "agent.name", "agent.history", "agent.history_images", "server.max_pixels", "renderer_name",
 )  # fmt: skip
 """Settings with which a policy sees and does something else than in its training."""
 

@@ -88,7 +88,7 @@ def require_precision(config: JudgeConfig, log_dir: str | None) -> None:
         return
     advice = (
         "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge "
-        "settings (docs/judge.md), or set judge.force=true to train on it all the same"
+        "settings (docs/judge.md), or set judge.force=true to train on it anyway"
     )
     if config.min_precision is None or config.force:
         logger.warning("%s; %s", problem, advice)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 from PIL import Image
 
+from cua_rl.agent.history import dropped_at_once
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.command_line.fields import with_values
@@ -54,7 +55,7 @@ def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
 
 def rollout_shape(config: RolloutConfig, max_model_len: int, largest_image_tokens: int) -> RolloutShape:
     """The prompts of a rollout that takes all its turns, on the screens of a phone."""
-    drops = {"full": config.max_turns, "last_n": 1, "block_drop": config.agent.history_block}
+    drops = {"full": config.max_turns, "last_n": 1, "block_drop": dropped_at_once(config.agent.history_images)}
     return RolloutShape(
         num_turns=config.max_turns,
         screen_tokens=min(_PHONE_TOKENS, largest_image_tokens),
@@ -120,8 +121,7 @@ def choose_history(
         num_fitting = (max_model_len - none - config.max_tokens - answers) // (one - none)
         if num_turns > num_fitting >= _FEWEST_IN_BLOCKS:
             num_images = min(agent.history_images, chosen.history_images, num_fitting)
-            block = min(agent.history_block, num_images)
-            chosen = with_values(agent, history="block_drop", history_images=num_images, history_block=block)
+            chosen = with_values(agent, history="block_drop", history_images=num_images)
             _say_dropped(num_turns, one - none, max_model_len, num_images)
     return with_values(config, agent=chosen)
 
@@ -221,7 +221,7 @@ async def require_vllm_args(vllm_args: str, setting: str) -> None:
             process.kill()
     if process.returncode:
         reason = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigError(f"{problem}, of which vLLM says: {reason}")
+        raise ConfigError(f"{problem}; vLLM says: {reason}")
 
 
 async def require_agent_server(agent: AgentSettings) -> None:

@@ -23,7 +23,7 @@ FLOAT32_ROUNDING = 0.02
 def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIConfig, MemoryBudget]:
     """The configuration of a run of this model on this machine, and the memory that it takes.
 
-    Depends on its arguments and the model's folder alone. Raises `ConfigError` for what cannot fit.
+    Depends only on its arguments and the model's folder. Raises `ConfigError` for what cannot fit.
     """
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     image_tokens = largest_image_tokens(model_path, config.server.max_pixels)

@@ -61,7 +61,7 @@ async def load_resumed(
 
 
 async def follow_move(attempt: EarlierAttempt, run_name: str, url: str, *, is_own: bool) -> None:
-    """After a run's folder has been moved, rename the run in its database accordingly; a copy becomes a run of its own.
+    """After a run's folder has been moved, rename the run in its database accordingly; a copy becomes a separate run.
 
     `is_own`: the database is in the folder, and holds no other run.
     """

@@ -80,8 +80,9 @@ class AgentSettings:
         "screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only the newest; "
         "None is full if every turn fits into max_model_len, otherwise block_drop with as many as fit",
     )
-    history_images: int = setting(8, "block_drop, last_n: maximum number of screenshots in the prompt", at_least=1)
-    history_block: int = setting(4, "block_drop: number of screenshots dropped at once", at_least=1)
+    history_images: int = setting(
+        8, "block_drop, last_n: maximum number of screenshots in the prompt; block_drop drops half of them", at_least=1
+    )
 
 
 @chz.chz
@@ -123,7 +124,7 @@ class RunConfig:
     )
     machine: str | None = setting(
         None,
-        "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80",
+        "dry_run: estimate the memory for this machine instead, number of GPUs x GiB of each, such as 4x80",
         per_attempt=True,
     )
 

@@ -119,7 +119,7 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
 def configured_history(config: RolloutConfig) -> History:
     """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
     agent = config.agent
-    return make_history(agent.history or "full", max_images=agent.history_images, block=agent.history_block)
+    return make_history(agent.history or "full", max_images=agent.history_images)
 
 
 def make_runner(
@@ -157,7 +157,7 @@ def make_runner(
 def make_servers(base_url: str | None, server: ServerConfig, log_folder: Path) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
-    Each copy is a vLLM server of its own, so that all turns of a rollout reach the copy that has its earlier turns
+    Each copy is a separate vLLM server, so that all turns of a rollout reach the copy that has its earlier turns
     cached; vLLM's data parallelism would distribute requests one by one.
     """
     if base_url is not None:
@@ -201,7 +201,7 @@ def slow_answers(max_tokens: int, tokens_per_s: float, turn_timeout_s: float) ->
         return None
     return (
         f"max_tokens={max_tokens} at {tokens_per_s:.3g} tokens/s takes {longest_s:.0f} s, turn_timeout_s="
-        f"{turn_timeout_s:g}: long answers are waited for, but they slow the run down, and boxes may expire meanwhile; "
+        f"{turn_timeout_s:g}: long responses are not cut off, but slow the run down, and boxes may expire meanwhile; "
         f"lower max_tokens to {int(turn_timeout_s * tokens_per_s)}, or raise turn_timeout_s to {ceil(longest_s)}"
     )
 

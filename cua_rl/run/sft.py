@@ -46,7 +46,7 @@ async def run_sft(config: SftConfig) -> None:
         if attempt is not None:
             require_same_run(plan, attempt)
             print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
-        if config.model_name is not None:  # the demo needs no memory plan
+        if config.model_name is not None:  # the demo needs no memory estimate
             print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
             print_settings(settings, plan.config)

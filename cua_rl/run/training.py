@@ -73,7 +73,7 @@ async def run_training(config: CLIConfig) -> None:
         print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
         allows_changes = config.checkpoints.resume_with == "changes"
         settings[CHANGED] = attempt.record(config, settings, allows_changes=allows_changes)
-    if config.model_name is not None:  # the demo needs no memory plan
+    if config.model_name is not None:  # the demo needs no memory estimate
         print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
         print_settings(settings, plan.config)
@@ -280,15 +280,14 @@ def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskS
 async def run_loop(
     config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
-    """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
+    """Train to the end; the number of concurrent rollouts follows the model server's load."""
     limit = RolloutLimit(
         largest=config.max_concurrent_rollouts, smallest=min(config.group_size, config.max_concurrent_rollouts)
     )
     freeze_loaded_objects()
     async with AsyncExitStack() as stack:
-        if config.sampling.adaptive_concurrency:
-            follower = asyncio.create_task(follow_load(sampler.fetch_load, limit), name="follow-load")
-            stack.push_async_callback(_end, follower)
+        follower = asyncio.create_task(follow_load(sampler.fetch_load, limit), name="follow-load")
+        stack.push_async_callback(_end, follower)
         if config.max_steps_off_policy:
             await async_loop.train(settings, parts, max_lag=config.max_steps_off_policy, limit=limit, start=start)
         else:

@@ -32,7 +32,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_saved(text: str, kind: Literal["weights", "sampler_weights"]) -> Path:
-    """The folder that a person names: by its path, or as `run@step`; of a run alone, its newest `sampler_weights`."""
+    """The folder that a person names: by its path, or as `run@step`; for just a run, its newest `sampler_weights`."""
     run, _, step = text.rpartition("@")
     folder = Path(text).expanduser().absolute()
     if run and step.isdecimal() and not folder.exists():
@@ -72,7 +72,7 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
     if not (folder / MANIFEST_NAME).is_file():
         raise ConfigError(
             f"load_checkpoint_path: expected a folder weights/<step> with {MANIFEST_NAME}, got {path!r} without; "
-            "sampler_weights/<step> is for model servers alone, so name weights/<step> of that run"
+            "sampler_weights/<step> is only for model servers, so name weights/<step> of that run"
         )
     return folder
 

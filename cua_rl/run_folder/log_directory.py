@@ -164,7 +164,7 @@ class LogDirectory:
 
 
 def choose_behavior(path: Path, behavior: Behavior) -> Behavior:
-    """What to do with the folder; "ask" becomes the answer of a person at the terminal."""
+    """What to do with the folder; "ask" becomes what a person answers at the terminal."""
     if behavior != "ask" or not (is_run_folder(path) and _has_results(path)):
         return behavior
     answers: Mapping[Decision, Behavior] = {

@@ -119,7 +119,7 @@ def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[L
         )
     if FAMILIES[kind].served_modules and set(lora_modules) != {"language"}:
         raise ConfigError(
-            f"trainer.lora_modules: expected language alone for a model of type {kind!r}, whose vision tower vLLM "
+            f"trainer.lora_modules: expected only language for a model of type {kind!r}, whose vision tower vLLM "
             f"serves without adapters, got {', '.join(lora_modules)}; leave it out"
         )
     if not lora_rank and FAMILIES[kind].full_training_problem is not None:

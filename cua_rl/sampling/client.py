@@ -286,7 +286,7 @@ class SamplingClient:
         except TimeoutError as error:
             raise SamplingError(
                 f"expected one of {len(self._replicas)} model servers to answer within {self._outage_timeout_s:g} s, "
-                "none did; see that they run and can be reached"
+                "none did; check that they run and can be reached"
             ) from error
         if not self.replicas:
             raise SamplingError(f"all {len(self._replicas)} model servers are given up: {self._replicas[0].failure}")

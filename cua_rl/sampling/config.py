@@ -75,5 +75,5 @@ class ServerConfig:
 
     @property
     def context_tokens(self) -> int:
-        """`max_model_len`, or what a server has that nobody has chosen it for."""
+        """`max_model_len`, or the default of a server that is started by itself."""
         return self.max_model_len or _CONTEXT_TOKENS

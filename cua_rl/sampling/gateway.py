@@ -376,8 +376,8 @@ def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
         )
     match rejected.status:
         case HTTPStatus.NOT_FOUND if not has_adapter:  # an adapter may be lost in a restart
-            return "see that the server still serves the model that the run began with"
+            return "check that the server still serves the model that the run began with"
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-            return "see that the server answers without a key, or start one without"
+            return "check that the server answers without a key, or start one without"
         case _:
             return None

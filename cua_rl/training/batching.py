@@ -72,7 +72,7 @@ def make_micro_batches(
     image_token_id: int,
     max_tokens: int,
 ) -> Iterator[MicroBatch]:
-    """Pack the datums at `indices` in order, at most `max_tokens` a row; a longer datum gets a row of its own."""
+    """Pack the datums at `indices` in order, at most `max_tokens` a row; a longer datum gets its own row."""
     for part in pack_greedily([datums[index].model_input.length for index in indices], max_tokens):
         row = [datums[index] for index in indices[part]]
         ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]
@@ -101,7 +101,7 @@ def make_micro_batches(
 
 
 def pack_greedily(sizes: Sequence[int], limit: int) -> list[slice]:
-    """Consecutive runs of entries that add up to at most `limit`; a larger entry is a run of its own."""
+    """Consecutive runs of entries that add up to at most `limit`; a larger entry is a run by itself."""
     bounds, total = [0], 0
     for index, size in enumerate(sizes):
         if total and total + size > limit:

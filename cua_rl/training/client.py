@@ -31,7 +31,7 @@ class TrainingClient:
     the answer is discarded. The worker's output goes to `log_path`.
 
     If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
-    between, and brought to where they were (`recovery.py`); callers only see that a request takes longer.
+    between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
 
     Raises (all methods):
         TrainingError: the worker refused or failed.
@@ -185,7 +185,7 @@ class TrainingClient:
             return reply
 
     async def _carry_out(self, request: wire.Request) -> wire.Reply:
-        """The answer, if need be of a trainer that is started again."""
+        """The answer, if necessary of a restarted trainer."""
         while True:
             try:
                 return await self._send(request)

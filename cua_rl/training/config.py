@@ -19,7 +19,7 @@ RateSchedule = Literal["constant", "linear", "cosine"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 ROW_TOKENS = 16384
-"""Tokens of one forward pass, if nobody has chosen."""
+"""Default tokens of one forward pass."""
 VISION_CACHE_GIB = 2.0
 """Features of about 40 screenshots, for a 4B model."""
 
@@ -45,7 +45,7 @@ class TrainerConfig:
         None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
     )
     gradient_checkpointing: bool | None = setting(
-        None, "save memory by recomputing activations; None does so if they would not fit"
+        None, "save memory by recomputing activations; None: only if they would not fit"
     )
     gpus: tuple[int, ...] | None = setting(
         None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
@@ -93,7 +93,7 @@ class TrainerConfig:
     max_pixels: int | None = setting(None, "server.max_pixels", by_run=True)
     gpu_names: tuple[str, ...] = setting((), "its GPUs in CUDA_VISIBLE_DEVICES; () are all visible ones", by_run=True)
     keeps_attention: bool = setting(
-        False, "with gradient_checkpointing, keep the results of attention all the same", by_run=True
+        False, "with gradient_checkpointing, still keep the results of attention", by_run=True
     )
     memory_fraction: float = setting(1.0, "share of its GPU's memory that a process may allocate", by_run=True)
 
@@ -175,9 +175,9 @@ class OptimConfig:
     """AdamW with gradient clipping."""
 
     learning_rate: float = setting(1e-5, "learning rate of this optimizer step", by_run=True)
-    beta1: float = setting(0.9, "decay rate of the first moment", within=(0.0, 0.9999))
-    beta2: float = setting(0.95, "decay rate of the second moment", within=(0.0, 0.99999))
-    eps: float = setting(1e-8, "added to the square root of the second moment", within=(0.0, 1.0))
+    beta1: float = setting(0.9, "decay rate of the first moment", by_run=True)
+    beta2: float = setting(0.95, "decay rate of the second moment", by_run=True)
+    eps: float = setting(1e-8, "added to the square root of the second moment", by_run=True)
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
     grad_clip_norm: float = setting(1.0, "maximum gradient norm, 0 disables clipping", at_least=0.0)
 
@@ -201,7 +201,7 @@ class CheckpointSettings:
     resume_with: Literal["same", "changes"] = setting(
         "same",
         "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
-        "new curve with a baseline of its own",
+        "new curve with its own baseline",
         per_attempt=True,
     )
 

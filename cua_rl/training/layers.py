@@ -229,8 +229,8 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def separate_sequences(language_model: Any) -> None:
     """Make every linear attention of the model reset its state at each sequence of a packed row.
 
-    Without flash-linear-attention, Transformers' own knows no sequences: its recurrent state and its convolution would
-    run on from one into the next.
+    Without flash-linear-attention, Transformers' own ignores sequence boundaries: its recurrent state and its
+    convolution would run on from one sequence into the next.
     """
     for layer in language_model.layers:
         attention = dict(layer.named_children()).get("linear_attn")

@@ -17,7 +17,7 @@ from cua_rl.types.errors import ConfigError
 
 _UNSLOTH_REMEDY = (
     "install it where the trainer runs (pip install unsloth; while it needs an older Transformers than this package, "
-    "in an environment of its own for recipes.trainer_node, with trainer.address), or set trainer.loader=hf"
+    "in a separate environment for recipes.trainer_node, with trainer.address), or set trainer.loader=hf"
 )
 _COMPILERS = {True: ("CC", "gcc", "clang"), False: ("CXX", "g++", "clang++")}
 """By whether there is a GPU: a variable that names the compiler, and those that Triton and PyTorch look for."""
@@ -37,7 +37,7 @@ def require_libraries(loader: Loader, kernels: Kernels, *, has_gpu: bool) -> Non
         raise ConfigError(f"trainer.loader=unsloth: expected the package unsloth, got none; {_UNSLOTH_REMEDY}")
     if not has_gpu:
         raise ConfigError(
-            "trainer.loader=unsloth: expected a GPU, got none; see whether nvidia-smi lists one and "
+            "trainer.loader=unsloth: expected a GPU, got none; check that nvidia-smi lists one and "
             "CUDA_VISIBLE_DEVICES does not hide it, or set trainer.loader=hf"
         )
 
@@ -45,7 +45,7 @@ def require_libraries(loader: Loader, kernels: Kernels, *, has_gpu: bool) -> Non
 def load_with_unsloth(model_path: Path, *, dtype: Any, device: Any, trains_base: bool) -> Any:
     """The base model in 16 or 32 bits, without an adapter.
 
-    Unsloth also rewrites layers. Its attention may not know packed rows, so see that this one does
+    Unsloth also rewrites layers. Its attention may not support packed rows, so check that this one does
     (`layers.require_separate_sequences`).
     """
     os.environ["UNSLOTH_COMPILE_DISABLE"] = "1"  # it would recompile every layer for each row length

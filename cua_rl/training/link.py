@@ -2,7 +2,7 @@
 
 A frame is a length of eight bytes (big endian), over TCP an authentication code of 32 bytes, and a message of `wire.py`
 as `cua_rl.types.codec` writes it. A Unix socket lies in a private folder. Over TCP, both sides first prove that they
-know a token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They are
+know a token; it also yields the keys of the codes, so without it no one can forge, repeat or reorder frames. They are
 not encrypted.
 
 Does not import torch.
@@ -106,12 +106,12 @@ class Seal:
     def check(self, payload: bytes | bytearray, code: bytes | bytearray) -> None:
         """Raises `ConnectionError` unless `code` is that of the next frame."""
         if not hmac.compare_digest(self.code(payload), code):
-            raise ConnectionError("expected a frame with its authentication code, got one that somebody has changed")
+            raise ConnectionError("expected a frame with its authentication code, got one that was changed on the way")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seals:
-    """The seals of a TCP connection: each direction has a key of its own."""
+    """The seals of a TCP connection: each direction has its own key."""
 
     controller: Seal
     trainer: Seal
@@ -200,7 +200,7 @@ class WorkerLink:
     def accept(
         cls, listener: socket.socket, token: str, handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
     ) -> "WorkerLink":
-        """Wait until a controller that knows the token connects; others are turned away without delaying it."""
+        """Wait until a controller that knows the token connects; other connections are refused without delaying it."""
         proven = queue.SimpleQueue[WorkerLink]()
         unproven: dict[socket.socket, None] = {}  # the oldest first
 

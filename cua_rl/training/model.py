@@ -99,7 +99,7 @@ class PolicyModel:
     def recompute_activations(self, *, keeps_attention: bool = False) -> None:
         """From now on, recompute each layer's activations in the backward pass instead of keeping them.
 
-        The results of attention may be kept all the same: they are small for the time that they take.
+        The results of attention may still be kept: they are small for the time that they take.
         """
         how: dict[str, object] = {"use_reentrant": False}
         if keeps_attention:

@@ -125,7 +125,7 @@ class Ranks:
             store.set("proof", secrets.token_hex(32))
         secret = store.get("proof") if isinstance(where, Path) else where.token.encode()
         requests = _new_group()
-        for group in (None, requests):  # each has connections of its own
+        for group in (None, requests):  # each has its own connections
             prove_ranks(secret, place.rank, place.size, group)
         ranks = cls(place, requests)
         ranks._watch_previous()
@@ -279,7 +279,7 @@ def _open_store(meeting: Meeting, place: Place) -> Any:
 
 
 def prove_ranks(secret: bytes, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:
-    """Show every other rank that this one knows the secret, and see that they do; raises `TrainingError`.
+    """Prove to every other rank that this one knows the secret, and check that they do; raises `TrainingError`.
 
     gloo's connections ask for no password: while the ranks meet, another program could take a rank's place. Each proof
     answers a random number of the peer, so a recorded one is of no use.

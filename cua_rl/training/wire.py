@@ -111,7 +111,7 @@ class TrainerMetrics:
 class WithFiles:
     """A request about a folder of the controller that the ranks cannot reach; answered by `FilesOutput`.
 
-    The ranks carry it out in a folder of their own.
+    The ranks carry it out in their own folder.
     """
 
     request: SaveState | LoadState | LoadReference | SaveWeightsForSampler

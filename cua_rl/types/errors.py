@@ -12,7 +12,7 @@
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
         AbsentError     what a check reads is not there, as before the task is done: not done
         CheckError      a check failed itself; a fresh device tells whether the policy made it (`rollout.fresh_check`)
-        AgentError      an agent failed before it asked the model, or a harness at any time: a fault
+        AgentError      an agent failed before it called the model, or a harness at any time: a fault
         JudgeError      the judge of a task without a validator gave no verdict: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
@@ -97,7 +97,7 @@ class CheckError(TaskError):
 
 
 class AgentError(TaskError):
-    """An agent failed before it asked the model, or a harness at any time; dropped or retried, never rewarded."""
+    """An agent failed before it called the model, or a harness at any time; dropped or retried, never rewarded."""
 
 
 class JudgeError(TaskError):

@@ -13,7 +13,7 @@ _PLAIN, _ARRAYS = (str, int, float, type(None)), (list, tuple)
 
 def is_object(value: object) -> TypeGuard[Json]:
     """Whether a value is a JSON object, whose keys are text."""
-    # most values are none, and to ask for the abstract class takes ten times as long
+    # most values are not objects, and checking against the abstract class takes ten times as long
     return isinstance(value, dict) or (not isinstance(value, _PLAIN) and isinstance(value, Mapping))
 
 

@@ -34,7 +34,7 @@ class SamplingParams:
     seed: int | None = None
 
     def seeded(self, *place: object) -> "SamplingParams":
-        """The same parameters with a seed of their own for a place in the run; without a seed, unchanged."""
+        """The same parameters with their own seed for a place in the run; without a seed, unchanged."""
         if self.seed is None:
             return self
         digest = sha256("/".join(map(str, (self.seed, *place))).encode()).digest()

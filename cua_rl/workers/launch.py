@@ -178,7 +178,7 @@ def settings_of(config: CLIConfig) -> dict[str, str]:
 
 
 def _make_attempt(plan: PreparedTraining, address: str, token: str, name: str, environ: Mapping[str, str]) -> Attempt:
-    """How a worker of the run's own is run; it shares the run's devices evenly with the others."""
+    """How one of the run's own workers runs; they share the run's devices evenly."""
     config = plan.config
     num_slots = ceil(config.max_concurrent_rollouts / config.rollout_workers)
     settings = {"controller": address, "name": name, "device_slots": num_slots}

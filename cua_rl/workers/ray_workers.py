@@ -67,7 +67,7 @@ class RayHost:
 
     def work(self, settings: dict[str, object], secret: dict[str, str]) -> None:
         """Work until the run is over."""
-        from cua_rl.workers.worker_config import WorkerConfig  # in the actor alone: a controller has no use for them
+        from cua_rl.workers.worker_config import WorkerConfig  # only in the actor: a controller needs neither
         from cua_rl.workers.workplace import run_worker
 
         os.environ.update(secret)

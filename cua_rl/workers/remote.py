@@ -141,7 +141,7 @@ class RemoteRunner:
                 self._withdraw(lease)
 
     def register(self, hello: Hello) -> Welcome:
-        """Take a worker into the run; raises `WorkerRefused` if it would not understand it."""
+        """Admit a worker to the run; raises `WorkerRefused` if its version is another one."""
         if hello.code_version != code_version():
             raise WorkerRefused(f"expected a worker with {code_version()}, got {hello.code_version}; install the same")
         worker_id = uuid4().hex

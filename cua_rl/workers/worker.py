@@ -135,7 +135,7 @@ async def open_link(url: str, token: str, patience_s: float) -> AsyncGenerator[C
 async def work(link: ControllerLink, place: Workplace) -> None:
     """Run what the controller orders until the run is over; raises `GivenUp`, or the error of a bug in a rollout.
 
-    However it ends, no rollout runs any more, and their devices are given back.
+    However it ends, all rollouts have stopped and their devices are returned.
     """
     running: dict[str, asyncio.Task[None]] = {}
     cancelled: set[asyncio.Task[None]] = set()

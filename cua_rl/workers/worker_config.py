@@ -16,9 +16,9 @@ MIN_TOKEN_CHARACTERS = 16
 """Minimum length of the token if other machines can connect."""
 
 LINGER_S = 1.0
-"""How long events wait for others, in workers and their controller, while no query needs them in the database."""
+"""How long events wait to be written together, in workers and their controller, unless a query needs them."""
 FLUSH_LINGER_S = 0.1
-"""How long they do in a worker once a rollout has ended: others end at that time too."""
+"""The same in a worker once a rollout has ended: others end at that time too."""
 
 
 @chz.chz
@@ -34,7 +34,7 @@ class WorkerSettings:
     )
     port: int | None = setting(
         None,
-        "port at which workers that are started by hand register; None is for those of rollout_workers alone",
+        "port at which workers that are started by hand register; None allows only those of rollout_workers",
         within=(0, 65535),
     )
 
@@ -44,7 +44,7 @@ class WorkerConfig:
     """Run rollouts for a training run on another machine or in another process."""
 
     controller: str = chz.field(doc="address of the run, such as http://trainer:8300 (its workers.host, workers.port)")
-    device_slots: int = setting(8, "rollouts at a time, each with a device of its own", at_least=1)
+    device_slots: int = setting(8, "rollouts at a time, each with its own device", at_least=1)
     name: str | None = setting(None, "name of the worker in logs; None is made of host and process")
     patience_s: float = setting(
         600.0, "how long the controller may be away, for instance until its run is resumed", within=AT_MOST_A_DAY
@@ -60,7 +60,7 @@ class WorkerConfig:
 
 def require_ray(environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` unless Ray is installed, and its clusters ask for a token."""
-    # All nodes of a cluster listen for each other, and run whatever they are sent: without a token, by anybody.
+    # Nodes of a cluster listen on the network and run whatever they are sent, without a token by anyone.
     if environ.get("RAY_AUTH_MODE") not in ("token", "k8s"):
         raise ConfigError(
             f"workers.launcher: expected a Ray cluster that asks for a token, got RAY_AUTH_MODE="

@@ -45,7 +45,7 @@ async def run_worker(config: WorkerConfig, environ: Mapping[str, str] = os.envir
     """Work for the controller until its run is over; raises `ConfigError` if it cannot be reached for `patience_s`."""
     token = environ.get(TOKEN_VARIABLE)
     if not token:
-        raise ConfigError(f"expected {TOKEN_VARIABLE} in the environment, got none; set it as the run has it")
+        raise ConfigError(f"expected {TOKEN_VARIABLE} in the environment, got none; set it to the run's")
     async with open_link(config.controller, token, config.patience_s) as link:
         name = config.name or f"{socket.gethostname()}-{os.getpid()}"
         setup: WorkerSetup | None = (await link.register(name, config.device_slots)).setup

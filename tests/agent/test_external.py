@@ -289,7 +289,7 @@ async def test_an_agent_that_never_asks_the_model_is_a_fault(bench: Bench) -> No
     rollout = await bench.run_command(PYTHON, "-c", "print('hello')")
 
     assert rollout.reward is None
-    assert "without asking the model" in (rollout.error or "")
+    assert "without calling the model" in (rollout.error or "")
     assert (bench.folder / "r1.log").read_text() == "hello\n"
 
 

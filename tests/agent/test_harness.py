@@ -226,7 +226,7 @@ async def test_where_the_program_leaves_success_open_a_reward_of_1_is_one(
 @pytest.mark.parametrize(
     ("script", "complaint"),
     [
-        ("report(reward=1.0)", "without asking the model"),
+        ("report(reward=1.0)", "without calling the model"),
         ("ask()", "got no result"),
         ("ask(); report(reward=float('nan'))", "got the reward nan"),
         ("ask(); report(reward=float('-inf'))", "got the reward -inf"),
@@ -387,7 +387,7 @@ async def test_a_server_gets_the_same_fields_and_answers_with_the_result(bench: 
     broken, _ = await serve_and_run(bench, Response(status_code=500))
 
     assert (told["CUA_TASK_ID"], told["CUA_SEED"]) == ("game", "5")
-    assert "without asking the model" in (rollout.error or "")
+    assert "without calling the model" in (rollout.error or "")
     assert outcome(faulty) == (StopReason.DEVICE_ERROR, None)
     assert "answered 500" in (broken.error or "")
 

@@ -53,10 +53,10 @@ def test_a_dropped_screenshot_leaves_a_note_and_the_task_text() -> None:
 
 
 def test_a_history_is_made_by_name_and_numbers_that_do_not_fit_are_refused() -> None:
-    assert make_history("full", max_images=0, block=0) == FullHistory()
-    assert make_history("last_n", max_images=3, block=9) == DropOldScreenshots(max_images=3, block=1)
-    assert make_history("block_drop", max_images=8, block=4) == DropOldScreenshots(max_images=8, block=4)
+    assert make_history("full", max_images=0) == FullHistory()
+    assert make_history("last_n", max_images=3) == DropOldScreenshots(max_images=3, block=1)
+    assert make_history("block_drop", max_images=8) == DropOldScreenshots(max_images=8, block=4)
     with pytest.raises(ConfigError, match=r"history_images: expected at least 1 .* got 0"):
-        make_history("last_n", max_images=0, block=1)
-    with pytest.raises(ConfigError, match=r"history_block: expected 2 to history_images=4 .* got 5"):
-        make_history("block_drop", max_images=4, block=5)
+        make_history("last_n", max_images=0)
+    with pytest.raises(ConfigError, match=r"history_images: expected at least 2 .* got 1"):
+        make_history("block_drop", max_images=1)

@@ -27,7 +27,6 @@ EARLIER_NAMES = {
     "clip_low": "loss.clip_low",
     "kl_loss_coef": "loss.kl_loss_coef",
     "force_untruncated": "loss.force_untruncated",
-    "adam_beta1": "adam.beta1",
     "weight_decay": "adam.weight_decay",
     "grad_clip_norm": "adam.grad_clip_norm",
     "lora_alpha": "trainer.lora_alpha",

@@ -163,11 +163,11 @@ async def test_a_refused_plan_leaves_the_rest_to_the_embedded_model(exam: Examin
         await diagnosis.check(name, partial(attempt, exam, find, needs))
 
     assert [finding.verdict for finding in diagnosis.findings.values()] == ["fail", "ok", "ok"]
-    assert list(diagnosis.findings) == ["memory plan", "embedded model", "model server"]
-    assert "/nowhere/a-model" in diagnosis.findings["memory plan"].got
+    assert list(diagnosis.findings) == ["memory estimate", "embedded model", "model server"]
+    assert "/nowhere/a-model" in diagnosis.findings["memory estimate"].got
     assert diagnosis.findings["embedded model"].figures["model_path"] == str(TINY_QWEN3_VL)
     assert diagnosis.findings["model server"].figures["logs"] is None
-    assert diagnosis.failed() == ["memory plan"]  # which makes the exit status 1
+    assert diagnosis.failed() == ["memory estimate"]  # which makes the exit status 1
     assert (await plan_embedded(exam)).verdict == "not tried"  # one plan is enough
 
 
@@ -205,7 +205,7 @@ async def test_no_second_trainer_is_asked_for_on_other_hosts(exam: Examination) 
     ("peak_gib", "used", "verdict", "do"),
     [
         (9.9, 20000, "ok", ""),
-        (12.0, 20000, "warn", "the plan is too low"),
+        (12.0, 20000, "warn", "the estimate is too low"),
         (9.9, 22900, "warn", "a GPU is nearly full"),
     ],
 )
@@ -236,13 +236,13 @@ async def test_what_depends_on_a_failed_check_is_not_tried(tmp_path: Path, monke
 
     verdicts = {name: (finding.verdict, finding.got) for name, finding in diagnosis.findings.items()}
     assert list(verdicts) == [name for name, _, _ in CHECKS]
-    assert verdicts["driver"] == verdicts["GPUs"] == verdicts["memory against plan"] == ("not tried", "no GPU")
-    assert diagnosis.failed() == ["memory plan", "embedded model"]
-    assert diagnosis.findings["memory plan"].do.startswith("start one there, set ")
-    assert verdicts["model server"] == verdicts["trainer"] == ("not tried", "no memory plan")
+    assert verdicts["driver"] == verdicts["GPUs"] == verdicts["memory against estimate"] == ("not tried", "no GPU")
+    assert diagnosis.failed() == ["memory estimate", "embedded model"]
+    assert diagnosis.findings["memory estimate"].do.startswith("start one there, set ")
+    assert verdicts["model server"] == verdicts["trainer"] == ("not tried", "no memory estimate")
     assert verdicts["canary"] == ("not tried", "the model server does not run")
     assert f"{CHECKS[-1][0]}: not tried (0.0 s)" in said
-    refusal = next(line for line in said if line.startswith("memory plan: fail"))
+    refusal = next(line for line in said if line.startswith("memory estimate: fail"))
     assert "ConfigError: base_url: expected a vLLM server at" in refusal
 
 

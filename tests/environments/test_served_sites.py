@@ -101,7 +101,7 @@ async def test_sites_have_a_network_of_their_own_with_their_resets_and_checks(fo
 async def test_a_server_on_all_addresses_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     servers = SiteServers()
     await servers.take(site(folder))
-    assert "expected a server on 127.0.0.1 alone" not in caplog.text
+    assert "expected a server only on 127.0.0.1" not in caplog.text
     (folder / "server.py").write_text(SERVER.replace('"127.0.0.1"', '"0.0.0.0"'))
     open_one = await servers.start(site(folder))
     assert f"got one on all addresses (0.0.0.0:{open_one.port})" in caplog.text

@@ -101,7 +101,7 @@ BAD = [
     (["icepop_low=2"], "icepop_low: expected 0 to 1"),
     (["kl_loss_coef=0.1", "kl_penalty_coef=0.1"], "kl_loss_coef: expected 0 where"),
     (["warmup_steps=24"], "warmup_steps: expected less than max_steps=24"),
-    (["adam_beta2=1"], "adam.beta2: expected a number above 0"),
+    (["adam_beta2=1"], "adam_beta2"),
     (["reward=shapd"], "did you mean 'shaped'"),
     (["reward=no_such_module:reward"], "ModuleNotFoundError"),
     (["eval_attempts=0"], "eval_attempts: expected at least 1"),

@@ -44,7 +44,7 @@ def test_a_dry_run_of_the_demo_says_in_ten_lines_what_was_decided_and_plans_no_m
     assert "24 steps x 16 groups x 8 = 3,072 rollouts; synchronous" in said
     assert "at most 6,144 model responses and 4 evaluations of 64 rollouts" in said
     assert f"{tmp_path}/run; database of its own" in said
-    assert "memory plan" not in said
+    assert "memory estimate" not in said
     assert settings["log_path"] == f"{tmp_path}/run"
     # what nobody has set is chosen, and said together with what was set
     changed = settings["changed_from_defaults"]
@@ -67,7 +67,7 @@ def test_other_recipes_do_the_same(recipe: str, words: str, database: str, dry_r
 
     assert words in "\n".join(lines)
     assert f"folder    {tmp_path}/run{database}" in lines
-    assert "memory plan" not in "\n".join(lines)
+    assert "memory estimate" not in "\n".join(lines)
     assert settings["log_path"] == f"{tmp_path}/run"
 
 
@@ -76,4 +76,4 @@ def test_a_named_model_gets_its_memory_plan_after_these_lines(dry_run: DryRun, t
                        "max_tokens=48")  # fmt: skip
 
     assert lines[0].startswith(f"model     {TINY_QWEN3_VL}, LoRA rank 32")
-    assert lines[10].startswith("memory plan, GiB")
+    assert lines[10].startswith("memory estimate, GiB")

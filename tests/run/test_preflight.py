@@ -72,7 +72,7 @@ def test_screens_that_do_not_fit_are_dropped_in_blocks_and_the_log_says_so(caplo
 
     assert roomy.agent.history == "full"
     # 8,192 less 20 answers of 200, a last one of 256 and the instructions hold three screens of 21 x 47 + 2 tokens
-    assert (tight.agent.history, tight.agent.history_images, tight.agent.history_block) == ("block_drop", 3, 3)
+    assert (tight.agent.history, tight.agent.history_images) == ("block_drop", 3)
     assert "20 turns, each with a screenshot of 989 tokens, do not fit into max_model_len=8192" in caplog.text
     require_room(tight, renderer, full_hd, num_turns=20, max_model_len=8192)
 

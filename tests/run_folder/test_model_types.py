@@ -12,5 +12,5 @@ from cua_rl.types.errors import ConfigError
 def test_a_mixture_of_experts_gets_adapters_on_its_language_model_alone(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     require_trainable(tmp_path, 8)
-    with pytest.raises(ConfigError, match=r"lora_modules: expected language alone for a model of type"):
+    with pytest.raises(ConfigError, match=r"lora_modules: expected only language for a model of type"):
         require_trainable(tmp_path, 8, ("language", "vision"))

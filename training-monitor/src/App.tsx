@@ -79,12 +79,12 @@ function Shell() {
   });
   return (
     <div className="shell">
-      <a className="skip" href="#content">To the content</a>
+      <a className="skip" href="#content">Skip to content</a>
       <TopBar path={path} live={live} openPalette={() => setPalette(true)} openHelp={() => setHelp(true)} />
       <main id="content">
         {GONE_TEXT[live] && <div className="notice">{GONE_TEXT[live]}</div>}
         {page ?? (
-          <Empty title="There is no such page" page>
+          <Empty title="Page not found" page>
             <p>There is no page at this address.</p>
             <Link className="button" to="/">All runs</Link>
           </Empty>
@@ -106,8 +106,8 @@ const LIVE_TEXT: Record<LiveState, string> = {
 
 /** What to do about a monitor that is gone: what has been loaded can still be read. */
 const GONE_TEXT: Partial<Record<LiveState, string>> = {
-  away: "The monitor does not answer any more. `make monitor` shows the runs again.",
-  ended: "The run has ended, and the monitor that ran beside it. `make monitor` shows the run again.",
+  away: "The monitor no longer responds. `make monitor` shows the runs again.",
+  ended: "The run has ended, and its monitor with it. `make monitor` shows the run again.",
 };
 
 function TopBar(props: { path: string; live: LiveState; openPalette: () => void; openHelp: () => void }) {

@@ -109,7 +109,7 @@ class FolderTask(Template):
         return self.build_task(seed, self.instruction, validate=self._validate, prepare=self._prepare)
 
     async def _prepare(self, device: Device) -> None:
-        """Go to the home screen, check the app, run the pre-hook, see that it is not done yet; raises `TaskError`."""
+        """Go to the home screen, check the app, run the pre-hook, check that it is not done yet; raises `TaskError`."""
         shell = self._require_shell(device)
         if device.kind == "android":
             await shell.shell(_GO_HOME)

@@ -1,4 +1,4 @@
-"""Runs a check in a process of its own: `python check_function.py FILE FUNCTION` prints the returned value as JSON.
+"""Runs a check in its own process: `python check_function.py FILE FUNCTION` prints the returned value as JSON.
 
 The function is called with the address of the site and, if it takes two arguments, the agent's answer. This module
 uses only the standard library.

@@ -1,7 +1,7 @@
 """Finding, starting and cleaning up Chromium.
 
 DevTools gives full control of a browser with the rights of its user, so the browser listens on no port: Playwright
-starts it and controls it through pipes. If root starts the run, a browser runs as a user of its own. It runs in
+starts it and controls it through pipes. If root starts the run, a browser runs as its own user. It runs in
 Chromium's sandbox if the kernel allows the namespaces for it, and never gets our environment.
 
 Search order: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it starts faster,
@@ -129,7 +129,7 @@ if TYPE_CHECKING:
 
 
 class OwnedBrowser:
-    """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
+    """A Chromium process in its own profile, and Playwright's connection to it; an async context manager."""
 
     def __init__(
         self, playwright: "Playwright", program: Path, settings: PageSettings, inside: tuple[str, ...]

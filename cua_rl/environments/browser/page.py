@@ -61,7 +61,7 @@ def as_page(device: Device) -> "BrowserPage":
 
 
 class BrowserPage:
-    """One page in a context of its own: cookies and storage are shared with no other page.
+    """One page in its own context: cookies and storage are shared with no other page.
 
     Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
     "checked:<selector>", "count:<selector>"; anything else goes to its site.
@@ -287,7 +287,7 @@ class BrowserPage:
     @asynccontextmanager
     async def _operation(self, doing: str) -> AsyncGenerator[None]:
         """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
-        # It is an `UnusableError` if the page alone hangs, crashed or was closed, while its browser draws another one.
+        # It is an `UnusableError` if only the page hangs, crashed or was closed, while its browser draws another one.
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
             raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")

@@ -4,7 +4,7 @@
      "check": {"query": "value:#q", "expected": "tea"}}
 
 Checks: `cua_rl.environments.browser.page_checks`. Every rollout begins with a fresh browser context at the address.
-With a `site_command`, every page has a server of its own, addresses are paths on it ("/" by default), and its state
+With a `site_command`, every page has its own server, addresses are paths on it ("/" by default), and its state
 begins anew with every rollout. Without one, the server decides what it keeps between rollouts.
 """
 

@@ -241,7 +241,7 @@ async def _answers(site: ServedSite) -> bool:
                     return site.process.is_running  # the answer may be of another program, which has taken the port
     except TimeoutError:
         raise DeviceError(
-            f"expected the site to answer on port {site.port} within {_START_TIMEOUT_S:g} s, it did not; see that "
+            f"expected the site to answer on port {site.port} within {_START_TIMEOUT_S:g} s, it did not; check that "
             f"site_command passes {{port}} on, and serves by itself (docs/web.md): {site.process.log_tail(5)}"
         ) from None
     return False
@@ -250,11 +250,11 @@ async def _answers(site: ServedSite) -> bool:
 async def _warn_if_open(site: ServedSite) -> None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(1.0):
-            # another address of the loopback interface, on which a server of 127.0.0.1 alone does not listen
+            # another address of the loopback interface, on which a server of 127.0.0.1 only does not listen
             _, writer = await asyncio.open_connection("127.0.0.2", site.port)
         writer.close()
         logger.warning(
-            "site_command %r: expected a server on 127.0.0.1 alone, got one on all addresses (0.0.0.0:%d), which "
+            "site_command %r: expected a server only on 127.0.0.1, got one on all addresses (0.0.0.0:%d), which "
             "other machines may reach; let it bind 127.0.0.1",
             site.program.command,
             site.port,

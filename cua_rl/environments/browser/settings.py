@@ -85,6 +85,6 @@ class SiteProgram:
 
     command: str
     folder: Path
-    """Working folder of both commands. The server may not be able to write to it, but has a HOME of its own."""
+    """Working folder of both commands. The server may not be able to write to it, but has its own HOME."""
     reset: str | None = None
     """A request such as "POST /api/reset", or a command; None starts a new server for every rollout, "" keeps it."""

@@ -1,4 +1,4 @@
-"""The network of a run's sites: a loopback interface for them, their browsers and their checks alone."""
+"""The network of a run's sites: a loopback interface only for them, their browsers and their checks."""
 
 import asyncio
 import logging

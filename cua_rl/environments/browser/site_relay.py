@@ -1,6 +1,6 @@
-"""Leads requests into a network of its own: `python site_relay.py SOCKET`. Standard library only.
+"""Leads requests into the sites' network: `python site_relay.py SOCKET`. Standard library only.
 
-Whoever may connect to the Unix socket reaches the loopback port that the head of its request names as the host.
+Anyone who may connect to the Unix socket reaches the loopback port that the head of the request names as the host.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Linux desktops: an X server of their own each, a window manager, and real Debian programs."""
+"""Linux desktops, each with its own X server, a window manager, and real Debian programs."""

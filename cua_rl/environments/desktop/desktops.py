@@ -15,7 +15,7 @@ from cua_rl.types.errors import DeviceError
 
 
 class LinuxDesktops:
-    """Makes desktops of one size, each with a home of its own.
+    """Makes desktops of one size, each with its own home.
 
     Raises `ConfigError` if a program that desktops need is missing.
     """

@@ -53,7 +53,7 @@ _PROOF_TIMEOUT_S = 5.0
 
 
 class LinuxDesktop:
-    """One desktop. Its X connection lives in a thread of its own, so nothing here blocks the event loop."""
+    """One desktop. Its X connection lives in its own thread, so nothing here blocks the event loop."""
 
     kind: Literal["linux"] = "linux"
 

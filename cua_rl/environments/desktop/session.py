@@ -1,4 +1,4 @@
-"""The processes of one desktop: X server, window manager and programs, as a user of their own in a home of its own."""
+"""The processes of one desktop: X server, window manager and programs, as their own user in their own home."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def require_programs() -> None:
 class DesktopSession:
     """One X server with a window manager in the folder `home`; programs are started in it and end with it.
 
-    Run by root, all of it belongs to a user of its own: what an agent operates must reach neither the machine nor
+    Run by root, all of it belongs to its own user: what an agent operates must reach neither the machine nor
     other desktops. Where the kernel permits it, it is a sandbox whose network has no way out.
     """
 
@@ -208,7 +208,7 @@ class DesktopSession:
 
 
 def take_socket_folder(folder: Path) -> None:
-    """Make the folder of X sockets, or see that it is root's or ours: its owner may replace the sockets of others.
+    """Make the folder of X sockets, or check that it is root's or ours: its owner may replace the sockets of others.
 
     Run by root, it becomes root's: made by an X server, it is a desktop's.
 
@@ -218,7 +218,7 @@ def take_socket_folder(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir()
     try:
-        # not by its name: whoever made it may put a link to another folder there meanwhile
+        # not by its name: its maker may meanwhile put a link to another folder there
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         raise _not_ours(folder, str(error)) from None
@@ -278,7 +278,7 @@ def _access_by_cookie(cookie: bytes) -> bytes:
 
 
 def _close_to_others(path: Path, user: SystemUser) -> None:
-    """Let nobody else connect to an X server, whose socket is open to all; raises `DeviceError` if it is another's."""
+    """Let no one else connect to an X server, whose socket is open to all; raises `DeviceError` if it is another's."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
         found = os.fstat(descriptor)

@@ -38,7 +38,7 @@ class DesktopStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesktopInstance:
-    """One instance: the words filled in, and the actions of an expert, who uses the keyboard alone."""
+    """One instance: the words filled in, and the actions of an expert, who uses only the keyboard."""
 
     instruction: str
     start: DesktopStart

@@ -81,7 +81,7 @@ class GboxDevice:
         return shown or await self._take_screenshot()
 
     async def check(self) -> None:
-        """See that the box shows a screen; raises `DeviceError`. The next `observe` gives this screenshot."""
+        """Check that the box shows a screen; raises `DeviceError`. The next `observe` gives this screenshot."""
         self._shown = await self._take_screenshot()
 
     async def execute(self, action: Action) -> None:

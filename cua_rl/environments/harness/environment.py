@@ -1,4 +1,4 @@
-"""Programs with a world and a score of their own as an environment.
+"""Programs with their own world and score as an environment.
 
 Tasks are rows of JSON lines, from a file, a folder or a command that prints them.
 

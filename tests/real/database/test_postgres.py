@@ -234,7 +234,7 @@ async def test_a_database_folder_with_a_link_is_refused(tmp_path: Path, place: s
     (tmp_path / "data" / place).unlink(missing_ok=True)
     (tmp_path / "data" / place).symlink_to(tmp_path)
 
-    with pytest.raises(DatabaseError, match=rf"(?s)expected files and folders alone .*{place}"):
+    with pytest.raises(DatabaseError, match=rf"(?s)expected only files and folders .*{place}"):
         await EmbeddedPostgres(tmp_path / "data", tmp_path / "log").__aenter__()
 
 

@@ -12,7 +12,7 @@ from cua_rl.machine.gpus import ask_nvidia_smi
 from cua_rl.models import TINY_QWEN3_VL
 
 pytestmark = pytest.mark.timeout(900)
-GPU_ONLY = {"driver", "GPUs", "memory against plan"}
+GPU_ONLY = {"driver", "GPUs", "memory against estimate"}
 NOT_NEEDED = {"embedded model"}  # the settings are those of the embedded model
 
 

@@ -135,8 +135,8 @@ async def test_evaluations_speak_of_evaluation_and_step_on_from_the_baseline(win
     evaluation = await window.json(f"/api/runs/{run}/eval/{NUM_STEPS}")
     group = evaluation["groups"][0]
     await window.open(f"/runs/{run}/eval/{NUM_STEPS}/groups/{group['group_id']}")
-    await page.get_by_text("On one clock").wait_for()
-    assert await page.get_by_text("teaches nothing").count() == 0
+    await page.get_by_text("On a common time axis").wait_for()
+    assert await page.get_by_text("no learning signal").count() == 0
 
     await window.open(f"/runs/{run}/tasks/{group['task_id']}")
     await page.get_by_text(f"Hardest instances, evaluation after {NUM_STEPS} steps").wait_for()

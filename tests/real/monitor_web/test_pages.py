@@ -24,11 +24,11 @@ async def _pages(window: Window) -> dict[str, str]:
         f"/runs/{run}?tab=live": "Its latest rollouts",
         f"/runs/{run}?tab=tasks": group["task_id"],
         f"/runs/{run}?tab=evals": f"Evaluation after {NUM_STEPS} steps",
-        f"/runs/{run}?tab=failures": "Answers that could not be read",
+        f"/runs/{run}?tab=failures": "Unparseable responses",
         f"/runs/{run}?tab=config": "learning_rate",
         f"/runs/{run}/step/1": group["instruction"],
         f"/runs/{run}/baseline/0": "Groups and rollouts",
-        f"/runs/{run}/step/1/groups/{group['group_id']}?t=0.5": "On one clock",
+        f"/runs/{run}/step/1/groups/{group['group_id']}?t=0.5": "On a common time axis",
         f"/runs/{run}/rollouts/{rollout}?turn=2&token=3": "What the model saw",
         f"/runs/{run}/tasks/{group['task_id']}": "Hardest instances",
         f"/compare?runs={run},{window.site.running.run_id}": "Settings that differ",
@@ -76,7 +76,7 @@ async def _findings(page: Any, path: str) -> list[str]:
 
 async def test_what_is_not_there_is_told_with_what_to_do(window: Window) -> None:
     await window.open("/runs/12345")
-    await window.page.get_by_text("Nothing is stored at this address").wait_for()
+    await window.page.get_by_text("Nothing found at this address").wait_for()
     await window.page.get_by_role("link", name="All runs", exact=True).click()
     await window.page.get_by_role("heading", name="Runs").wait_for()
     await window.page.get_by_role("searchbox").fill("no run has this name")
@@ -86,7 +86,7 @@ async def test_what_is_not_there_is_told_with_what_to_do(window: Window) -> None
 
 async def test_a_run_without_measurements_says_when_they_come(window: Window) -> None:
     await window.open("/?status=failed&q=first")
-    await window.page.get_by_text("No run fits").wait_for()
+    await window.page.get_by_text("No matching run").wait_for()
 
 
 async def test_the_bundle_is_small_and_allows_a_strict_content_policy() -> None:

@@ -151,7 +151,7 @@ async def test_a_count_that_stays_at_zero_has_no_axis_up_to_a_hundred(window: Wi
         " { window.drawn.push(text); return fill.call(this, text, ...rest); };"
     )
     await window.open(f"/runs/{run}")
-    figure = page.locator('figure[aria-label="Faults of the infrastructure"]')
+    figure = page.locator('figure[aria-label="Infrastructure faults"]')
     await figure.scroll_into_view_if_needed()
     await figure.locator(".u-over").wait_for()
     await page.wait_for_function("window.drawn.includes('1')")

@@ -266,7 +266,7 @@ async def test_every_page_has_a_title_that_says_which_one_it_is(window: Window) 
         f"/runs/{run}/tasks/{group['task_id']}": f"{group['task_id']} · Tasks · first · cua_rl",
         "/compare": "Compare · cua_rl",
         "/benchmarks": "Benchmarks · cua_rl",
-        "/no/such/page": "There is no such page · cua_rl",
+        "/no/such/page": "Page not found · cua_rl",
     }.items():
         await window.open(path)
         await window.page.wait_for_function("wanted => document.title === wanted", arg=title)

@@ -48,7 +48,7 @@ export async function request<T>(path: string, options: { method?: string; body?
       ...(options.body === undefined ? {} : { body: JSON.stringify(options.body) }),
     });
   } catch {
-    throw new ApiError(0, "The monitor does not answer. Is it still running? This page goes on when it is back.");
+    throw new ApiError(0, "The monitor does not respond. Is it still running? This page resumes when it is back.");
   }
   if (!response.ok) throw new ApiError(response.status, await errorText(response));
   return (await response.json()) as T;

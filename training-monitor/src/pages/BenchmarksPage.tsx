@@ -34,7 +34,7 @@ export function BenchmarksPage() {
         {({ benchmarks, num_others }) =>
           benchmarks.length === 0 && num_others === 0 ? (
             <Empty title="No benchmark yet">
-              <p>Evaluate a trained adapter beside the model that it started from; the monitor finds results.json below its runs folder.</p>
+              <p>Compare a trained adapter with its base model; the monitor finds results.json below its runs folder.</p>
               <pre>python -m cua_rl.recipes.evaluate log_path=runs/benchmark</pre>
             </Empty>
           ) : (

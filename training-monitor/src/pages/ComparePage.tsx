@@ -45,7 +45,7 @@ export function ComparePage() {
   const add = (
     <>
     <select className="field" aria-label="Add a run" value="" disabled={ids.length >= MAX_RUNS} onChange={(event) => navigate(comparePage([...ids, event.target.value]), { replace: true })}>
-      <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs are all that fit` : "Add a run…"}</option>
+      <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs at most` : "Add a run…"}</option>
       {others.map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
     </select>
     {choices.older}
@@ -55,7 +55,7 @@ export function ComparePage() {
     <>
       <PageHead crumbs={[{ label: "Runs", to: "/" }, { label: "Compare" }]} title="Compare runs" actions={add} />
       {ids.length === 0 ? (
-        <Empty title="No run is chosen"><p>Add runs above, or tick them in the list of runs.</p></Empty>
+        <Empty title="No run selected"><p>Add runs above, or tick them in the list of runs.</p></Empty>
       ) : (
         <Loaded query={comparison}>
           {(found) => <Comparison found={found} numAsked={asked.length} find={find} setFind={setFind} />}
@@ -83,7 +83,7 @@ function Comparison(props: { found: RunComparison; numAsked: number; find: strin
       )}
       {numAsked - found.unknown.length > runs.length && (
         <div className="notice warn" role="status">
-          <b>{runs.length} of {numAsked - found.unknown.length} runs are shown.</b> Left out: {left.join(", ")}{unnamed > 0 ? ` and ${unnamed} more` : ""}. Take one away to make room.
+          <b>{runs.length} of {numAsked - found.unknown.length} runs are shown.</b> Left out: {left.join(", ")}{unnamed > 0 ? ` and ${unnamed} more` : ""}. Remove one to make room.
         </div>
       )}
       <RunChips runs={runs} labels={labels} />
@@ -112,7 +112,7 @@ function RunChips({ runs, labels }: Labelled) {
           <i style={{ background: paletteColor(index) }} />
           <Link to={runPage(run.run_id)}>{labels.get(run.run_id)}</Link>
           <span className="faint num">{formatPercent(run.last_eval?.rate ?? run.success_rate)}</span>
-          <button type="button" className="button quiet icon small" aria-label={`Leave out ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
+          <button type="button" className="button quiet icon small" aria-label={`Remove ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
             <Icon name="close" size={12} />
           </button>
         </li>

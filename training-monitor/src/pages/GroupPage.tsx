@@ -74,7 +74,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
           { label: `Group ${group.group_index + 1}` },
         ]}
         title={group.instruction ?? group.task_id}
-        note={<>{detail.phase === "step" && group.is_constant && <span className="badge">constant: teaches nothing</span>} <Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
+        note={<>{detail.phase === "step" && group.is_constant && <span className="badge">constant: no learning signal</span>} <Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
       />
       <dl className="stats">
         <Successes detail={detail} />
@@ -84,7 +84,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         <Stat label="Took">{formatDuration(detail.duration_s)}</Stat>
       </dl>
       <Panel
-        title="On one clock"
+        title="On a common time axis"
         actions={
           <>
             <button type="button" className="button icon" aria-label={playing ? "Pause" : "Play"} title="Play  Space" onClick={start}>
@@ -106,7 +106,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         }
       >
         {detail.rollouts.length === 0 ? (
-          <Empty title="No rollout has started"><p>They appear here by themselves.</p></Empty>
+          <Empty title="No rollout has started"><p>Rollouts appear here automatically.</p></Empty>
         ) : (
           <>
             <Lanes detail={detail} time={time} duration={duration} seek={(at) => setTimeText(at >= duration ? "" : at.toFixed(2))} />

@@ -93,7 +93,7 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
           <Panel title="No turns yet">
             <p className="dim">
               {rollout.status === "running" && rollout.is_run_alive
-                ? "The rollout is getting its device; its first turn appears here by itself."
+                ? "The rollout is getting its device; its first turn appears here automatically."
                 : "The rollout ended before the model was asked for an action."}
             </p>
           </Panel>
@@ -165,7 +165,7 @@ function RolloutStats({ rollout }: { rollout: Rollout }) {
       <Stat label="Reward">
         {formatNumber(rollout.override_reward ?? rollout.reward)}
         {rollout.override_reward !== null && <small>overridden, trained on {formatNumber(rollout.reward)}</small>}
-        {rollout.override_success !== null && rollout.override_reward === null && <small>as trained on, not judged again</small>}
+        {rollout.override_success !== null && rollout.override_reward === null && <small>as it was trained on; verdicts do not change it</small>}
       </Stat>
       <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
       <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
@@ -205,7 +205,7 @@ function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
 
 function ModelOutput({ turn }: { turn: TurnDetail }) {
   return (
-    <div className="model-output" tabIndex={0} role="group" aria-label="What the model answered">
+    <div className="model-output" tabIndex={0} role="group" aria-label="What the model generated">
       {turn.thinking && (
         <div className="thinking">
           <h3>Thinking</h3>
@@ -227,7 +227,7 @@ function ModelOutput({ turn }: { turn: TurnDetail }) {
       {turn.failure_kind && (
         <div className="notice bad"><b>{words(turn.failure_kind)}</b> {turn.failure_message}</div>
       )}
-      {turn.action_error && <div className="notice warn"><b>Told the agent</b> {turn.action_error}</div>}
+      {turn.action_error && <div className="notice warn"><b>Shown to the agent</b> {turn.action_error}</div>}
     </div>
   );
 }

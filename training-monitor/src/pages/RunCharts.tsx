@@ -22,11 +22,11 @@ export function RunCharts({ run }: { run: Run }) {
       <Loaded query={query} height={420}>
         {(metrics) =>
           metrics.steps.length === 0 && metrics.evaluations.length === 0 ? (
-            <Empty title={run.is_alive ? "Nothing is measured yet" : "Nothing was measured"}>
+            <Empty title={run.is_alive ? "No metrics yet" : "No metrics"}>
               <p>
                 {run.is_alive
                   ? "The first figures appear here when the first step has ended. The Live tab shows what the rollouts do until then."
-                  : "The run ended before its first step or evaluation had."}
+                  : "The run ended before its first step or evaluation was complete."}
               </p>
             </Empty>
           ) : (

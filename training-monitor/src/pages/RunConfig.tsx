@@ -60,7 +60,7 @@ export function ConfigTable(props: { names: readonly string[]; rows: readonly Co
   if (rows.length === 0) {
     return (
       <Empty title={props.only ? "No difference" : "No such setting"}>
-        <p>{props.only ? "The runs have the same settings, as far as they are shown." : "Clear the search to see all settings."}</p>
+        <p>{props.only ? "The settings that are shown are the same in both runs." : "Clear the search to see all settings."}</p>
       </Empty>
     );
   }

@@ -48,7 +48,7 @@ export function RunEvals({ run }: { run: Run }) {
   if (evaluations.length === 0) {
     return (
       <Empty title="No evaluation">
-        <p>Give the run held-out tasks, and say how often they are tried:</p>
+        <p>Give the run held-out tasks, and set how often it evaluates them:</p>
         <pre>make train ARGS=&quot;eval_every=10&quot;</pre>
       </Empty>
     );

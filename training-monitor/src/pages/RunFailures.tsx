@@ -56,9 +56,9 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
       </div>
       <div className="columns">
         <KindPanel title="How rollouts fail" series={kinds} counts={totals(counts.kinds)} open={open} none="No rollout has failed yet." />
-        <KindPanel title="Answers that could not be read" series={turns} counts={totals(counts.turn_failures)} open={open} none="Every answer so far was understood." />
+        <KindPanel title="Unparseable responses" series={turns} counts={totals(counts.turn_failures)} open={open} none="Every response so far could be parsed." />
       </div>
-      <Panel title="Faults of the infrastructure, in training and in evaluations" flush>
+      <Panel title="Infrastructure faults, in training and in evaluations" flush>
         {failures.errors.length === 0 ? (
           <Empty title="No fault"><p>No rollout was lost to a device, the model server or a task.</p></Empty>
         ) : (
@@ -83,13 +83,13 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
   );
 }
 
-/** "412 of 640 rollouts of training steps failed; evaluations are counted apart." */
+/** "412 of 640 rollouts of training steps failed; evaluations are counted separately." */
 function shareText(counts: FailureCounts, isTraining: boolean): string {
   const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
   const [all, won] = [sum(counts.num_rollouts), sum(counts.num_successes)];
   const faults = sum(counts.num_faults);
   const [these, others] = isTraining ? ["training steps", "evaluations"] : ["evaluations", "training steps"];
-  return `${(all - won).toLocaleString("en-US")} of ${plural(all, "rollout")} of ${these} failed${faults ? `, and ${plural(faults, "more rollout")} met a fault of the infrastructure` : ""}; ${others} are counted apart.`;
+  return `${(all - won).toLocaleString("en-US")} of ${plural(all, "rollout")} of ${these} failed${faults ? `, and ${plural(faults, "more rollout")} ended in an infrastructure fault` : ""}; ${others} are counted separately.`;
 }
 
 function KindPanel(props: { title: string; series: Series[]; counts: { name: string; count: number }[]; open: (x: number) => void; none: string }) {

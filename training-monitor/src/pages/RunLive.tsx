@@ -13,11 +13,11 @@ const MOST = 200; // that the API hands out at once
 const NONE: Page<RolloutItem> = { items: [], next_cursor: null };
 
 function idleTitle(run: Run): string {
-  if (run.is_alive) return "No rollout is under way: the trainer is at work. The latest ones:";
-  return run.status === "running" ? "The run gives no sign of life. Its latest rollouts:" : "The run has ended. Its latest rollouts:";
+  if (run.is_alive) return "No rollout is in progress: the trainer is working. The latest ones:";
+  return run.status === "running" ? "The run shows no sign of life. Its latest rollouts:" : "The run has ended. Its latest rollouts:";
 }
 
-/** What the devices show right now; when none is at work, how the latest rollouts ended. */
+/** What the devices show right now; when none is in use, how the latest rollouts ended. */
 export function RunLive({ run }: { run: Run }) {
   const [limit, setLimit] = useState(SHOWN);
   const more = () => setLimit(Math.min(MOST, 4 * limit));
@@ -29,7 +29,7 @@ export function RunLive({ run }: { run: Run }) {
     <Loaded query={running}>
       {(now) =>
         now.items.length > 0 ? (
-          <Panel title={<>At work now <span className="faint">{plural(run.num_running_rollouts, "rollout")}</span></>} actions={<span className="faint">A card opens its rollout and follows it.</span>}>
+          <Panel title={<>In progress <span className="faint">{plural(run.num_running_rollouts, "rollout")}</span></>} actions={<span className="faint">Click a card to follow its rollout.</span>}>
             <Wall run={run} rollouts={now.items} follow />
             <Others run={run} page={now} of={run.num_running_rollouts} more={more} />
           </Panel>

@@ -64,7 +64,7 @@ function RunView({ run }: { run: Run }) {
   );
 }
 
-/** Somebody stopped the run; the name of Python's exception alone says no more. */
+/** Somebody stopped the run; the name of Python's exception adds nothing. */
 function Stopped({ error }: { error: string }) {
   const text = error.replace(/^(CancelledError|KeyboardInterrupt):?\s*/, "").trim();
   return <div className="notice warn"><b>The run was stopped.</b> {text}</div>;
@@ -100,7 +100,7 @@ function TimeStat({ run }: { run: Run }) {
     const finishing = evaluation ? `final evaluation ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
     return (
       <Stat label="Time left" hint={hint}>
-        {run.eta_is_lower_bound && <span title="No evaluation has shown yet how long those take that are still to come">&gt; </span>}{formatDuration(run.eta_s)}
+        {run.eta_is_lower_bound && <span title="The duration of the remaining evaluations is not known yet">&gt; </span>}{formatDuration(run.eta_s)}
         <small>{run.num_completed_steps >= run.total_steps ? finishing : `${formatDuration(run.elapsed_s)} so far`}</small>
       </Stat>
     );

@@ -60,7 +60,7 @@ const COLUMNS: readonly Column<TaskStats>[] = [
   { label: "Last quarter", right: true, value: (task) => task.recent.rate },
   { label: "Whole run", right: true, value: (task) => task.success.rate },
   { label: "Change", right: true, title: "Last quarter against the whole run", value: (task) => (task.recent.rate === null ? null : change(task)) },
-  { label: "Held-out", right: true, title: "In the latest evaluation that tried it", value: (task) => task.held_out.rate },
+  { label: "Held-out", right: true, title: "In the latest evaluation that included it", value: (task) => task.held_out.rate },
   { label: "Groups", right: true, value: (task) => task.num_groups },
   { label: "Never solved", right: true, value: (task) => task.num_failed_groups },
   { label: "Last step", right: true, value: (task) => task.last_step },

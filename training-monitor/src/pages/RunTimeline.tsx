@@ -15,7 +15,7 @@ export function RunTimeline({ run }: { run: Run }) {
     <Loaded query={query}>
       {(items) =>
         items.length === 0 ? (
-          <Empty title="Nothing has begun"><p>{run.is_alive ? "The baseline or the first step appears here by itself." : "The run ended before its baseline or first step began."}</p></Empty>
+          <Empty title="Nothing has started"><p>{run.is_alive ? "The baseline or the first step appears here automatically." : "The run ended before its baseline or first step began."}</p></Empty>
         ) : (
           <Timeline run={run} items={items} />
         )
@@ -140,8 +140,8 @@ function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineIte
         <span>{clockText(start, end, start)}</span>
         <span className="legend">
           <i className="swatch-step" /> rollouts <i className="swatch-train" /> training <i className="swatch-eval" /> evaluation
-          {restarts.length > 0 && <><i className="swatch-restart" /> resumed; the time in between is left out</>}
-          <span>· the stronger, the more success</span>
+          {restarts.length > 0 && <><i className="swatch-restart" /> resumed; the downtime is left out</>}
+          <span>· stronger colours: more success</span>
         </span>
         <span>{clockText(start, end, end)}</span>
       </div>

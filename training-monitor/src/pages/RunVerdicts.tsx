@@ -12,13 +12,13 @@ const COLUMNS: readonly Column<Verdict>[] = [
   { label: "Of", value: (one) => one.step },
   { label: "Verdict", value: (one) => String(one.success) },
   { label: "Validator", value: (one) => String(one.validator_success) },
-  { label: "Reward", right: true, value: (one) => one.reward, title: "by hand; what was trained on beside it" },
+  { label: "Reward", right: true, value: (one) => one.reward, title: "given by a person; the trained one in parentheses" },
   { label: "Reason" },
   { label: "By", value: (one) => one.actor },
   { label: "When", right: true, value: (one) => one.created_at },
 ];
 
-/** What people have said of the run's rollouts, all of it, and as a file. */
+/** All human verdicts on the run's rollouts, also as a file. */
 export function RunVerdicts({ run }: { run: Run }) {
   const query = useQuery<Verdict[]>(verdictsPath(run.run_id));
   return <Loaded query={query}>{(verdicts) => <Verdicts run={run} verdicts={verdicts} />}</Loaded>;
@@ -29,11 +29,11 @@ function Verdicts({ run, verdicts }: { run: Run; verdicts: readonly Verdict[] })
   const { shown, more } = useMore(sorted, 300);
   const save = () => download(`verdicts-${run.run_name}.json`, new Blob([JSON.stringify(verdicts, null, 2)], { type: "application/json" }));
   if (verdicts.length === 0) {
-    return <Empty title="No verdict by hand"><p>A rollout&apos;s page has “Override”; what people decide there is listed here.</p></Empty>;
+    return <Empty title="No human verdict"><p>Verdicts that people give with “Override” on a rollout&apos;s page are listed here.</p></Empty>;
   }
   return (
     <Panel
-      title={<>Verdicts by hand <span className="faint">{verdicts.length}</span></>}
+      title={<>Human verdicts <span className="faint">{verdicts.length}</span></>}
       flush
       actions={<button type="button" className="button" onClick={save}>Save as JSON</button>}
     >
@@ -45,7 +45,7 @@ function Verdicts({ run, verdicts }: { run: Run; verdicts: readonly Verdict[] })
               <tr key={one.override_id}>
                 <td><Link className="text-link" data-row to={rolloutPage(run.run_id, one.rollout_id)}>{one.task_id}</Link> <span className="faint">seed {one.seed}</span></td>
                 <td>{shortSourceName(one.phase, one.step)}</td>
-                <td>{one.success === null && one.reward === null ? <span className="badge">taken back</span> : one.success === null ? "–" : <Outcome success={one.success} />}</td>
+                <td>{one.success === null && one.reward === null ? <span className="badge">withdrawn</span> : one.success === null ? "–" : <Outcome success={one.success} />}</td>
                 <td>{one.validator_success === null ? <span className="faint">none</span> : <Outcome success={one.validator_success} />}</td>
                 <td className="right">{formatNumber(one.reward, 3)} <span className="faint">({formatNumber(one.trained_reward, 3)})</span></td>
                 <td className="wrap">{one.reason}</td>

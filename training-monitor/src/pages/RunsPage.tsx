@@ -76,7 +76,7 @@ export function RunsPage() {
               <RunsTable runs={page.items} selected={selected} toggle={toggle} />
               {(page.next_cursor || cursors.length > 0) && (
                 <div className="row between panel-body">
-                  <span className="dim num">{page.items.length.toLocaleString("en-US")} of {page.num_runs.toLocaleString("en-US")} runs are shown; a column sorts these</span>
+                  <span className="dim num">{page.items.length.toLocaleString("en-US")} of {page.num_runs.toLocaleString("en-US")} runs are shown; sorting applies to these</span>
                   <span className="row">
                   <button className="button" type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>
                     Newer
@@ -103,14 +103,14 @@ export function RunsPage() {
 function NoRuns({ filtered }: { filtered: boolean }) {
   if (filtered) {
     return (
-      <Empty title="No run fits">
+      <Empty title="No matching run">
         <p>No run has this name and status. Clear the search or choose “All”.</p>
       </Empty>
     );
   }
   return (
     <Empty title="No runs yet">
-      <p>Start one: a tiny model learns to operate a simulated phone, without a GPU, in about ten minutes. It appears here by itself.</p>
+      <p>Start one: a tiny model learns to operate a simulated phone, without a GPU, in about ten minutes. It appears here automatically.</p>
       <pre>make train</pre>
     </Empty>
   );
@@ -124,7 +124,7 @@ const COLUMNS: readonly Column<RunSummary>[] = [
   { label: "Success in training", value: (run) => run.success_rate },
   { label: "Held-out success", value: (run) => (run.last_eval ?? run.baseline)?.rate },
   { label: "Reward", right: true, value: (run) => run.reward_mean },
-  { label: "When", right: true, title: "When it began, if it goes on, else when it ended", value: (run) => Date.parse(run.is_alive ? run.started_at : (run.ended_at ?? run.heartbeat_at)) },
+  { label: "When", right: true, title: "Start of a run in progress, otherwise its end", value: (run) => Date.parse(run.is_alive ? run.started_at : (run.ended_at ?? run.heartbeat_at)) },
 ];
 
 function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly string[]; toggle: (runId: string) => void }) {
@@ -153,7 +153,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
                   {run.run_name}
                 </Link>
                 <div className="faint truncate run-model">
-                  {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "tiny model of the package", run.project].filter(Boolean).join(" · ")}
+                  {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "included tiny model", run.project].filter(Boolean).join(" · ")}
                 </div>
               </td>
               <td><RunStatus run={run} /></td>
@@ -170,7 +170,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
   );
 }
 
-/** The status; a running run without a sign of life is told apart. */
+/** The status; a running run without a sign of life is marked. */
 export function RunStatus({ run }: { run: RunSummary }) {
   if (run.status === "running" && !run.is_alive) {
     return <span className="badge warn" title={`No sign of life since ${formatAgo(run.heartbeat_at)}`}>no sign of life</span>;

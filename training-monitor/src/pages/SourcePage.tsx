@@ -11,12 +11,12 @@ import { Empty, Loaded, LostNote, PageHead, Panel, Segments, Stat, StatusBadge }
 
 const SHOWN = [
   { value: "", label: "All groups" },
-  { value: "mixed", label: "Teaching" },
+  { value: "mixed", label: "With signal" },
   { value: "constant", label: "Constant" },
   { value: "failed", label: "Never solved" },
 ] as const;
 
-/** An evaluation teaches nobody: its tasks are solved or not. */
+/** Evaluations do not train: their tasks are solved or not. */
 const SHOWN_OF_EVALUATION = [
   { value: "", label: "All tasks" },
   { value: "solved", label: "Always solved" },
@@ -76,12 +76,12 @@ function SourceStats({ source }: { source: SourceDetail }) {
   const isStep = source.phase === "step";
   return (
     <dl className="stats">
-      <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; rollouts that end first are short ones">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small><small><LostNote rate={success} /></small></Stat>
-      {source.fault_bounds && <Stat label="Success with faults" hint="of first attempts, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, {plural(source.fault_bounds.num_faults, "fault")}</small></Stat>}
+      <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; short rollouts end first">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small><small><LostNote rate={success} /></small></Stat>
+      {source.fault_bounds && <Stat label="Success with faults" hint="of first tries, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, {plural(source.fault_bounds.num_faults, "fault")}</small></Stat>}
       <Stat label={source.ended_at === null ? "Reward so far" : "Reward"}>{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
-      {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum")} trained on</small></Stat>}
-      <Stat label="Adapter" hint={isStep ? "Newest version when it began; the version that the step made" : "The version that is measured"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
+      {isStep && <Stat label="Constant groups" hint="all rewards equal: no learning signal">{constant}<small>{plural(source.num_datums ?? 0, "datum")} trained on</small></Stat>}
+      <Stat label="Adapter" hint={isStep ? "Newest version at its start; the version that it produced" : "The evaluated version"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
       {isStep && <Stat label="Loss">{formatNumber(metrics["loss/total"], 3)}</Stat>}
       {isStep && <Stat label="Parity" hint="mean |sampler − trainer| log-probability at the same weights">{formatNumber(metrics["policy/parity_mean_abs"], 3)}</Stat>}
       <Stat label="Took">{formatDuration(secondsBetween(source.started_at, source.ended_at))}</Stat>
@@ -115,7 +115,7 @@ function Groups({ source }: { source: SourceDetail }) {
       }
     >
       {groups.length === 0 ? (
-        <Empty title={source.groups.length ? "No group is of this kind" : "No group has begun"}>
+        <Empty title={source.groups.length ? "No such group" : "No group has started"}>
           <p>{source.groups.length ? `Choose “${source.phase === "step" ? "All groups" : "All tasks"}”.` : "Groups appear here as soon as their first rollout starts."}</p>
         </Empty>
       ) : (
@@ -196,7 +196,7 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
         ))}
       </div>
       <div className="group-figures num">
-        {isConstant && <span className="badge" title="All rewards equal: the group teaches nothing">constant</span>}
+        {isConstant && <span className="badge" title="All rewards equal: no learning signal">constant</span>}
         {group.num_rollouts === null ? (
           <StatusBadge status={group.status} alive={source.is_run_alive} />
         ) : (
@@ -207,7 +207,7 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
   );
 }
 
-/** A rollout that a dead run left under way will not go on. */
+/** A rollout that a dead run left in progress will not continue. */
 function asLeft(rollout: RolloutCell, source: SourceDetail): CellRollout {
   if (rollout.status !== "running" || source.is_run_alive) return rollout;
   return { ...rollout, status: "cancelled", stop_reason: "interrupted" };

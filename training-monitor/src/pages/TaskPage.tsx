@@ -82,7 +82,7 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
       </div>
       <Panel title="Latest failures">
         {task.failed_rollouts.length === 0 ? (
-          <Empty title="No failure is stored"><p>Every rollout of this task that has ended reached its goal.</p></Empty>
+          <Empty title="No failures"><p>Every rollout of this task that has ended reached its goal.</p></Empty>
         ) : (
           <>
           <ul className="failed-rollouts">
@@ -112,7 +112,7 @@ function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   const sections = [
     { title: "What the validator read", counts: task.failed_checks, total: task.num_failed_checks },
     { title: "How failed rollouts ended", counts: task.stop_reasons, total: task.stop_reasons.length },
-    { title: "Answers that could not be read", counts: task.turn_failures, total: task.turn_failures.length },
+    { title: "Unparseable responses", counts: task.turn_failures, total: task.turn_failures.length },
   ].filter((section) => section.counts.length > 0);
   if (sections.length === 0) return <p className="dim">Nothing failed.</p>;
   return (

@@ -42,7 +42,7 @@ export function JudgementPanel({ judgement }: { judgement: Judgement }) {
                 <span className="faint num">{formatDuration(vote.duration_s)}</span>
               </div>
               <Clamped lines={6}>{vote.error ?? vote.reason}</Clamped>
-              {vote.is_malformed && <pre className="code" tabIndex={0} aria-label="the answer as it came">{vote.text}</pre>}
+              {vote.is_malformed && <pre className="code" tabIndex={0} aria-label="the raw response">{vote.text}</pre>}
             </li>
           ))}
         </ol>

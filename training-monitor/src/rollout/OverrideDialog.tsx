@@ -10,7 +10,7 @@ type Verdict = "success" | "failure" | "none";
 const VERDICTS = [
   { value: "success", label: "✓ Success" },
   { value: "failure", label: "✕ Failure" },
-  { value: "none", label: "Take earlier verdicts back" },
+  { value: "none", label: "Withdraw earlier verdicts" },
 ] as const;
 
 /** A person's verdict on a rollout; it is shown and kept, and changes nothing that is trained on. */

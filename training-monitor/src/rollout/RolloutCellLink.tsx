@@ -27,7 +27,7 @@ function spoken(rollout: CellRollout): string {
   const reward = rollout.reward === null ? "no reward" : `reward ${formatNumber(rollout.reward)}`;
   const advantage = rollout.advantage === null ? "" : `, advantage ${formatSigned(rollout.advantage)}`;
   const turns = rollout.num_turns === undefined ? "" : `, ${rollout.num_turns} turns`;
-  const verdict = rollout.override_success == null ? "" : `, by hand: ${rollout.override_success ? "success" : "failure"}`;
+  const verdict = rollout.override_success == null ? "" : `, human verdict: ${rollout.override_success ? "success" : "failure"}`;
   return `${reward}${advantage}${turns}, ${endText(rollout)}${verdict}`;
 }
 

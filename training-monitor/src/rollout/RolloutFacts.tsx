@@ -92,7 +92,7 @@ function ValidationFacts({ rollout }: { rollout: Rollout }) {
       ) : (
         <>
           <dt>validation</dt>
-          <dd className="dim">{rollout.status !== "running" ? "none: an infrastructure fault ended the rollout" : rollout.is_run_alive ? "comes when the rollout has ended" : "none: the run was interrupted"}</dd>
+          <dd className="dim">{rollout.status !== "running" ? "none: an infrastructure fault ended the rollout" : rollout.is_run_alive ? "available when the rollout has ended" : "none: the run was interrupted"}</dd>
         </>
       )}
       {rollout.answer !== null && (
@@ -114,12 +114,12 @@ function ValidationFacts({ rollout }: { rollout: Rollout }) {
 function Overrides({ rollout }: { rollout: Rollout }) {
   return (
     <div className="overrides" data-testid="overrides">
-      <h3>Verdicts of people</h3>
+      <h3>Human verdicts</h3>
       <ol>
         {rollout.overrides.map((one) => (
           <li key={one.override_id}>
             <div className="row wrap">
-              {one.success === null ? <span className="badge">taken back</span> : <Outcome success={one.success} />}
+              {one.success === null ? <span className="badge">withdrawn</span> : <Outcome success={one.success} />}
               {one.reward !== null && <span className="num">reward {formatNumber(one.reward)}</span>}
               <span className="faint">{one.actor}, {formatTime(one.created_at)}</span>
             </div>

@@ -17,7 +17,7 @@ export function Stage({ turn, playing }: { turn: TurnDetail; playing: boolean })
           alt={`Screenshot before turn ${turn.turn_index + 1}`}
         />
         <figcaption>
-          <b>Before</b> <span className="dim">{action?.line ?? (turn.failure_kind ? "no action could be read" : "no action: the answer ends the rollout")}</span>
+          <b>Before</b> <span className="dim">{action?.line ?? (turn.failure_kind ? "no action could be parsed" : "no action: the answer ends the rollout")}</span>
         </figcaption>
       </figure>
       <figure className="after">
@@ -29,7 +29,7 @@ export function Stage({ turn, playing }: { turn: TurnDetail; playing: boolean })
             alt={`Screenshot after turn ${turn.turn_index + 1}`}
           />
         ) : (
-          <div className="screen missing" style={{ aspectRatio: `${turn.before?.width_px ?? 3} / ${turn.before?.height_px ?? 5}` }}>nothing was done</div>
+          <div className="screen missing" style={{ aspectRatio: `${turn.before?.width_px ?? 3} / ${turn.before?.height_px ?? 5}` }}>no action was executed</div>
         )}
         <figcaption>
           <b>After</b> <span className="dim">{turn.after && turn.after.sha256 === turn.before?.sha256 ? "unchanged" : ""}</span>

@@ -34,7 +34,7 @@ const POINT_VERBS: Record<string, string> = {
   LongPress: "hold",
 };
 
-/** How an action is told and drawn. */
+/** How an action is described and drawn. */
 export function describeAction(action: StoredAction | null | undefined): ShownAction | null {
   if (!action) return null;
   const type = textOf(action, "type");

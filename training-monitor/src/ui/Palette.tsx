@@ -95,7 +95,7 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
             <span className="faint truncate">{entry.note}</span>
           </div>
         ))}
-        {entries.length === 0 && <p className="dim panel-body">{isBusy ? "Searching…" : "Nothing has this name."}</p>}
+        {entries.length === 0 && <p className="dim panel-body">{isBusy ? "Searching…" : "No match."}</p>}
       </div>
     </Dialog>
   );

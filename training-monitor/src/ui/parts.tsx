@@ -18,12 +18,12 @@ const STATUS_TONES: Record<string, string> = {
 /** A status; what a dead run left under way was interrupted. */
 export function StatusBadge({ status, alive = true }: { status: string; alive?: boolean }) {
   if (!alive && STATUS_TONES[status]?.endsWith("running")) {
-    return <span className="badge warn" title="The run gave no sign of life for more than a minute">interrupted</span>;
+    return <span className="badge warn" title="No sign of life for more than a minute">interrupted</span>;
   }
   return <span className={`badge ${STATUS_TONES[status] ?? ""}`}>{status === "cancelled" ? "stopped" : words(status)}</span>;
 }
 
-/** Success, failure or a fault of the infrastructure, told by shape and by colour. */
+/** Success, failure or an infrastructure fault, shown by shape and colour. */
 export function Outcome({ success, fault }: { success: boolean | null | undefined; fault?: boolean }) {
   if (fault) return <span className="badge warn">! fault</span>;
   if (success === null || success === undefined) return <span className="badge">… open</span>;
@@ -176,14 +176,14 @@ export function TokenForm({ onDone, submit: label = "Sign in" }: { onDone?: () =
 export function ErrorState({ error, reload }: { error: ApiError; reload?: () => void }) {
   if (error.status === 401 || error.status === 403) {
     return (
-      <Empty title="This monitor asks for a token" page>
+      <Empty title="This monitor requires a token" page>
         <p>{error.message}</p>
         <TokenForm />
       </Empty>
     );
   }
   return (
-    <Empty title={error.status === 404 ? "Nothing is stored at this address" : "This could not be loaded"} page={!document.querySelector("h1")}>
+    <Empty title={error.status === 404 ? "Nothing found at this address" : "This could not be loaded"} page={!document.querySelector("h1")}>
       <p>{error.message}</p>
       <div className="row">
         {reload && (
@@ -301,11 +301,11 @@ export function IntervalBar(props: { value: number; low: number | null | undefin
   );
 }
 
-/** What faults leave open of an evaluation's success; nothing without faults. */
+/** Bounds of an evaluation's success with faults; nothing without faults. */
 export function FaultBoundsNote({ bounds }: { bounds: FaultBounds | null | undefined }) {
   if (!bounds) return null;
   return (
-    <span className="warn nowrap" title="Success rate of first attempts if all faulty ones had failed, and if all had succeeded">
+    <span className="warn nowrap" title="Success rate of first tries if all faulty ones had failed, and if all had succeeded">
       {plural(bounds.num_faults, "fault")}: {formatPercent(bounds.worst)} to {formatPercent(bounds.best)}
     </span>
   );
@@ -315,7 +315,7 @@ export function FaultBoundsNote({ bounds }: { bounds: FaultBounds | null | undef
 export function LostNote({ rate }: { rate: Pick<Rate, "num_lost_tasks"> | null | undefined }) {
   if (!rate?.num_lost_tasks) return null;
   return (
-    <span className="warn nowrap" title="All attempts at them met a fault: failed at the lower end of the interval, solved at the upper">
+    <span className="warn nowrap" title="All attempts at them ended in faults: failed at the lower end of the interval, solved at the upper">
       {plural(rate.num_lost_tasks, "task")} lost to faults
     </span>
   );

@@ -1,4 +1,4 @@
-"""Browser pages, each with an admin site of its own."""
+"""Browser pages, each with its own admin site."""
 
 import asyncio
 from importlib.util import find_spec

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-"""The site, a process of its own that imports nothing of ours: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
+"""The site, a separate process that imports nothing of ours: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
 
 Without a port, it makes the database, a file in HOME, with the administrator. With one, it answers there. The database
 may be replaced between requests: every request opens it again.
@@ -54,7 +54,7 @@ def main(database: str, administrator: str, port: str | None = None) -> None:
 
 
 def _configure(database: Path) -> None:
-    """Django's settings; nothing here is secret, the site ends with its run and answers this machine alone."""
+    """Django's settings; nothing here is secret, the site ends with its run and answers only this machine."""
     template = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "APP_DIRS": True,

@@ -69,7 +69,7 @@ def html_folder() -> Path:
     spec = find_spec("miniwob")  # importing it would load Selenium
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("expected the package miniwob for MiniWoB++ tasks; pip install 'cua_rl[browser]'")
-    return public_copy(Path(spec.submodule_search_locations[0]) / "html")  # browsers may have users of their own
+    return public_copy(Path(spec.submodule_search_locations[0]) / "html")  # browsers may have their own users
 
 
 def page_url(name: str) -> str:
