@@ -24,7 +24,7 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.evaluate import summarise
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
-from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted, TrainingStarted
+from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted, TrainingStarted
 from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_records, read_records
@@ -92,7 +92,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
 
 
 async def _run(plan: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
-    """Start the components, and make the missing attempts; returns all of this evaluation."""
+    """Start the components, and make the missing attempts; returns those of all models."""
     config, known = plan.config, list[Attempt]()
     is_resumed = folder.decision is Decision.RESUME and folder.config_path.exists()
     before = load_settings(folder.path, "log_path") if is_resumed else plan.settings()
@@ -116,9 +116,9 @@ async def _run(plan: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
         devices = await stack.enter_async_context(
             open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
         )
-        record = EvaluationRecord(url=url, path=folder.path / "attempts.jsonl", known=known)
-        await _run_models(plan, folder, Surroundings(devices=devices, judge=judge), record)
-    return record.of(plan)
+        evaluation = Evaluation(plan=plan, url=url, devices=devices, judge=judge, known=known)
+        await evaluation.run()
+    return evaluation.attempts
 
 
 def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]:
@@ -146,116 +146,90 @@ async def _follow_move(plan: PreparedEvaluation, before: Path, url: str) -> None
                 await rename_training(session, moved.id, f"{plan.log_path.name}@{model.name}", str(plan.log_path))
 
 
-@dataclass(slots=True, kw_only=True)
-class EvaluationRecord:
-    """The database with all rollouts, and attempts.jsonl, which says which attempts are in it."""
-
-    url: str
-    path: Path
-    known: list[Attempt]
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def keep(self, recorder: Recorder, event: GroupEnded, attempts: Sequence[Attempt]) -> None:
-        """Record the end of a group; its attempts are durable before they count."""
-        await recorder.record(event)
-        await recorder.flush()
-        async with self._lock:
-            await asyncio.to_thread(append_records, self.path, [asdict(attempt) for attempt in attempts])
-        self.known += attempts
-
-    def of(self, plan: PreparedEvaluation) -> list[Attempt]:
-        """Those that the evaluation asks for: an earlier one may have had more tasks, attempts or models."""
-        names, num_tasks, num_attempts = (
-            {model.name for model in plan.models},
-            len(plan.tasks),
-            plan.config.num_attempts,
-        )
-        return [
-            item
-            for item in self.known
-            if item.model in names and item.position < num_tasks and item.attempt < num_attempts
-        ]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Devices for the attempts, and the judge of tasks without a validator."""
+class Evaluation:
+    """Makes the missing attempts of each model. Rollouts go to the database; attempts.jsonl says which are complete."""
 
+    plan: PreparedEvaluation
+    url: str
+    """Of the database."""
     devices: OpenDevices
     judge: Judge | None
+    known: list[Attempt]
+    """All in attempts.jsonl, which may have had more tasks and attempts at each."""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those that the evaluation asks for."""
+        num_tasks, num_attempts = len(self.plan.tasks), self.plan.config.num_attempts
+        return [item for item in self.known if item.position < num_tasks and item.attempt < num_attempts]
 
-async def _run_models(
-    plan: PreparedEvaluation, folder: LogDirectory, around: Surroundings, record: EvaluationRecord
-) -> None:
-    """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
-    for model in plan.models:
-        if isinstance(model, RemoteModel):
-            access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
-            await _run_model(plan, model, access, around, record)
-    for model_path in plan.engines:
-        models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
-        servers = make_servers(plan.config.base_url, plan.engines[model_path].server, folder.path / "logs")
-        async with AsyncExitStack() as stack:
-            if any(missing_attempts(_attempt_job(plan, item), record.known) for item in models):
-                async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
-                    await start_together(stack, *servers)
-            for model in models:
-                await _run_model(plan, model, _serve_model(plan, model, servers), around, record)
+    async def run(self) -> None:
+        """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
+        plan = self.plan
+        for model in plan.models:
+            if isinstance(model, RemoteModel):
+                access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
+                await self._run_model(model, access, image_token_id=0)  # an endpoint tells no tokens
+        for model_path, engine in plan.engines.items():
+            models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
+            servers = make_servers(plan.config.base_url, engine.server, plan.log_path / "logs")
+            async with AsyncExitStack() as stack:
+                if any(missing_attempts(_attempt_job(plan, item), self.known) for item in models):
+                    async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
+                        await start_together(stack, *servers)
+                for model in models:
+                    access = _serve_model(plan, model, servers)
+                    await self._run_model(model, access, engine.renderer.image_token_id)
 
-
-async def _run_model(
-    plan: PreparedEvaluation,
-    model: Model,
-    access: AbstractAsyncContextManager[RecordingAccess],
-    around: Surroundings,
-    record: EvaluationRecord,
-) -> None:
-    """Evaluate a model, as a run of its own in the database; it is reached only if attempts are missing."""
-    job = _attempt_job(plan, model)
-    num_missing, started = sum(map(len, missing_attempts(job, record.known).values())), time.monotonic()
-    progress = Progress(model=model.name, num_attempts=num_missing)
-    is_local = isinstance(model, LocalModel)
-    image_token_id = plan.engines[model.model_path].renderer.image_token_id if is_local else 0  # without tokens
-    event = TrainingStarted(
-        run_name=f"{plan.log_path.name}@{model.name}",
-        log_path=str(plan.log_path),
-        config=plan.settings() | model_settings(model),
-        first_step=0,
-        total_steps=0,
-        kept_group_ids=tuple({job.group_id(item.position) for item in record.known if item.model == model.name}),
-    )
-    async with DatabaseRecorder(record.url, image_token_id=image_token_id) as recorder, recorded(recorder, event):
-        await recorder.record(
-            SourceStarted(
-                source=job.group.source,
-                tasks=plan.tasks,
-                group_size=job.group.group_size,
-                policy_version=job.group.source.step,
-            )
+    async def _run_model(
+        self, model: Model, access: AbstractAsyncContextManager[RecordingAccess], image_token_id: int
+    ) -> None:
+        """Evaluate a model, as a run of its own in the database; it is reached only if attempts are missing."""
+        plan, job, begun_at = self.plan, _attempt_job(self.plan, model), time.monotonic()
+        num_missing = sum(map(len, missing_attempts(job, self.known).values()))
+        progress, source = Progress(model=model.name, num_attempts=num_missing), job.group.source
+        started = TrainingStarted(
+            run_name=f"{plan.log_path.name}@{model.name}",
+            log_path=str(plan.log_path),
+            config=plan.settings() | model_settings(model),
+            first_step=0,
+            total_steps=0,
+            kept_group_ids=tuple({job.group_id(item.position) for item in self.known if item.model == model.name}),
         )
+        async with DatabaseRecorder(self.url, image_token_id=image_token_id) as recorder, recorded(recorder, started):
+            tasks, group_size = plan.tasks, plan.config.num_attempts
+            await recorder.record(
+                SourceStarted(source=source, tasks=tasks, group_size=group_size, policy_version=source.step)
+            )
 
-        async def keep(group: RolloutGroup, attempts: Sequence[Attempt]) -> None:
-            await record.keep(recorder, GroupEnded(source=job.group.source, group=group, advantages=None), attempts)
-            progress.count(attempts)
+            async def keep(group: RolloutGroup, attempts: Sequence[Attempt]) -> None:
+                await recorder.record(GroupEnded(source=source, group=group, advantages=None))
+                await recorder.flush()
+                async with self._writing:
+                    records = [asdict(attempt) for attempt in attempts]
+                    await asyncio.to_thread(append_records, plan.log_path / "attempts.jsonl", records)
+                self.known.extend(attempts)
+                progress.count(attempts)
 
-        if num_missing:
-            async with access as opened:
-                runner = make_runner(
-                    plan.config,
-                    around.devices,
-                    opened,
-                    history=plan.history,
-                    reward=plan.reward,
-                    judge=around.judge,
-                    log_folder=plan.log_path / "logs" / "agents",
-                    recorder=recorder,
-                )
-                await run_missing_attempts(runner, job, list(record.known), keep)
-        outcomes = outcomes_by_position(record.of(plan), model.name)
-        metrics = summarise([*outcomes.values()]).metrics("held_out")
-        await recorder.record(EvaluationEnded(source=job.group.source, metrics=metrics))
-    print(f"{model.name}: {num_of(num_missing, 'attempt')} in {time.monotonic() - started:.0f} s", flush=True)
+            if num_missing:
+                async with access as opened:
+                    runner = make_runner(
+                        plan.config,
+                        self.devices,
+                        opened,
+                        history=plan.history,
+                        reward=plan.reward,
+                        judge=self.judge,
+                        log_folder=plan.log_path / "logs" / "agents",
+                        recorder=recorder,
+                    )
+                    await run_missing_attempts(runner, job, list(self.known), keep)
+            outcomes = outcomes_by_position(self.attempts, model.name)
+            metrics = summarise([*outcomes.values()]).metrics("held_out")
+            await recorder.record(EvaluationEnded(source=source, metrics=metrics))
+        print(f"{model.name}: {num_of(num_missing, 'attempt')} in {time.monotonic() - begun_at:.0f} s", flush=True)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from cua_rl.agent.history import History
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
+from cua_rl.database.session import find_database
 from cua_rl.environments.table import find_environment
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.config import JudgeConfig
@@ -31,7 +32,6 @@ from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, requi
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.preflight import choose_history, plan_prompts
-from cua_rl.run.recording import find_database
 from cua_rl.run.rollouts import check_agent, configured_history
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder

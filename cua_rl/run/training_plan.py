@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.command_line.fields import with_values
+from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
 from cua_rl.host.processes import free_port, is_loopback
@@ -23,7 +24,6 @@ from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, requi
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
-from cua_rl.run.recording import find_database
 from cua_rl.run.resolve import resolve
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent
