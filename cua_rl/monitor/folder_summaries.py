@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cua_rl.monitor import schemas
 from cua_rl.monitor.figures import curve_ends, finite, thin
-from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name
+from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name, share_done
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.types.json_values import Json, mapping
 
@@ -48,7 +48,7 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
         error=None,
         num_completed_steps=num_steps,
         total_steps=total_steps,
-        progress=min(1.0, num_steps / max(1, total_steps)),
+        progress=share_done(num_steps, total_steps, is_done),
         step_time_s=None,
         eta_s=None,
         eta_is_lower_bound=False,

@@ -183,7 +183,7 @@ def _summary(
         project=project,
         model_name=model_name(training.config),
         is_alive=alive,
-        progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
+        progress=share_done(training.num_completed_steps + part, training.total_steps, training.status == "completed"),
         step_time_s=attempt.times.step_time_s,
         eta_s=None if left is None else left.seconds,
         eta_is_lower_bound=left is not None and left.is_lower_bound,
@@ -262,6 +262,11 @@ def is_alive(training: Training, now: datetime | None = None) -> bool:
     """Whether the run is in progress: it has not ended, and its last heartbeat is less than a minute old."""
     silent_s = ((now or datetime.now(UTC)) - training.heartbeat_at).total_seconds()
     return training.status == "running" and silent_s < _ALIVE_S
+
+
+def share_done(num_steps: float, total_steps: int, is_completed: bool) -> float:
+    """Share of completed steps; a run without steps, such as an evaluation, is done when it is completed."""
+    return min(1.0, num_steps / total_steps) if total_steps else float(is_completed)
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:

@@ -19,8 +19,8 @@ def test_an_evaluation_is_completed_once_it_has_results(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     after = summarise_folder(tmp_path, "eval")
 
-    assert (before.status, before.is_alive, before.ended_at) == ("running", False, None)
-    assert (after.status, after.num_completed_steps, after.total_steps) == ("completed", 0, 0)
+    assert (before.status, before.is_alive, before.progress, before.ended_at) == ("running", False, 0.0, None)
+    assert (after.status, after.num_completed_steps, after.total_steps, after.progress) == ("completed", 0, 0, 1.0)
     assert after.ended_at is not None
     assert after.model_name == "base, trained"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cua_rl.recipes.evaluate import main
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.recipes.evaluate import EvaluateConfig, cli_main, main
 from cua_rl.reporting.json_lines import read_records
 from tests.doubles.judge_endpoint import KEY as JUDGE_KEY
 from tests.doubles.judge_endpoint import MODEL, JudgeEndpoint, verdict
@@ -77,7 +78,7 @@ async def assert_recorded(folder: Path, *models: str) -> None:
         for model in models:
             run, mine = runs[f"{folder.name}@{model}"], [line for line in lines if line["model"] == model]
             assert (run["status"], run["log_path"], run["model_name"]) == ("completed", str(folder), "gpt")
-            assert (run["last_eval"]["num_rollouts"], run["last_eval_step"]) == (len(mine), 0)
+            assert (run["last_eval"]["num_rollouts"], run["last_eval_step"], run["progress"]) == (len(mine), 0, 1.0)
             rollouts = {item["rollout_id"]: item for item in await fetch_rollouts(client, run["run_id"])}
             ended = [item for item in rollouts.values() if item["status"] == "completed"]
             assert len(ended) == len(mine)
@@ -167,6 +168,22 @@ def test_an_evaluation_whose_folder_was_moved_goes_on_in_its_database(
 
     asyncio.run(assert_number_of_rollouts(tmp_path / "after", 6))
     asyncio.run(assert_recorded(tmp_path / "after", "by chat"))
+
+
+async def test_evaluations_share_the_database_of_the_environment(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: dict[str, object] = {"name": "m", "base_url": url, "model": "gpt", "api_key_env": "FAKE_ENDPOINT_KEY"}
+    async with EmbeddedPostgres(tmp_path / "shared" / "postgres", tmp_path / "postgres.log") as postgres:
+        monkeypatch.setenv("DATABASE_URL", postgres.url)
+        for name in ("first", "second"):
+            tasks = {"source_type": "demo_eval", "tags": ["demo"]}
+            await cli_main(EvaluateConfig(models=[model], tasks=tasks, num_tasks=2, log_path=str(tmp_path / name)))
+            assert not (tmp_path / name / "postgres").exists()
+    async with open_monitor(tmp_path / "shared") as client:
+        runs = await fetch_runs(client)
+        assert set(runs) == {"first@m", "second@m"}
+        assert [len(await fetch_rollouts(client, run["run_id"])) for run in runs.values()] == [2, 2]
 
 
 def test_a_database_that_does_not_answer_is_named_before_anything_starts(
