@@ -21,13 +21,13 @@ from cua_rl.agent.element_tools import (
     parse_element_action,
     resolve,
 )
-from cua_rl.agent.history import FullHistory, History, system_item, tool_result_item, user_item
+from cua_rl.agent.history import DropOldScreenshots, system_item, tool_result_item, user_item
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
+from cua_rl.agent.tools import function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types.actions import Action
+from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
 from cua_rl.types.json_values import Json
@@ -51,7 +51,8 @@ class GBoxAgent:
     """
 
     model: str = "policy"
-    history: History = field(default_factory=FullHistory)
+    history: DropOldScreenshots | None = None
+    """None keeps everything."""
     grounder: Grounder | None = None
     ui_tars: UiTars | None = None
 
@@ -108,14 +109,14 @@ class GBoxAgent:
         """Ask the model; None if the conversation has outgrown the model's context."""
         from openai import BadRequestError  # already imported with `client`
 
-        clock = time.monotonic()
+        clock, items = time.monotonic(), list(conversation.items)
         with boundary(SamplingError, "asking the model"):
             try:
                 # as extra_body, because openai transforms arguments item by item, which doubles the cost of a turn
                 response = await client.responses.create(
                     model=self.model,
                     extra_body={
-                        "input": self.history.visible(conversation.items),
+                        "input": items if self.history is None else self.history.visible(items),
                         "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
                     },
                 )

@@ -61,7 +61,7 @@ def training_decisions(plan: "PreparedTraining") -> dict[str, str]:
 def _device(plan: "PreparedTraining | PreparedEvaluation") -> str:
     config = plan.config
     places = f"at most {config.max_concurrent_rollouts:,} at a time"
-    return f"{plan.device_plan.backend.abilities.name}, {places}, agent {config.agent.name}"
+    return f"{plan.devices.backend.abilities.name}, {places}, agent {config.agent.name}"
 
 
 def _folder(plan: "PreparedTraining | PreparedEvaluation") -> str:
@@ -70,7 +70,7 @@ def _folder(plan: "PreparedTraining | PreparedEvaluation") -> str:
 
 def _charges(plan: "PreparedTraining") -> str:
     """Who charges for the run beside the machine."""
-    charges = [f"; {charged}"] if (charged := plan.device_plan.environment.charges) else []
+    charges = [f"; {charged}"] if (charged := plan.devices.environment.charges) else []
     charges += ["; the judge's service may charge for its votes"] if plan.judge is not None else []
     charges += ["; metrics go to Weights & Biases"] if plan.config.wandb_project else []
     return "".join(charges)

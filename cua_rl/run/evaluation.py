@@ -114,7 +114,7 @@ async def _run(plan: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
         if plan.judge is not None:
             (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
         devices = await stack.enter_async_context(
-            open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
+            open_devices(plan.devices, max_devices=config.max_concurrent_rollouts)
         )
         evaluation = Evaluation(plan=plan, url=url, devices=devices, judge=judge, known=known)
         await evaluation.run()
@@ -219,7 +219,6 @@ class Evaluation:
                         plan.config,
                         self.devices,
                         opened,
-                        history=plan.history,
                         reward=plan.reward,
                         judge=self.judge,
                         log_folder=plan.log_path / "logs" / "agents",

@@ -244,9 +244,10 @@ async def _open_rollouts(
 ) -> OpenedData:
     opened = open_run_database(config.from_run or "", environ, "from_run")
     async with opened as (database, name), database.sessions() as session:
-        training = await session.get_one(Training, await find_training(database, name, "from_run"))
+        training_id = await find_training(database, name, "from_run")
+        training = await session.get_one(Training, training_id)
         steps, most = config.run_steps, config.max_per_task
-        successes = await load_successes(session, training.id, num_steps=steps, max_per_task=most, seed=config.seed)
+        successes = await load_successes(session, training_id, num_steps=steps, max_per_task=most, seed=config.seed)
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "

@@ -32,9 +32,9 @@ from cua_rl.run.recording import open_database, recorded
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
-from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
+from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run, sampling_params
+from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
     Curve,
