@@ -33,9 +33,9 @@ types:
 strict-types: setup ## types once more with pyright, which infers more and takes a minute: before every push
 	.venv/bin/pyright
 
-# many tests wait for sockets, processes and time limits: more processes than cores
+# many tests wait for sockets, processes and time limits: more processes than cores, each of which imports everything
 fast:
-	$(PYTHON) -m pytest -q --numprocesses=4 --dist=worksteal --ignore=tests/real
+	$(PYTHON) -m pytest -q --numprocesses=3 --dist=worksteal --ignore=tests/real
 
 format:
 	.venv/bin/ruff format --check .
@@ -49,9 +49,9 @@ imports:
 size:
 	$(PYTHON) -m scripts.code_size
 
+# the tests of paths wait for one model server, one after the other: the fast ones use the time
 test: setup ## fast tests, and a test with the real thing for each part and path: before every push
-	@$(MAKE) --no-print-directory fast
-	@$(MAKE) --no-print-directory paths
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line paths fast
 
 test-all: test ## all tests, each once: when server, trainer, database, monitor or processes change
 	@$(MAKE) --no-print-directory rest

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("openai", "torch", "vllm", "peft", "transformers", "tensorboard", "matplotlib", "wandb")
-PROGRAM = "import sys, cua_rl.run.training; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+OF_DEVICES = ("httpx", "PIL", "rich", "playwright")
+"""What only a run needs, and takes as long to import as all settings: help, mistakes and dry runs answer without."""
 
 
-def test_a_training_run_imports_without_heavy_libraries() -> None:
-    loaded = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True
-    ).stdout.split()
+@pytest.mark.parametrize(("module", "heavy"), [("run.training", HEAVY), ("recipes.train", (*HEAVY, *OF_DEVICES))])
+def test_a_training_run_imports_without_heavy_libraries(module: str, heavy: tuple[str, ...]) -> None:
+    program = f"import sys, cua_rl.{module}; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True)
 
-    assert loaded == []
+    assert loaded.stdout.split() == []
 
 
 @pytest.mark.parametrize("suffix", ["agent", "rl.sync_loop", "rollout.run", "sampling.client", "training.client"])

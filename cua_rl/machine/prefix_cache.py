@@ -18,7 +18,7 @@ ENOUGH_KEPT = 0.8
 LARGEST_NUM_ROLLOUTS = 128
 """At a time, unless more are asked for."""
 _TEXT, _SAMPLED, _SHARED = 60, 150, 1200  # tokens: prompt beside a screenshot, answer, system prompt and tools
-_THINK_S, _THINK_SIGMA = 2.0, 1.0  # of a device between two turns, lognormal, as in docs/gpus.md
+_THINK_MU, _THINK_SIGMA = log(2.0) - 1.0**2 / 2, 1.0  # of a device between two turns, 2 s: lognormal (docs/gpus.md)
 _ANSWER_S, _PREFILL_S = 4.0, 1e-4  # of a request, and of each token that is not cached
 _ROLLOUTS_PER_SLOT = 3
 
@@ -108,11 +108,11 @@ class PrefixCache:
         size = self.block_tokens
         same_blocks = min(same, prompt - 1) // size
         needed, full = ceil((prompt + sampled - 1) / size), (prompt + sampled - 1) // size
-        found, hits = 0, list[int]()
+        found, queued, hits = 0, 0, list[int]()
         for run in chain.runs:
             hits.append(min(run.num_blocks, same_blocks - found))
             found += hits[-1]
-        queued = sum(hit for run, hit in zip(chain.runs, hits, strict=True) if not run.num_users)
+            queued += 0 if run.num_users else hits[-1]
         if needed - found > self.num_free - queued:
             return None
         for index, (run, hit) in enumerate(zip(chain.runs, hits, strict=True)):
@@ -128,9 +128,8 @@ class PrefixCache:
                 self._num_queued -= run.num_blocks
         self._take(needed - found)
         if chain.runs[0] is self.shared:
-            missing = max(0, min(self.shared_tokens // size, full) - self.shared.num_blocks)
-            self.shared.num_blocks += missing
-        chain.runs[-1].num_blocks = full - sum(run.num_blocks for run in chain.runs[:-1])
+            self.shared.num_blocks = max(self.shared.num_blocks, min(self.shared_tokens // size, full))
+        chain.runs[-1].num_blocks += full - sum([run.num_blocks for run in chain.runs])
         chain.num_unfilled = needed - full
         return found * size
 
@@ -161,6 +160,7 @@ class PrefixCache:
 def simulate_prefix_cache(shape: RolloutShape, *, num_blocks: int, block_tokens: int, num_rollouts: int) -> float:
     """Rollouts that begin together, each followed by others in its place, on one server with so many blocks."""
     random, cache = Random(0), PrefixCache(num_blocks, block_tokens, shape.shared_tokens)
+    lengths = [(shape.prompt_tokens(turn), shape.same_tokens(turn)) for turn in range(shape.num_turns)]
     chains = [cache.new_chain() for _ in range(num_rollouts)]
     turns = [0] * num_rollouts
     events: list[tuple[float, int, bool]] = [(0.0, slot, False) for slot in range(num_rollouts)]
@@ -174,14 +174,12 @@ def simulate_prefix_cache(shape: RolloutShape, *, num_blocks: int, block_tokens:
             if turns[slot] % shape.num_turns == 0:
                 chains[slot] = cache.new_chain()
             if turns[slot] < shape.num_turns * _ROLLOUTS_PER_SLOT:
-                thinks_s = random.lognormvariate(log(_THINK_S) - _THINK_SIGMA**2 / 2, _THINK_SIGMA)
-                heappush(events, (now + thinks_s, slot, False))
+                heappush(events, (now + random.lognormvariate(_THINK_MU, _THINK_SIGMA), slot, False))
         else:
             waiting.append(slot)
         while waiting:
             slot = waiting[0]
-            turn = turns[slot] % shape.num_turns
-            prompt, same = shape.prompt_tokens(turn), shape.same_tokens(turn)
+            prompt, same = lengths[turns[slot] % shape.num_turns]
             found = cache.start(chains[slot], prompt=prompt, same=same, sampled=_SAMPLED)
             if found is None:
                 break

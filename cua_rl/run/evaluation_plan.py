@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
+from cua_rl.database.session import find_database
 from cua_rl.environments.table import find_environment
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.config import JudgeConfig
@@ -106,6 +107,8 @@ class PreparedEvaluation:
     reward: RewardFunction
     judge: JudgeConfig | None
     params: SamplingParams
+    database_url: str | None
+    """None for the embedded database."""
 
     def settings(self) -> dict[str, object]:
         """The whole configuration as JSON without secrets, for config.json, results.json and the dry run."""
@@ -172,6 +175,7 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
+        database_url=await find_database(os.environ),
     )
 
 
@@ -355,3 +359,10 @@ def shown_model(model: Model) -> dict[str, Any]:
                 "api": model.endpoint.api,
                 "extra": json.loads(json.dumps(dict(model.endpoint.extra))),
             }
+
+
+def model_settings(model: Model) -> dict[str, Any]:
+    """What the settings of the model's own run say of it; the models of the evaluation are this one."""
+    shown = shown_model(model)
+    names = {"model_name": model.model_name, "model_path": shown["model_path"]} if isinstance(model, LocalModel) else {}
+    return {"model_name": shown.get("model"), **names, "models": [plain_config(shown)]}

@@ -22,7 +22,6 @@ from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.command_line.fields import with_values
 from cua_rl.environments.contract import Environment
-from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.judge.config import JudgeConfig
@@ -129,7 +128,7 @@ def make_runner(
     reward: RewardFunction,
     judge: Judge | None,
     log_folder: Path,
-    recorder: Recorder | None = None,
+    recorder: Recorder,
     watch_goal: bool = False,
 ) -> RolloutRunner:
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
@@ -147,7 +146,7 @@ def make_runner(
         watch_goal=watch_goal,
         judge=judge,
         judge_all=config.judge.mode == "compare",
-        recorder=recorder or NoRecorder(),
+        recorder=recorder,
         max_turns=config.max_turns,
         time_limits=config.devices,
     )

@@ -121,7 +121,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
             f"{config.max_model_len}; leave max_model_len out"
         )
     max_tokens = config.max_model_len or longest
-    data = await open_data(config, renderer, devices, max_tokens=max_tokens, environ=environ)
+    data = await open_data(config, renderer, devices, environ, max_tokens=max_tokens)
     num_examples = data.dataset.num_examples
     pass_steps = EXPERT_STEPS if num_examples is None else ceil(num_examples / config.batch_size)
     max_steps = pass_steps if config.max_steps is None else config.max_steps
@@ -198,7 +198,7 @@ def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
 
 
 async def open_data(
-    config: SftConfig, renderer: Renderer, devices: DeviceBackend, *, max_tokens: int, environ: Mapping[str, str]
+    config: SftConfig, renderer: Renderer, devices: DeviceBackend, environ: Mapping[str, str], *, max_tokens: int
 ) -> OpenedData:
     """Find and check all data; raises `ConfigError` for the first thing that cannot be learned from."""
     match config.data:
@@ -242,9 +242,9 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
 async def _open_rollouts(
     config: SftConfig, renderer: Renderer, max_tokens: int, environ: Mapping[str, str]
 ) -> OpenedData:
-    recorded = open_run_database(config.from_run or "", environ, setting="from_run")
-    async with recorded as (database, name), database.sessions() as session:
-        training_id = await find_training(database, name, setting="from_run")
+    opened = open_run_database(config.from_run or "", environ, "from_run")
+    async with opened as (database, name), database.sessions() as session:
+        training_id = await find_training(database, name, "from_run")
         training = await session.get_one(Training, training_id)
         steps, most = config.run_steps, config.max_per_task
         successes = await load_successes(session, training_id, num_steps=steps, max_per_task=most, seed=config.seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.command_line.fields import with_values
-from cua_rl.database.session import check_connection, database_url
+from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
 from cua_rl.host.processes import free_port, is_loopback
@@ -45,7 +45,7 @@ from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.types.errors import ConfigError, DatabaseError
+from cua_rl.types.errors import ConfigError
 from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ async def plan_run(
         or find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
-        database_url=await _reachable_database(environ),
+        database_url=await find_database(environ),
         monitor=monitor,
     )
 
@@ -228,16 +228,6 @@ def _require_free_ports(config: CLIConfig) -> None:
                 f"{group}.port: expected a free port, got {port} ({error.strerror}); choose another one, or leave it "
                 "out"
             ) from None
-
-
-async def _reachable_database(environ: Mapping[str, str]) -> str | None:
-    url = database_url(environ)
-    if url is not None:
-        try:
-            await check_connection(url)
-        except DatabaseError as error:
-            raise ConfigError(str(error)) from None
-    return url
 
 
 def check_learning(config: CLIConfig) -> None:

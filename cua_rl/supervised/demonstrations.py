@@ -142,8 +142,8 @@ class _ExpertModel:
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self.images
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return self.images.name
 
     @property
     def responses(self) -> Self:

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -66,9 +68,17 @@ def told(user: SystemUser, script: str, *files: Path, folder: Path, path: str = 
 
 
 @pytest.fixture
-def project(user: SystemUser, tmp_path: Path) -> Path:
-    """A project below a folder that is closed to others, readable to all who get so far."""
-    closed = tmp_path / "closed"
+def project(user: SystemUser) -> Iterator[Path]:
+    """A project below a folder that is closed to others, readable to all who get so far.
+
+    Not below pytest's own folder, which every session that starts closes to other users.
+    """
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        yield make_project(Path(name) / "closed", user)
+
+
+def make_project(closed: Path, user: SystemUser) -> Path:
     project = closed / "project"
     (project / "agents").mkdir(parents=True)
     (project / ".git").mkdir()
@@ -79,9 +89,6 @@ def project(user: SystemUser, tmp_path: Path) -> Path:
     for path in (closed, *closed.rglob("*")):
         user.give(path)
     closed.chmod(0o700)
-    for parent in closed.parents:
-        if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(0o711)
     return project
 
 
@@ -153,10 +160,8 @@ def test_a_sandbox_can_be_in_the_network_of_another(user: SystemUser, project: P
     assert first == second != machine
 
 
-def test_without_namespaces_programs_still_run_and_the_log_says_what_remains(
-    user: SystemUser, project: Path, tmp_path: Path
-) -> None:
-    refusing = tmp_path / "bin"
+def test_without_namespaces_programs_still_run_and_the_log_says_what_remains(user: SystemUser, project: Path) -> None:
+    refusing = project.parents[1] / "bin"
     refusing.mkdir()
     (refusing / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2; exit 1\n")
     (refusing / "bwrap").chmod(0o755)

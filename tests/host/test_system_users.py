@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, cast
 
 import pytest
@@ -276,15 +277,14 @@ async def test_a_guard_keeps_the_claim_until_its_command_has_ended(tmp_path: Pat
 
 
 @needs_root
-def test_a_user_reads_its_own_folder_and_no_other(tmp_path: Path) -> None:
-    tmp_path.chmod(0o711)
-    for parent in tmp_path.parents:
-        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
-            parent.chmod(0o711)
-    with claim_user(GUEST_UIDS) as one, claim_user(GUEST_UIDS) as other:
-        one.make_folder(tmp_path / "home")
-        output_of(one.command(["touch", str(tmp_path / "home" / "file")]))
-        listing = subprocess.run(other.command(["ls", str(tmp_path / "home")]), capture_output=True, text=True)
+def test_a_user_reads_its_own_folder_and_no_other() -> None:
+    # not in `tmp_path`: every session of pytest that starts closes the folder of all of them to other users
+    with TemporaryDirectory() as name, claim_user(GUEST_UIDS) as one, claim_user(GUEST_UIDS) as other:
+        home = Path(name) / "home"
+        home.parent.chmod(0o711)
+        one.make_folder(home)
+        output_of(one.command(["touch", str(home / "file")]))
+        listing = subprocess.run(other.command(["ls", str(home)]), capture_output=True, text=True)
         assert "Permission denied" in listing.stderr
 
 

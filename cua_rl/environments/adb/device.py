@@ -9,8 +9,6 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-import httpx
-
 from cua_rl.environments.adb.keyboard import (
     BUTTON_KEYS,
     UNICODE_KEYBOARD,
@@ -108,6 +106,8 @@ class AndroidDevice:
         """Install an app from an address or from an APK file of this machine; raises `DeviceError`."""
         self._check_open("install an app")
         if source.startswith(("http://", "https://")):
+            import httpx
+
             with boundary(DeviceServiceError, f"download {source!r}"):
                 async with httpx.AsyncClient(follow_redirects=True, timeout=60.0) as http:
                     response = await http.get(source)

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from cua_rl.environments.browser.settings import RESET_METHODS, SiteProgram
 from cua_rl.environments.browser.site_network import SiteNetwork
 from cua_rl.host.guest_account import GuestAccount, claim_guest_account, open_guest_account
@@ -230,6 +228,8 @@ def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
 
 async def _answers(site: ServedSite) -> bool:
     """Wait for the first response, of any status; False if the server ends first. Raises `DeviceError` on timeout."""
+    import httpx
+
     try:
         async with asyncio.timeout(_START_TIMEOUT_S), site.servers.network.client() as client:
             while site.process.is_running:

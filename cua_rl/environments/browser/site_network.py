@@ -6,8 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-
-import httpx
+from typing import TYPE_CHECKING
 
 from cua_rl.environments.browser import site_relay
 from cua_rl.host.guest_account import open_guest_account
@@ -16,6 +15,9 @@ from cua_rl.host.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import bare_environment
 from cua_rl.types.errors import DeviceError
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,10 @@ class SiteNetwork:
     relay: str | None = None
     """The Unix socket that leads requests into it."""
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self) -> "httpx.AsyncClient":
         """Makes requests in the network, without a time limit."""
+        import httpx
+
         # nothing is encrypted here, and loading certificates takes as long as ten requests
         transport = httpx.AsyncHTTPTransport(uds=self.relay, verify=False)
         return httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import quote
 
-import httpx
-
 from cua_rl.environments.device import AgentReport
 from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef, parse_evaluation, parse_execution
 from cua_rl.types.errors import DeviceError, DeviceServiceError, TaskError
@@ -52,6 +50,8 @@ class GymClient:
     """One gym server."""
 
     def __init__(self, base_url: str, limits: GymLimits | None = None) -> None:
+        import httpx
+
         self._limits = limits or GymLimits()
         self._creating = asyncio.Semaphore(self._limits.max_parallel_creates)
         pools = httpx.Limits(max_connections=None, max_keepalive_connections=10)
@@ -144,6 +144,8 @@ class GymClient:
 
     async def _post(self, path: str, body: Mapping[str, object], timeout_s: float) -> Json:
         """One try; raises `_Failed` if another may succeed and `DeviceError` if the server refuses."""
+        import httpx
+
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._http.post(path, json=body, timeout=httpx.Timeout(timeout_s, pool=None))
@@ -151,18 +153,15 @@ class GymClient:
             raise _Failed(f"no answer within {timeout_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Failed(f"{type(error).__name__} {error}") from error
+        answer = mapping(parse_json(response.content))
+        detail = answer.get("detail") or response.text[:300]
         if response.status_code in _RETRIED or response.is_server_error:
             is_answered = response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR
-            raise _Failed(f"status {response.status_code}: {_detail(response)}", is_answered=is_answered)
+            raise _Failed(f"status {response.status_code}: {detail}", is_answered=is_answered)
         if response.is_error:
-            raise DeviceError(f"the gym server refused {path} with {response.status_code}: {_detail(response)}")
-        return mapping(parse_json(response.content))
+            raise DeviceError(f"the gym server refused {path} with {response.status_code}: {detail}")
+        return answer
 
 
 def _execution_path(task: GymTaskRef, execution: Execution) -> str:
     return f"/api/v1/{quote(task.gym_id, safe='')}/executions/{quote(execution.execution_id, safe='')}"
-
-
-def _detail(response: httpx.Response) -> str:
-    detail = mapping(parse_json(response.content)).get("detail")
-    return str(detail) if detail else response.text[:300]

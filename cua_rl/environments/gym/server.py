@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
-
-import httpx
 
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Loading, SplitSource, training_ids
@@ -22,6 +20,9 @@ from cua_rl.tasks.task import Difficulty, Task, Template
 from cua_rl.types.errors import ConfigError, TaskError
 from cua_rl.types.json_values import Json, mapping, sequence
 from cua_rl.types.judgement import Validation
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_BASE_URL = "http://localhost:5010"
 DEFAULT_GYM_ID = "umetrip"
@@ -120,6 +121,8 @@ def fetch_gym_tasks(
 
     Rows of the list that say too little are completed by asking for their task.
     """
+    import httpx
+
     timeout = httpx.Timeout(LIST_TIMEOUT_S, connect=connect_timeout_s)
     with httpx.Client(base_url=base_url.rstrip("/"), timeout=timeout, trust_env=False) as client:
         path = f"/api/v1/{quote(gym_id, safe='')}/tasks"
@@ -194,7 +197,9 @@ def split_gym_tasks(
     return [task for task in ordered if task.ref not in held_out], [task for task in ordered if task.ref in held_out]
 
 
-def _get(client: httpx.Client, path: str, retry_s: float) -> object:
+def _get(client: "httpx.Client", path: str, retry_s: float) -> object:
+    import httpx
+
     failure = ""
     for attempt in range(MAX_LIST_ATTEMPTS):
         time.sleep(retry_s * attempt)

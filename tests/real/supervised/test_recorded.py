@@ -1,7 +1,7 @@
 """Successes read back from a real database."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,14 +48,14 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def open_recorded_run(run: str, url: str | None = None) -> AsyncGenerator[tuple[AsyncSession, int]]:
-    environ = {} if url is None else {"DATABASE_URL": url}
-    async with open_run_database(run, environ) as (database, name), database.sessions() as session:
-        yield session, await find_training(database, name)
+async def open_run(from_run: str, environ: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[AsyncSession, int]]:
+    opened = open_run_database(from_run, environ or {}, "from_run")
+    async with opened as (database, name), database.sessions() as session:
+        yield session, await find_training(database, name, "from_run")
 
 
 async def load(from_run: Path, num_steps: int | None = None, max_per_task: int | None = None) -> list[Rollout]:
-    async with open_recorded_run(str(from_run)) as (session, training_id):
+    async with open_run(str(from_run)) as (session, training_id):
         found = await load_successes(session, training_id, num_steps=num_steps, max_per_task=max_per_task, seed=0)
         return list(found.rollouts)
 
@@ -109,7 +109,7 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
                 for event in source_events(one, step=step):
                     await recorder.record(event)
         # the run is read while its database is in use
-        async with open_recorded_run(str(folder)) as (session, training_id):
+        async with open_run(str(folder)) as (session, training_id):
             found = await load_successes(session, training_id, num_steps=None, max_per_task=None, seed=0)
     num_successes = len(successes(group))
     assert (found.num_successes, found.num_repeats) == (2 * num_successes, num_successes)
@@ -126,13 +126,11 @@ async def test_a_run_is_found_in_the_database_of_the_environment_and_a_stranger_
         async with DatabaseRecorder(server.url, image_token_id=IMAGE_TOKEN) as recorder:
             for event in (start(), *source_events(GROUPS[0])):
                 await recorder.record(event)
-        async with open_recorded_run("run", server.url) as (session, training_id):
-            assert (await session.get_one(Training, training_id)).run_name == "run"
-        with pytest.raises(
-            ConfigError,
-            match="expected the name of a recorded run, got 'rum'; choose one, of which the latest are 'run'",
-        ):
-            async with open_recorded_run("rum", server.url):
+        for name in ("run", "runs/run"):
+            async with open_run(name, {"DATABASE_URL": server.url}) as (session, training_id):
+                assert (await session.get_one(Training, training_id)).run_name == "run"
+        with pytest.raises(ConfigError, match=r"from_run: expected .*, got 'rum'; the latest ones are 'run'"):
+            async with open_run("rum", {"DATABASE_URL": server.url}):
                 pass
 
 
@@ -148,6 +146,6 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
 
 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:
-    async with open_recorded_run(str(run_folder)) as (session, training_id):
+    async with open_run(str(run_folder)) as (session, training_id):
         with pytest.raises(ConfigError, match="expected at least one successful rollout"):
             await load_successes(session, training_id, num_steps=0, max_per_task=None, seed=0)

@@ -10,7 +10,6 @@ from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.apps.commands import take_screenshot as take_screenshot_file
 from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH, find_app
-from cua_rl.environments.phone.simulator.painter import draw_png
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.types import actions
@@ -76,6 +75,8 @@ class SimulatedPhone:
 
 @lru_cache(maxsize=256)  # the members of a group all begin on the same screen
 def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
+    from cua_rl.environments.phone.simulator.painter import draw_png
+
     return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
 
 
