@@ -32,9 +32,9 @@ from cua_rl.machine.gpus import ask_nvidia_smi, visible_gpus
 from cua_rl.machine.model_sizes import ModelSizes, load_model_sizes
 from cua_rl.planning.gpu_speed import image_flop
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.types.errors import ConfigError, CuaError
 
@@ -255,7 +255,7 @@ async def run(config: CLIConfig, *, minutes: float, given: Sequence[str]) -> Non
     """Train, then print the figures."""
     for name in ("DATABASE_URL", "POSTGRES_HOST", "POSTGRES_PORT", "POSTGRES_DB", "POSTGRES_USER"):
         os.environ.pop(name, None)  # the run has a database of its own
-    about, plan = describe_machine(), await plan_run(config)
+    about, plan = describe_machine(), await prepare_training(config)
     with redirect_stdout(sys.stderr):
         used_gib = await train(config, minutes)
     steps, requests = await load_record(str(config.log_path))

@@ -10,9 +10,9 @@ import pytest
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.machine.machine import find_machine
+from cua_rl.run.prepared_training import check_learning
 from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import check_learning
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "tests" / "machine" / "model_configs"

@@ -36,11 +36,11 @@ from cua_rl.machine.memory_parts import GIB
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.reporting.diagnosis import Diagnosis, Finding, first_line
 from cua_rl.rl.parity import measure_parity, require_parity
+from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.rollouts import make_servers, open_gateway, sampling_params, start_together
 from cua_rl.run.training import prove_adapters
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.training.client import TrainingClient
@@ -90,7 +90,7 @@ async def attempt(
     if missing is not None:
         return Finding(verdict="not tried", got=missing)
     if "plan" in needs:  # a process loads the weights
-        limit_s += start_limit_s(exam.plan.config.server.model_path)
+        limit_s += start_limit_s(exam.prepared.config.server.model_path)
     try:
         async with asyncio.timeout(limit_s if needs else None):  # downloads may take longer
             return await find(exam)
@@ -102,13 +102,13 @@ async def attempt(
 
 async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ) -> Finding:
     """The settings work on this machine, the model fits into its memory, and its weights are available."""
-    exam.plan = await plan_run(exam.config, environ)
-    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.config.server.model_path)
+    exam.prepared = await prepare_training(exam.config, environ)
+    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.prepared.config.server.model_path)
     exam.there.add("plan")
-    memory = exam.plan.memory
+    memory = exam.prepared.memory
     sides = {"trainer": memory.trainer, "server": memory.server}
     got = ", ".join(f"{name} {sum(parts.values()) / GIB:.1f} GiB" for name, parts in sides.items() if parts)
-    return finding_of(f"{got} per process", figures=exam.plan.effective())
+    return finding_of(f"{got} per process", figures=exam.prepared.effective())
 
 
 async def plan_embedded(exam: Examination) -> Finding:
@@ -124,12 +124,12 @@ async def plan_embedded(exam: Examination) -> Finding:
 async def start_server(exam: Examination) -> Finding:
     """The model server loads the model and answers."""
     clock = time.monotonic()
-    servers = make_servers(exam.config.base_url, exam.plan.config.server, exam.folder / "logs")
+    servers = make_servers(exam.config.base_url, exam.prepared.config.server, exam.folder / "logs")
     await start_together(exam.stack, *servers)
     exam.sampler = await exam.stack.enter_async_context(SamplingClient(*servers))
     params = sampling_params(exam.config, exam.config.temperature)
     exam.gateway = await exam.stack.enter_async_context(
-        open_gateway(exam.config, exam.sampler, exam.plan.renderer, params)
+        open_gateway(exam.config, exam.sampler, exam.prepared.renderer, params)
     )
     exam.there.add("server")
     got = f"servers: {len(servers)}, started in {time.monotonic() - clock:.0f} s"
@@ -143,7 +143,7 @@ async def start_server(exam: Examination) -> Finding:
 
 async def start_trainer(exam: Examination) -> Finding:
     """The trainer loads the model, on its GPUs where it has some."""
-    config = exam.plan.config.trainer
+    config = exam.prepared.config.trainer
     exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, exam.folder / "logs" / "trainer.log"))
     exam.there.add("trainer")
     if config.address is not None:  # its nodes decide on processes and GPUs
@@ -154,7 +154,7 @@ async def start_trainer(exam: Examination) -> Finding:
 
 async def check_canary(exam: Examination) -> Finding:
     """The server applies adapters as the trainer does."""
-    proofs = await prove_adapters(exam.trainer, exam.sampler, exam.plan, exam.folder / "adapters" / "probe")
+    proofs = await prove_adapters(exam.trainer, exam.sampler, exam.prepared, exam.folder / "adapters" / "probe")
     said = [
         f"a random adapter on {part} changes log-probabilities by {change:.2g} nats, as in the trainer within "
         f"{difference:.2g}"
@@ -162,18 +162,18 @@ async def check_canary(exam: Examination) -> Finding:
     ]
     change, difference = max(proofs.values(), key=lambda proof: proof[1])
     return finding_of(
-        f"{'; '.join(said)} (limit {rounding_limit(exam.plan.config):g})",
+        f"{'; '.join(said)} (limit {rounding_limit(exam.prepared.config):g})",
         figures={"change": change, "difference": difference},
     )
 
 
 async def check_backward(exam: Examination) -> Finding:
     """A step whose sequences are as long as the context, with screenshots, in full rows."""
-    plan = exam.plan
+    prepared = exam.prepared
     exam.grad_norm = await take_short_step(exam)
     await exam.trainer.trainer_metrics()  # starts the count again
-    length = plan.config.server.context_tokens
-    datums = [long_datum(exam, seed, length) for seed in range(max(1, plan.memory.micro_batch_tokens // length))]
+    length = prepared.config.server.context_tokens
+    datums = [long_datum(exam, seed, length) for seed in range(max(1, prepared.memory.micro_batch_tokens // length))]
     await exam.trainer.forward_backward(datums, LossConfig())
     done = await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=exam.config.learning_rate))
     exam.trained = metrics = await exam.trainer.trainer_metrics()
@@ -193,7 +193,7 @@ async def check_backward(exam: Examination) -> Finding:
         return Finding(verdict="fail", got=got, do=do, figures=figures)
     do = ""
     if metrics.get("trainer/memory_retries"):
-        do = f"it ran out of memory first: lower trainer.micro_batch_tokens={plan.memory.micro_batch_tokens}"
+        do = f"it ran out of memory first: lower trainer.micro_batch_tokens={prepared.memory.micro_batch_tokens}"
     elif "GPU" in exam.there and utilisation < _LOW_UTILISATION:
         do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/dev/performance.md"
     return finding_of(got, do, figures)
@@ -205,7 +205,7 @@ async def check_memory(exam: Examination) -> Finding:
     if peak is None:
         return Finding(verdict="not tried", got="no peak of a backward pass on a GPU")
     # PyTorch does not count the CUDA context
-    planned = sum(size for part, size in exam.plan.memory.trainer.items() if part != "CUDA") / GIB
+    planned = sum(size for part, size in exam.prepared.memory.trainer.items() if part != "CUDA") / GIB
     gpus = [gpu for gpu in exam.gpus() if gpu[4].isdecimal() and gpu[5].isdecimal()]
     used = ", ".join(f"GPU {gpu[0]} {as_gib(gpu[5])} of {as_gib(gpu[4])}" for gpu in gpus)
     reserved = exam.trained["trainer/peak_reserved_gib"]
@@ -224,7 +224,7 @@ async def check_memory(exam: Examination) -> Finding:
 
 async def check_publication(exam: Examination) -> Finding:
     """New adapters are served while requests are answered, and none of those fails."""
-    num_beside = min(_NUM_BESIDE, exam.plan.memory.max_num_seqs)
+    num_beside = min(_NUM_BESIDE, exam.prepared.memory.max_num_seqs)
     is_over = asyncio.Event()
 
     async def keep_asking(index: int) -> int:
@@ -264,7 +264,7 @@ async def compare_answers(exam: Examination) -> Finding:
         for index, turn in enumerate(turns)
     ]
     parity = measure_parity(datums, await exam.trainer.forward(datums, temperature=exam.config.temperature))
-    limit = exam.plan.config.parity_limit
+    limit = exam.prepared.config.parity_limit
     require_parity(parity, limit, step=0)
     got = f"{parity.mean_abs:.2g} nats on average ({parity.image_mean_abs:.2g} after screenshots, limit {limit:g})"
     mismatches = sum(not turn.prompt_matches_renderer for turn in turns)
@@ -276,8 +276,8 @@ async def compare_answers(exam: Examination) -> Finding:
 
 async def check_sampling(exam: Examination) -> Finding:
     """Speed of the server with as many requests as the run would have, each with its own screenshot."""
-    plan = exam.plan
-    concurrency = min(plan.memory.max_num_seqs, plan.config.max_concurrent_rollouts)
+    prepared = exam.prepared
+    concurrency = min(prepared.memory.max_num_seqs, prepared.config.max_concurrent_rollouts)
     screens = [await asyncio.to_thread(draw_screen, exam.screen, -seed) for seed in range(1, concurrency + 1)]
     clock = time.monotonic()
     turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
@@ -288,9 +288,9 @@ async def check_sampling(exam: Examination) -> Finding:
     utilisation = exam.trained.get("trainer/matmul_frac")
     if utilisation:
         # the trainer has measured what one device can do
-        peak = exam.trained["trainer/tflop_per_s"] * 1e12 / utilisation / plan.memory.gpus.num_trainer_processes
-        peak *= max(1, len(plan.memory.gpus.server_gpus))
-        model = load_model_sizes(plan.config.server.model_path)
+        peak = exam.trained["trainer/tflop_per_s"] * 1e12 / utilisation / prepared.memory.gpus.num_trainer_processes
+        peak *= max(1, len(prepared.memory.gpus.server_gpus))
+        model = load_model_sizes(prepared.config.server.model_path)
         figures["matmul_frac"] = share = 2 * model.active_parameters * (sampled + read) / seconds / peak
         got += f", about {100 * share:.1f} % of a large matrix product"
     return finding_of(got, figures=figures)
@@ -298,7 +298,7 @@ async def check_sampling(exam: Examination) -> Finding:
 
 async def check_two_processes(exam: Examination) -> Finding:
     """Two trainer processes give the gradient of one; the last check, because it ends server and trainer."""
-    config, gpus = exam.plan.config.trainer, exam.plan.memory.machine.gpus
+    config, gpus = exam.prepared.config.trainer, exam.prepared.memory.machine.gpus
     if config.address is not None:
         return Finding(verdict="not tried", got="a trainer on other hosts, whose nodes decide on its processes")
     if (config.num_processes or 1) > 1:

@@ -21,10 +21,10 @@ from cua_rl.machine.gpus import ask_nvidia_smi
 from cua_rl.reporting.diagnosis import Finding
 from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.preflight import Screen
+from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.training import canary_prompt
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -53,7 +53,7 @@ class Examination:
     ask_driver: Callable[[str], str] = ask_nvidia_smi
     there: set[Need] = field(default_factory=set[Need])
     """Which of the next fields are set."""
-    plan: PreparedTraining = field(init=False)
+    prepared: PreparedTraining = field(init=False)
     sampler: SamplingClient = field(init=False)
     gateway: Gateway = field(init=False)
     trainer: TrainingClient = field(init=False)
@@ -75,7 +75,7 @@ class Examination:
 
     @property
     def screen(self) -> Screen:
-        return self.plan.devices.usual_screen or _PHONE
+        return self.prepared.devices.usual_screen or _PHONE
 
 
 def finding_of(got: str, do: str = "", figures: Mapping[str, object] = MappingProxyType({})) -> Finding:
@@ -85,14 +85,14 @@ def finding_of(got: str, do: str = "", figures: Mapping[str, object] = MappingPr
 
 async def take_short_step(exam: Examination) -> float:
     """The gradient's norm on two short sequences; weights stay as they are."""
-    length = min(_SHORT_TOKENS, exam.plan.config.server.context_tokens)
+    length = min(_SHORT_TOKENS, exam.prepared.config.server.context_tokens)
     await exam.trainer.forward_backward([long_datum(exam, seed, length) for seed in (101, 102)], LossConfig())
     return (await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))).grad_norm
 
 
 async def take_unequal_steps(exam: Examination) -> dict[str, object]:
     """Steps whose rows differ in length, which fragments the allocator's memory; the GPUs' clocks meanwhile."""
-    length = exam.plan.config.server.context_tokens
+    length = exam.prepared.config.server.context_tokens
     lengths = [max(length * eighths // 8, min(length, _SHORT_TOKENS)) for eighths in (3, 8, 5)]
     datums = [long_datum(exam, 200 + index, length) for index, length in enumerate(lengths)]
     async with asyncio.TaskGroup() as group:
@@ -105,7 +105,7 @@ async def take_unequal_steps(exam: Examination) -> dict[str, object]:
 
 def long_datum(exam: Examination, seed: int, length: int) -> Datum:
     """A sequence of `length` tokens: screenshots, then at least an eighth of trained text."""
-    renderer = exam.plan.renderer
+    renderer = exam.prepared.renderer
     user = partial(Message, role="user")
     empty, one = (
         renderer.render((user(content=(TextPart(text="."), *[draw_screen(exam.screen, seed)] * number)),), ()).length
@@ -163,7 +163,7 @@ async def publish(exam: Examination) -> None:
     exam.num_published += 1
     path = exam.folder / "adapters" / f"{exam.num_published:06d}"
     saved = await exam.trainer.save_weights_for_sampler(path)
-    canary = await make_canary(exam.trainer, canary_prompt(exam.plan), rounding_limit(exam.plan.config))
+    canary = await make_canary(exam.trainer, canary_prompt(exam.prepared), rounding_limit(exam.prepared.config))
     await exam.sampler.publish(AdapterRef(path=saved.path, policy_version=exam.num_published), canary)
 
 

@@ -34,17 +34,17 @@ from cua_rl.rollout.group import GroupJob
 from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_settings
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.evaluation_plan import (
+from cua_rl.run.judge import open_judge
+from cua_rl.run.prepared_evaluation import (
     LocalModel,
     Model,
     PreparedEvaluation,
     RemoteModel,
     model_settings,
-    plan_evaluation,
+    prepare_evaluation,
     read_api_key,
     require_same_evaluation,
 )
-from cua_rl.run.judge import open_judge
 from cua_rl.run.recording import open_database, recorded
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import compare_speed, make_runner, make_servers, open_gateway, start_together
@@ -66,65 +66,63 @@ from cua_rl.types.rollout import AdapterRef, RolloutGroup
 
 async def run_evaluation(config: EvaluateConfig) -> None:
     """Check the configuration, make the missing attempts, and write the results."""
-    plan = await plan_evaluation(config)
+    prepared = await prepare_evaluation(config)
     if config.dry_run:
-        print_decisions(evaluation_decisions(plan))
-    if any(isinstance(model, LocalModel) and model.model_name is not None for model in plan.models):
-        print("\n".join(engine.memory.table() for engine in plan.engines.values()), file=sys.stderr)
+        print_decisions(evaluation_decisions(prepared))
+    if any(isinstance(model, LocalModel) and model.model_name is not None for model in prepared.models):
+        print("\n".join(engine.memory.table() for engine in prepared.engines.values()), file=sys.stderr)
     if config.dry_run:
-        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
-        if config.behavior_if_log_dir_exists == "resume" and (plan.log_path / "config.json").is_file():
-            require_same_evaluation(load_settings(plan.log_path, "log_path"), plan.settings())
-            print(f"resumes the evaluation in {plan.log_path}", file=sys.stderr)
-        print_settings(plan.settings(), plan.config)
+        check_log_directory(prepared.log_path, config.behavior_if_log_dir_exists)
+        if config.behavior_if_log_dir_exists == "resume" and (prepared.log_path / "config.json").is_file():
+            require_same_evaluation(load_settings(prepared.log_path, "log_path"), prepared.settings())
+            print(f"resumes the evaluation in {prepared.log_path}", file=sys.stderr)
+        print_settings(prepared.settings(), prepared.config)
         return
-    for model in plan.models:
+    for model in prepared.models:
         if isinstance(model, LocalModel):
             await asyncio.to_thread(fetch_weights, model.model_name, model.model_path)
-    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+    with prepare_log_directory(prepared.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier evaluation")
             return
-        attempts = await _run(plan, folder)
-        comparison = await asyncio.to_thread(_write_results, plan, folder, attempts)
-        print_comparison(comparison, title=_title(plan))
+        attempts = await _run(prepared, folder)
+        comparison = await asyncio.to_thread(_write_results, prepared, folder, attempts)
+        print_comparison(comparison, title=_title(prepared))
 
 
-async def _run(plan: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
+async def _run(prepared: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
     """Start the components, and make the missing attempts; returns those of all models."""
-    config, known = plan.config, list[Attempt]()
+    config, known = prepared.config, list[Attempt]()
     is_resumed = folder.decision is Decision.RESUME and folder.config_path.exists()
-    before = load_settings(folder.path, "log_path") if is_resumed else plan.settings()
+    before = load_settings(folder.path, "log_path") if is_resumed else prepared.settings()
     if is_resumed:
-        require_same_evaluation(before, plan.settings())
-        known = _load_known(folder, plan)
+        require_same_evaluation(before, prepared.settings())
+        known = _load_known(folder, prepared)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        url = await open_database(stack, plan.database_url, folder.path)
-        await _follow_move(plan, Path(str(before.get("log_path", plan.log_path))), url)
-        folder.write_config(plan.settings())
-        print(
-            f"evaluation of {num_of(len(plan.models), 'model')} on {num_of(len(plan.tasks), 'task')} in {folder.path}",
-            flush=True,
-        )
+        url = await open_database(stack, prepared.database_url, folder.path)
+        await _follow_move(prepared, Path(str(before.get("log_path", prepared.log_path))), url)
+        folder.write_config(prepared.settings())
+        models, tasks = num_of(len(prepared.models), "model"), num_of(len(prepared.tasks), "task")
+        print(f"evaluation of {models} on {tasks} in {folder.path}", flush=True)
         if config.num_attempts > 1 and config.temperature == 0:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
-        judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
-        if plan.judge is not None:
-            (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
+        judge = None if prepared.judge is None else await stack.enter_async_context(open_judge(prepared.judge))
+        if prepared.judge is not None:
+            (folder.path / "judge_prompt.txt").write_text(prepared.judge.prompt_text, encoding="utf-8")
         devices = await stack.enter_async_context(
-            open_devices(plan.devices, max_devices=config.max_concurrent_rollouts)
+            open_devices(prepared.devices, max_devices=config.max_concurrent_rollouts)
         )
-        evaluation = Evaluation(plan=plan, url=url, devices=devices, judge=judge, known=known)
+        evaluation = Evaluation(prepared=prepared, url=url, devices=devices, judge=judge, known=known)
         await evaluation.run()
     return evaluation.attempts
 
 
-def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]:
+def _load_known(folder: LogDirectory, prepared: PreparedEvaluation) -> list[Attempt]:
     """All attempts of attempts.jsonl, among them those that the evaluation that is resumed has made."""
     known = parse_attempts(read_records(folder.path / "attempts.jsonl"))
     for item in known:
-        task = plan.tasks[item.position] if item.position < len(plan.tasks) else item
+        task = prepared.tasks[item.position] if item.position < len(prepared.tasks) else item
         if (item.task_id, item.seed) != (task.task_id, task.seed):
             raise ConfigError(
                 f"expected task {task.task_id!r} with seed {task.seed} at place {item.position} of attempts.jsonl, got "
@@ -134,22 +132,24 @@ def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]
     return known
 
 
-async def _follow_move(plan: PreparedEvaluation, before: Path, url: str) -> None:
+async def _follow_move(prepared: PreparedEvaluation, before: Path, url: str) -> None:
     """After an evaluation's folder has been moved, rename its models' runs accordingly; a copy has runs of its own."""
-    if before == plan.log_path or (plan.database_url is not None and await asyncio.to_thread(before.exists)):
+    if before == prepared.log_path or (prepared.database_url is not None and await asyncio.to_thread(before.exists)):
         return
     async with open_sessions(url) as sessions, sessions.begin() as session:
-        for model in plan.models:
+        for model in prepared.models:
             moved = await find_training(session, f"{before.name}@{model.name}", str(before))
             if moved is not None:
-                await rename_training(session, moved.id, f"{plan.log_path.name}@{model.name}", str(plan.log_path))
+                await rename_training(
+                    session, moved.id, f"{prepared.log_path.name}@{model.name}", str(prepared.log_path)
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """Makes the missing attempts of each model. Rollouts go to the database; attempts.jsonl says which are complete."""
 
-    plan: PreparedEvaluation
+    prepared: PreparedEvaluation
     url: str
     """Of the database."""
     devices: OpenDevices
@@ -161,44 +161,46 @@ class Evaluation:
     @property
     def attempts(self) -> list[Attempt]:
         """Those that the evaluation asks for."""
-        num_tasks, num_attempts = len(self.plan.tasks), self.plan.config.num_attempts
+        num_tasks, num_attempts = len(self.prepared.tasks), self.prepared.config.num_attempts
         return [item for item in self.known if item.position < num_tasks and item.attempt < num_attempts]
 
     async def run(self) -> None:
         """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
-        plan = self.plan
-        for model in plan.models:
+        prepared = self.prepared
+        for model in prepared.models:
             if isinstance(model, RemoteModel):
-                access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
+                access = EndpointAccess(model.endpoint, read_api_key(model), prepared.params)
                 await self._run_model(model, access, image_token_id=0)  # an endpoint tells no tokens
-        for model_path, engine in plan.engines.items():
-            models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
-            servers = make_servers(plan.config.base_url, engine.server, plan.log_path / "logs")
+        for model_path, engine in prepared.engines.items():
+            models = [
+                item for item in prepared.models if isinstance(item, LocalModel) and item.model_path == model_path
+            ]
+            servers = make_servers(prepared.config.base_url, engine.server, prepared.log_path / "logs")
             async with AsyncExitStack() as stack:
-                if any(missing_attempts(_attempt_job(plan, item), self.known) for item in models):
+                if any(missing_attempts(_attempt_job(prepared, item), self.known) for item in models):
                     async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
                         await start_together(stack, *servers)
                 for model in models:
-                    access = _serve_model(plan, model, servers)
+                    access = _serve_model(prepared, model, servers)
                     await self._run_model(model, access, engine.renderer.image_token_id)
 
     async def _run_model(
         self, model: Model, access: AbstractAsyncContextManager[RecordingAccess], image_token_id: int
     ) -> None:
         """Evaluate a model, as a run of its own in the database; it is reached only if attempts are missing."""
-        plan, job, begun_at = self.plan, _attempt_job(self.plan, model), time.monotonic()
+        prepared, job, begun_at = self.prepared, _attempt_job(self.prepared, model), time.monotonic()
         num_missing = sum(map(len, missing_attempts(job, self.known).values()))
         progress, source = Progress(model=model.name, num_attempts=num_missing), job.group.source
         started = TrainingStarted(
-            run_name=f"{plan.log_path.name}@{model.name}",
-            log_path=str(plan.log_path),
-            config=plan.settings() | model_settings(model),
+            run_name=f"{prepared.log_path.name}@{model.name}",
+            log_path=str(prepared.log_path),
+            config=prepared.settings() | model_settings(model),
             first_step=0,
             total_steps=0,
             kept_group_ids=tuple({job.group_id(item.position) for item in self.known if item.model == model.name}),
         )
         async with DatabaseRecorder(self.url, image_token_id=image_token_id) as recorder, recorded(recorder, started):
-            tasks, group_size = plan.tasks, plan.config.num_attempts
+            tasks, group_size = prepared.tasks, prepared.config.num_attempts
             await recorder.record(
                 SourceStarted(source=source, tasks=tasks, group_size=group_size, policy_version=source.step)
             )
@@ -208,19 +210,19 @@ class Evaluation:
                 await recorder.flush()
                 async with self._writing:
                     records = [asdict(attempt) for attempt in attempts]
-                    await asyncio.to_thread(append_records, plan.log_path / "attempts.jsonl", records)
+                    await asyncio.to_thread(append_records, prepared.log_path / "attempts.jsonl", records)
                 self.known.extend(attempts)
                 progress.count(attempts)
 
             if num_missing:
                 async with access as opened:
                     runner = make_runner(
-                        plan.config,
+                        prepared.config,
                         self.devices,
                         opened,
-                        reward=plan.reward,
+                        reward=prepared.reward,
                         judge=self.judge,
-                        log_folder=plan.log_path / "logs" / "agents",
+                        log_folder=prepared.log_path / "logs" / "agents",
                         recorder=recorder,
                     )
                     await run_missing_attempts(runner, job, list(self.known), keep)
@@ -246,37 +248,37 @@ class Progress:
             print(f"{self.model}: {self.num_done} of {self.num_attempts}, {self.num_solved} solved", flush=True)
 
 
-def _attempt_job(plan: PreparedEvaluation, model: Model) -> AttemptJob:
+def _attempt_job(prepared: PreparedEvaluation, model: Model) -> AttemptJob:
     adapter = model.adapter if isinstance(model, LocalModel) else None
     source = RolloutSource(phase="eval", step=adapter.policy_version if adapter else 0)
-    group = GroupJob(source=source, group_size=plan.config.num_attempts, params=plan.params)
-    return AttemptJob(model=model.name, tasks=plan.tasks, group=group)
+    group = GroupJob(source=source, group_size=prepared.config.num_attempts, params=prepared.params)
+    return AttemptJob(model=model.name, tasks=prepared.tasks, group=group)
 
 
 @asynccontextmanager
 async def _serve_model(
-    plan: PreparedEvaluation, model: LocalModel, servers: Sequence[ModelServer]
+    prepared: PreparedEvaluation, model: LocalModel, servers: Sequence[ModelServer]
 ) -> AsyncGenerator[Gateway]:
     """A gateway to the model, once its adapter is loaded and verified to change the base model."""
-    renderer = plan.engines[model.model_path].renderer
-    async with SamplingClient(*servers, stall_timeout_s=plan.config.devices.turn_timeout_s) as client:
-        await compare_speed(plan.config, client, renderer)
+    renderer = prepared.engines[model.model_path].renderer
+    async with SamplingClient(*servers, stall_timeout_s=prepared.config.devices.turn_timeout_s) as client:
+        await compare_speed(prepared.config, client, renderer)
         if model.adapter is not None:
             adapter = AdapterRef(path=model.adapter.path, policy_version=model.adapter.policy_version)
             canary = Canary(tokens=canary_tokens(renderer), changes_model=model.adapter.changes_model)
             await client.publish(adapter, canary)
-        async with open_gateway(plan.config, client, renderer, plan.params) as gateway:
+        async with open_gateway(prepared.config, client, renderer, prepared.params) as gateway:
             yield gateway
 
 
-def _write_results(plan: PreparedEvaluation, folder: LogDirectory, attempts: Sequence[Attempt]) -> Comparison:
-    comparison = compare_models(attempts, [model.name for model in plan.models])
-    write_comparison(folder.path, comparison, title=_title(plan), settings=plan.settings())
-    write_comparison_plot(folder.path / "results.png", comparison, title=_title(plan))
+def _write_results(prepared: PreparedEvaluation, folder: LogDirectory, attempts: Sequence[Attempt]) -> Comparison:
+    comparison = compare_models(attempts, [model.name for model in prepared.models])
+    write_comparison(folder.path, comparison, title=_title(prepared), settings=prepared.settings())
+    write_comparison_plot(folder.path / "results.png", comparison, title=_title(prepared))
     return comparison
 
 
-def _title(plan: PreparedEvaluation) -> str:
-    config = plan.config
+def _title(prepared: PreparedEvaluation) -> str:
+    config = prepared.config
     attempts = "one attempt each" if config.num_attempts == 1 else f"{config.num_attempts} attempts each"
-    return f"{num_of(len(plan.tasks), 'task')}, {attempts}, temperature {config.temperature:g}"
+    return f"{num_of(len(prepared.tasks), 'task')}, {attempts}, temperature {config.temperature:g}"

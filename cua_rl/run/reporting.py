@@ -11,7 +11,7 @@ from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
-from cua_rl.run.training_plan import PreparedTraining
+from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve
 from cua_rl.run_folder.log_directory import LogDirectory
 
@@ -35,25 +35,25 @@ def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
 
 
 def open_report(
-    stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory, first_step: int, curve: Curve
+    stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, first_step: int, curve: Curve
 ) -> RunReport:
-    config = plan.config
+    config = prepared.config
     display = stack.enter_context(
         ProgressDisplay(
-            config.max_steps, first_step=first_step, eval_every=config.eval_every if plan.eval_tasks else None
+            config.max_steps, first_step=first_step, eval_every=config.eval_every if prepared.eval_tasks else None
         )
     )
     if config.model_name is None:
-        devices = plan.devices.environment.name
+        devices = prepared.devices.environment.name
         display.note(f"embedded demo: tiny Qwen3-VL ({devices}), real vLLM (name a model with model_name=...)")
-    display.note(f"run {plan.run_name} in {folder.path}")
+    display.note(f"run {prepared.run_name} in {folder.path}")
     metric_log = stack.enter_context(
         MetricLog(
             folder.path,
             config=plain_config(config),
             first_step=first_step,
             wandb_project=config.wandb_project,
-            wandb_name=config.wandb_name or plan.run_name,
+            wandb_name=config.wandb_name or prepared.run_name,
         )
     )
     return RunReport(
@@ -66,17 +66,17 @@ def open_report(
 
 
 async def finish_report(
-    report: RunReport, plan: PreparedTraining, folder: LogDirectory, *, setup_time_s: float, train_time_s: float
+    report: RunReport, prepared: PreparedTraining, folder: LogDirectory, *, setup_time_s: float, train_time_s: float
 ) -> None:
     """Write summary.json and reward.png and print the table that ends the run."""
     summary = RunSummary(
-        run_name=plan.run_name,
+        run_name=prepared.run_name,
         log_path=str(folder.path),
         baseline_success_rate=report.baseline_success_rate,
         final_success_rate=report.final_success_rate,
         num_eval_rollouts=report.num_eval_rollouts,
         baseline_step=report.baseline_step,
-        num_steps=plan.config.max_steps,
+        num_steps=prepared.config.max_steps,
         setup_time_s=setup_time_s,
         train_time_s=train_time_s,
         parity_mean_abs=report.parity_mean_abs,
@@ -84,6 +84,6 @@ async def finish_report(
     )
     write_summary(folder.path / "summary.json", summary)
     await asyncio.to_thread(
-        write_reward_plot, folder.metrics_path, folder.path / "reward.png", title=f"Success of {plan.run_name}"
+        write_reward_plot, folder.metrics_path, folder.path / "reward.png", title=f"Success of {prepared.run_name}"
     )
     print_summary(summary)

@@ -82,8 +82,8 @@ def plan_trainer(request: Request) -> MemoryBudget:
         trainer = with_values(trainer, sharding="none")
     if trainer.gradient_checkpointing is None and not is_here:
         trainer = with_values(trainer, gradient_checkpointing=True)  # the memory of other hosts is not known here
-    plan = plan_memory(replace(request, trainer=trainer, has_trainer=is_here))
-    num_processes = plan.gpus.num_trainer_processes
+    memory = plan_memory(replace(request, trainer=trainer, has_trainer=is_here))
+    num_processes = memory.gpus.num_trainer_processes
     if is_here and num_processes % trainer.context_parallel:
         raise ConfigError(
             f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
@@ -94,4 +94,4 @@ def plan_trainer(request: Request) -> MemoryBudget:
             "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
             "trainer.address; set trainer.sharding=full"
         )
-    return plan
+    return memory

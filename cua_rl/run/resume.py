@@ -15,8 +15,8 @@ from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates, load_outcomes, newest_success_ids
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
+from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
@@ -81,7 +81,7 @@ async def follow_move(attempt: EarlierAttempt, run_name: str, url: str, *, is_ow
 
 async def load_weights(
     trainer: TrainingClient,
-    plan: PreparedTraining,
+    prepared: PreparedTraining,
     folder: LogDirectory,
     checkpoint: Checkpoint | None,
     *,
@@ -95,11 +95,11 @@ async def load_weights(
     reference = folder.path / "reference"
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
-    elif plan.checkpoint_path is not None:
-        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    elif prepared.checkpoint_path is not None:
+        await trainer.load_state(prepared.checkpoint_path, with_optimizer=False)
         await trainer.save_weights_for_sampler(reference)
-    if plan.checkpoint_path is not None and needs_reference:
-        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
+    if prepared.checkpoint_path is not None and needs_reference:
+        await trainer.load_reference(reference if reference.is_dir() else prepared.checkpoint_path)
 
 
 def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:

@@ -19,9 +19,9 @@ from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
 from cua_rl.run.decisions import print_decisions, print_settings, sft_decisions
 from cua_rl.run.devices import make_expert_backend
+from cua_rl.run.prepared_sft import PreparedSft, log_path, prepare_sft, require_same_run
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.sft_plan import PreparedSft, log_path, plan_sft, require_same_run
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
@@ -39,75 +39,75 @@ async def run_sft(config: SftConfig) -> None:
     config = attempt.complete(config) if attempt else config
     settings = DeviceConfig(screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with make_expert_backend(config.tasks, settings) as devices:
-        plan = await plan_sft(config, devices)
-        settings = plain_config(config) | plan.effective()
+        prepared = await prepare_sft(config, devices)
+        settings = plain_config(config) | prepared.effective()
         if config.dry_run:
-            print_decisions(sft_decisions(plan))
+            print_decisions(sft_decisions(prepared))
         if attempt is not None:
-            require_same_run(plan, attempt)
+            require_same_run(prepared, attempt)
             print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
         if config.model_name is not None:  # the demo needs no memory estimate
-            print(plan.memory.table(), file=sys.stderr)
+            print(prepared.memory.table(), file=sys.stderr)
         if config.dry_run:
-            print_settings(settings, plan.config)
+            print_settings(settings, prepared.config)
             return
-        await asyncio.to_thread(fetch_weights, config.model_name, plan.config.trainer.model_path)
-        with prepare_log_directory(plan.log_path, behavior) as folder:
+        await asyncio.to_thread(fetch_weights, config.model_name, prepared.config.trainer.model_path)
+        with prepare_log_directory(prepared.log_path, behavior) as folder:
             if folder.decision is Decision.SKIP:
                 print(f"skipped: {folder.path} holds an earlier run")
                 return
             folder.write_config(settings)
             with say_how_to_go_on(folder.path, "sft"):
-                await _run(plan, folder, attempt.checkpoint if attempt else None)
-            _print_summary(plan, folder)
+                await _run(prepared, folder, attempt.checkpoint if attempt else None)
+            _print_summary(prepared, folder)
 
 
-async def _run(plan: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None) -> None:
+async def _run(prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None) -> None:
     first_step = checkpoint.step + 1 if checkpoint else 1
     folder.truncate_after(checkpoint.step if checkpoint else -1)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        eval_every = plan.config.eval_every if plan.data.num_held_out else None
-        display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step, eval_every=eval_every))
-        display.note(f"run {plan.run_name} in {folder.path}")
-        display.note(f"learns from {plan.data.description}, {plan.data.num_held_out} held out")
+        eval_every = prepared.config.eval_every if prepared.data.num_held_out else None
+        display = stack.enter_context(ProgressDisplay(prepared.max_steps, first_step=first_step, eval_every=eval_every))
+        display.note(f"run {prepared.run_name} in {folder.path}")
+        display.note(f"learns from {prepared.data.description}, {prepared.data.num_held_out} held out")
         log = stack.enter_context(
             MetricLog(
                 folder.path,
-                config=plain_config(plan.config),
+                config=plain_config(prepared.config),
                 first_step=first_step,
-                wandb_project=plan.config.wandb_project,
-                wandb_name=plan.config.wandb_name or plan.run_name,
+                wandb_project=prepared.config.wandb_project,
+                wandb_name=prepared.config.wandb_name or prepared.run_name,
             )
         )
         async with starting("trainer", display.status):
-            trainer = await _start_trainer(stack, plan, folder, checkpoint)
-        loop = SftLoop(plan=plan, folder=folder, trainer=trainer, log=log, display=display)
+            trainer = await _start_trainer(stack, prepared, folder, checkpoint)
+        loop = SftLoop(prepared=prepared, folder=folder, trainer=trainer, log=log, display=display)
         await loop.run(first_step)
 
 
 async def _start_trainer(
-    stack: AsyncExitStack, plan: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack, prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    client = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
+    client = TrainingClient(prepared.config.trainer, folder.path / "logs" / "trainer.log")
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
-    elif plan.checkpoint_path is not None:
-        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    elif prepared.checkpoint_path is not None:
+        await trainer.load_state(prepared.checkpoint_path, with_optimizer=False)
     return trainer
 
 
-def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
+def _print_summary(prepared: PreparedSft, folder: LogDirectory) -> None:
     """Write summary.json, and print the results and the command that continues with reinforcement learning."""
     records = read_records(folder.metrics_path)
     losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
     last = folder.checkpoints()[-1]
     summary = {
-        "run_name": plan.run_name,
+        "run_name": prepared.run_name,
         "log_path": str(folder.path),
-        "num_steps": plan.max_steps,
+        "num_steps": prepared.max_steps,
         "first_held_out_loss": losses[0] if losses else None,
         "last_held_out_loss": losses[-1] if losses else None,
         "state_path": str(last.state_path),
@@ -116,7 +116,7 @@ def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
     write_text(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     if losses:
         print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token")
-    config = plan.config
+    config = prepared.config
     print(f"{'adapter' if config.lora_rank else 'model'}: {last.sampler_path}")
     adapted = {
         "model_name": config.model_name,
@@ -135,7 +135,7 @@ def _print_summary(plan: PreparedSft, folder: LogDirectory) -> None:
 class SftLoop:
     """A run. Batches and learning rates depend only on seed and step, so a resumed run is identical."""
 
-    plan: PreparedSft
+    prepared: PreparedSft
     folder: LogDirectory
     trainer: TrainingClient
     log: MetricLog
@@ -143,11 +143,11 @@ class SftLoop:
 
     async def run(self, first_step: int) -> None:
         """Train from `first_step` (1 in a new run) to the end; the next batch is drawn while this one trains."""
-        held_out = await self.plan.data.dataset.held_out()
+        held_out = await self.prepared.data.dataset.held_out()
         if first_step == 1:
             await self._evaluate(0, held_out)
         self.display.begin_steps()
-        max_steps = self.plan.max_steps
+        max_steps = self.prepared.max_steps
         async with asyncio.TaskGroup() as tasks:
             drawing = tasks.create_task(self._draw(first_step))
             for step in range(first_step, max_steps + 1):
@@ -158,10 +158,10 @@ class SftLoop:
                     drawing = tasks.create_task(self._draw(step + 1))
                 trained = await self._train(step, datums)
                 metrics = merge_metrics(trained, {"time/wait_s": waited_s, "time/step_s": time.monotonic() - started})
-                config, is_last = self.plan.config, step == self.plan.max_steps
-                num_examples = self.plan.data.dataset.num_examples
+                config, is_last = self.prepared.config, step == self.prepared.max_steps
+                num_examples = self.prepared.data.dataset.num_examples
                 metrics = merge_metrics(metrics, epoch_metrics(step, config.batch_size, num_examples))
-                progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
+                progress = {"progress/step": float(step), "progress/done_frac": step / self.prepared.max_steps}
                 self.log.log(step, merge_metrics(progress, metrics))
                 self.display.step(step, metrics)
                 # evaluate before saving: a run that resumes from a checkpoint never measures again what it covers
@@ -176,13 +176,13 @@ class SftLoop:
                     await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:
-        if step > self.plan.max_steps:
+        if step > self.prepared.max_steps:
             return []
-        return await self.plan.data.dataset.batch(step - 1, self.plan.config.batch_size)
+        return await self.prepared.data.dataset.batch(step - 1, self.prepared.config.batch_size)
 
     async def _train(self, step: int, datums: Sequence[Datum]) -> dict[str, float]:
-        config = self.plan.config
-        optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, self.plan.max_steps))
+        config = self.prepared.config
+        optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, self.prepared.max_steps))
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)
@@ -198,7 +198,7 @@ class SftLoop:
         if not held_out:
             return
         started, losses = time.monotonic(), list[float]()
-        size = self.plan.config.batch_size
+        size = self.prepared.config.batch_size
         for part in (held_out[start : start + size] for start in range(0, len(held_out), size)):
             rows = await self.trainer.forward(part)
             losses += [
@@ -221,5 +221,5 @@ class SftLoop:
         await self.trainer.save_state(state_path)
         checkpoint = Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
         await asyncio.to_thread(self.folder.record_checkpoint, checkpoint)
-        kept = self.plan.config.checkpoints
+        kept = self.prepared.config.checkpoints
         await asyncio.to_thread(self.folder.prune_checkpoints, kept.keep_checkpoints, kept.keep_every)

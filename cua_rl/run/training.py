@@ -28,13 +28,13 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluati
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
+from cua_rl.run.prepared_training import PreparedTraining, log_path, prepare_training
 from cua_rl.run.recording import open_database, recorded
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
     Curve,
@@ -65,21 +65,21 @@ async def run_training(config: CLIConfig) -> None:
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
     attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "train")
     config = attempt.complete(config) if attempt else config
-    plan = await plan_run(config, reference=attempt.reference if attempt else None)
-    settings = plain_config(config) | plan.effective()
+    prepared = await prepare_training(config, reference=attempt.reference if attempt else None)
+    settings = plain_config(config) | prepared.effective()
     if config.dry_run:
-        print_decisions(training_decisions(plan))
+        print_decisions(training_decisions(prepared))
     if attempt is not None:
         print("\n".join(attempt.describe(config, settings)), file=sys.stderr)
         allows_changes = config.checkpoints.resume_with == "changes"
         settings[CHANGED] = attempt.record(config, settings, allows_changes=allows_changes)
     if config.model_name is not None:  # the demo needs no memory estimate
-        print(plan.memory.table(), file=sys.stderr)
+        print(prepared.memory.table(), file=sys.stderr)
     if config.dry_run:
-        print_settings(settings, plan.config)
+        print_settings(settings, prepared.config)
         return
-    await asyncio.to_thread(fetch_weights, config.model_name, plan.config.server.model_path)
-    with prepare_log_directory(plan.log_path, behavior) as folder:
+    await asyncio.to_thread(fetch_weights, config.model_name, prepared.config.server.model_path)
+    with prepare_log_directory(prepared.log_path, behavior) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
             return
@@ -87,11 +87,11 @@ async def run_training(config: CLIConfig) -> None:
         folder.truncate_after(attempt.num_done if attempt and attempt.checkpoint else -1)
         folder.write_config(settings)
         with say_how_to_go_on(folder.path, "train"):
-            await _run(plan, folder, started, attempt, settings)
+            await _run(prepared, folder, started, attempt, settings)
 
 
 async def _run(
-    plan: PreparedTraining,
+    prepared: PreparedTraining,
     folder: LogDirectory,
     started: float,
     attempt: EarlierAttempt | None,
@@ -100,42 +100,42 @@ async def _run(
     """Start the components, train, and record how the run ended."""
     checkpoint = attempt.checkpoint if attempt else None
     num_done = checkpoint.step if checkpoint else 0
-    first_step, curve = num_done + 1, curve_at(stored, plan.config.max_steps)
+    first_step, curve = num_done + 1, curve_at(stored, prepared.config.max_steps)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        url = await open_database(stack, plan.database_url, folder.path)
+        url = await open_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
-            await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
-        image_token_id, linger_s = plan.renderer.image_token_id, LINGER_S if plan.config.has_workers else 0.0
+            await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
+        image_token_id, linger_s = prepared.renderer.image_token_id, LINGER_S if prepared.config.has_workers else 0.0
         own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
-        recorder = await send_events(stack, own, plan.monitor, folder.path, image_token_id)
-        if plan.config.trace:
+        recorder = await send_events(stack, own, prepared.monitor, folder.path, image_token_id)
+        if prepared.config.trace:
             recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
-        report = open_report(stack, plan, folder, first_step, curve)
-        shown_at = await show_run(stack, plan.config.monitor, url, folder.path)
+        report = open_report(stack, prepared, folder, first_step, curve)
+        shown_at = await show_run(stack, prepared.config.monitor, url, folder.path)
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
-        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url, curve)
+        resumed = await load_resumed(prepared.config, folder, prepared.run_name, num_done, url, curve)
         event = TrainingStarted(
-            run_name=plan.run_name,
+            run_name=prepared.run_name,
             log_path=str(folder.path),
             config=stored,
             first_step=first_step,
-            total_steps=plan.config.max_steps,
+            total_steps=prepared.config.max_steps,
             kept_group_ids=resumed.kept_group_ids,
         )
         async with recorded(recorder, event):
-            devices = await open_local_devices(stack, plan)
-            memory = await load_memory(plan.config, folder, num_done, own, url)
+            devices = await open_local_devices(stack, prepared)
+            memory = await load_memory(prepared.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
-                engine = await _start_engine(stack, plan, folder, checkpoint)
-            rollouts = await open_rollouts(stack, plan, engine.sampler, recorder, own, url, devices)
+                engine = await _start_engine(stack, prepared, folder, checkpoint)
+            rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()
-            settings = _loop_settings(plan, first_step, resumed.owed_evaluations, curve)
-            parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
-            await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
-    await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
+            settings = _loop_settings(prepared, first_step, resumed.owed_evaluations, curve)
+            parts = _parts(prepared, folder, engine, rollouts, recorder, report, memory)
+            await run_loop(prepared.config, settings, parts, resumed.start, engine.sampler)
+    await finish_report(report, prepared, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,34 +147,34 @@ class Engine:
 
 
 async def _start_engine(
-    stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    servers = make_servers(plan.config.base_url, plan.config.server, folder.path / "logs")
-    trainer = TrainingClient(plan.config.trainer, folder.path / "logs" / "trainer.log")
-    if plan.memory.gpus.is_shared:
+    servers = make_servers(prepared.config.base_url, prepared.config.server, folder.path / "logs")
+    trainer = TrainingClient(prepared.config.trainer, folder.path / "logs" / "trainer.log")
+    if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)
     else:
         await start_together(stack, *servers, trainer)
-    await load_weights(trainer, plan, folder, checkpoint, needs_reference=plan.config.has_kl_term)
-    stall_timeout_s = plan.config.devices.turn_timeout_s
+    await load_weights(trainer, prepared, folder, checkpoint, needs_reference=prepared.config.has_kl_term)
+    stall_timeout_s = prepared.config.devices.turn_timeout_s
     sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))
-    await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
-    await compare_speed(plan.config, sampler, plan.renderer)
+    await prove_adapters(trainer, sampler, prepared, prepared.log_path / "probe")
+    await compare_speed(prepared.config, sampler, prepared.renderer)
     return Engine(trainer=trainer, sampler=sampler)
 
 
 async def prove_adapters(
-    trainer: TrainingClient, sampler: SamplingClient, plan: PreparedTraining, folder: Path
+    trainer: TrainingClient, sampler: SamplingClient, prepared: PreparedTraining, folder: Path
 ) -> dict[AdapterPart, tuple[float, float]]:
     """Verify that the server applies adapters as the trainer does, before the first step.
 
     Each part of the model with an adapter gets a probe, verified on a prompt with an image. Returns for each part the
     change of the log-probabilities and its difference from the trainer's, nats. Raises `AdapterError` if it does not.
     """
-    settings = plan.config.trainer
+    settings = prepared.config.trainer
     parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []
     if settings.adapts_vision:
         parts.append("vision")
@@ -182,7 +182,7 @@ async def prove_adapters(
     for part in parts:
         try:
             adapter, canary = await make_probe(
-                trainer, image_canary(plan.renderer), rounding_limit(plan.config), folder, part
+                trainer, image_canary(prepared.renderer), rounding_limit(prepared.config), folder, part
             )
             proofs[part] = await sampler.probe(adapter, canary)
         except AdapterError as error:
@@ -194,22 +194,22 @@ async def prove_adapters(
 
 
 def _loop_settings(
-    plan: PreparedTraining, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
+    prepared: PreparedTraining, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
 ) -> LoopSettings:
-    config = plan.config
+    config = prepared.config
     return LoopSettings(
         config=config,
         params=sampling_params(config, config.temperature),
-        image_token_id=plan.renderer.image_token_id,
+        image_token_id=prepared.renderer.image_token_id,
         first_step=first_step,
-        num_tasks=len(plan.train_tasks.templates),
+        num_tasks=len(prepared.train_tasks.templates),
         begins_curve=first_step == curve.after_step + 1,
         owed_evaluations=owed_evaluations,
     )
 
 
 def _parts(
-    plan: PreparedTraining,
+    prepared: PreparedTraining,
     folder: LogDirectory,
     engine: Engine,
     rollouts: Rollouts,
@@ -218,21 +218,21 @@ def _parts(
     memory: Memory,
 ) -> LoopParts:
     """Wire the components of the training loop."""
-    config = plan.config
+    config = prepared.config
     own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
-        tasks=plan.eval_tasks,
+        tasks=prepared.eval_tasks,
         runner=rollouts.for_evaluation,
         params=sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,
         num_attempts=config.evaluation.eval_attempts,
     )
     return LoopParts(
-        tasks=make_task_stream(config, plan.train_tasks, memory),
+        tasks=make_task_stream(config, prepared.train_tasks, memory),
         runner=rollouts.for_training,
         trainer=engine.trainer,
-        policy=_served_policy(plan, engine, folder, rollouts.announce),
-        evaluator=evaluator if plan.eval_tasks else None,
+        policy=_served_policy(prepared, engine, folder, rollouts.announce),
+        evaluator=evaluator if prepared.eval_tasks else None,
         recorder=recorder,
         log=report,
         memory=memory,
@@ -242,13 +242,13 @@ def _parts(
     )
 
 
-def canary_prompt(plan: PreparedTraining) -> ModelInput:
+def canary_prompt(prepared: PreparedTraining) -> ModelInput:
     """The prompt of the canary: with an image if the adapter affects the vision tower."""
-    return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
+    return (image_canary if prepared.config.trainer.adapts_vision else text_canary)(prepared.renderer)
 
 
 def _served_policy(
-    plan: PreparedTraining, engine: Engine, folder: LogDirectory, announce: Callable[[], None]
+    prepared: PreparedTraining, engine: Engine, folder: LogDirectory, announce: Callable[[], None]
 ) -> ServedPolicy:
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
@@ -256,11 +256,11 @@ def _served_policy(
 
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
-        folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
+        folder.prune_checkpoints(prepared.config.checkpoints.keep_checkpoints, prepared.config.checkpoints.keep_every)
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, canary_prompt(plan), rounding_limit(plan.config)),
+        make_canary=partial(make_canary, engine.trainer, canary_prompt(prepared), rounding_limit(prepared.config)),
         load_and_prove=publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,

@@ -27,9 +27,9 @@ from cua_rl.host.processes import OwnedProcess
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.run.devices import OpenDevices, open_devices
+from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run.rollouts import open_runners
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.types.errors import ConfigError, CuaError, boundary
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner
@@ -57,17 +57,17 @@ class Rollouts:
     """Called after each publication."""
 
 
-async def open_local_devices(stack: AsyncExitStack, plan: PreparedTraining) -> OpenDevices | None:
+async def open_local_devices(stack: AsyncExitStack, prepared: PreparedTraining) -> OpenDevices | None:
     """The devices of the run, unless workers have them."""
-    if plan.config.has_workers:
+    if prepared.config.has_workers:
         return None
-    devices = open_devices(plan.devices, max_devices=plan.config.max_concurrent_rollouts)
+    devices = open_devices(prepared.devices, max_devices=prepared.config.max_concurrent_rollouts)
     return await stack.enter_async_context(devices)
 
 
 async def open_rollouts(
     stack: AsyncExitStack,
-    plan: PreparedTraining,
+    prepared: PreparedTraining,
     sampler: SamplingClient,
     recorder: Recorder,
     own: DatabaseRecorder,
@@ -80,20 +80,20 @@ async def open_rollouts(
     """
     if devices is not None:
         runners = open_runners(
-            plan.config,
+            prepared.config,
             devices,
             sampler,
-            plan.renderer,
-            plan.judge,
-            reward=plan.reward,
-            log_folder=plan.log_path / "logs" / "agents",
+            prepared.renderer,
+            prepared.judge,
+            reward=prepared.reward,
+            log_folder=prepared.log_path / "logs" / "agents",
             recorder=recorder,
         )
         make = await stack.enter_async_context(runners)
         # of their own each: evaluations and training share the devices
         return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
-    workers = await stack.enter_async_context(open_workers(plan, sampler, recorder, own, url))
-    runner = workers if recorder is own else ReportingRunner(workers, recorder, plan.config.max_turns)
+    workers = await stack.enter_async_context(open_workers(prepared, sampler, recorder, own, url))
+    runner = workers if recorder is own else ReportingRunner(workers, recorder, prepared.config.max_turns)
     return Rollouts(
         for_training=runner, for_evaluation=runner, device_metrics=workers.take_metrics, announce=workers.announce
     )
@@ -101,7 +101,7 @@ async def open_rollouts(
 
 @asynccontextmanager
 async def open_workers(
-    plan: PreparedTraining,
+    prepared: PreparedTraining,
     sampler: SamplingClient,
     recorder: Recorder,
     own: DatabaseRecorder,
@@ -109,11 +109,11 @@ async def open_workers(
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator[RemoteRunner]:
     """Serve workers and start the run's own; they end with the block."""
-    config = plan.config
+    config = prepared.config
     token = environ.get(TOKEN_VARIABLE) or make_key()
     remember_secrets({TOKEN_VARIABLE: token})
     await recorder.flush()  # from now on the row of this attempt has a key
-    setup = make_setup(plan, sampler, own, url)
+    setup = make_setup(prepared, sampler, own, url)
     runner = RemoteRunner(sampler, recorder, lambda: setup)
     async with AsyncExitStack() as stack:
         app = make_worker_app(runner, token)
@@ -122,20 +122,20 @@ async def open_workers(
         tasks = [asyncio.create_task(runner.watch(), name="watch-workers")]
         for number in range(1, config.rollout_workers + 1):
             name = f"{'ray' if config.workers.launcher == 'ray' else 'local'}-{number}"
-            attempt = _make_attempt(plan, address, token, name, environ)
+            attempt = _make_attempt(prepared, address, token, name, environ)
             tasks.append(asyncio.create_task(keep_alive(runner, name, attempt), name=f"worker-{name}"))
         stack.push_async_callback(_cancel, tasks)
         stack.callback(runner.end)
         yield runner
 
 
-def make_setup(plan: PreparedTraining, sampler: SamplingClient, own: DatabaseRecorder, url: str) -> WorkerSetup:
+def make_setup(prepared: PreparedTraining, sampler: SamplingClient, own: DatabaseRecorder, url: str) -> WorkerSetup:
     """What the workers of a run need to know."""
     if own.training_id is None:
         raise RuntimeError("expected the recorder to know its training; record TrainingStarted first")
     return WorkerSetup(
-        settings=settings_of(_share(plan.config)),
-        log_path=str(plan.log_path),
+        settings=settings_of(_share(prepared.config)),
+        log_path=str(prepared.log_path),
         database_url=url,
         training_id=own.training_id,
         attempt_id=own.attempt_id.hex,
@@ -165,9 +165,11 @@ def settings_of(config: CLIConfig) -> dict[str, str]:
     }
 
 
-def _make_attempt(plan: PreparedTraining, address: str, token: str, name: str, environ: Mapping[str, str]) -> Attempt:
+def _make_attempt(
+    prepared: PreparedTraining, address: str, token: str, name: str, environ: Mapping[str, str]
+) -> Attempt:
     """How one of the run's own workers runs; they share the run's devices evenly."""
-    config = plan.config
+    config = prepared.config
     num_slots = ceil(config.max_concurrent_rollouts / config.rollout_workers)
     settings = {"controller": address, "name": name, "device_slots": num_slots}
     secret = {TOKEN_VARIABLE: token} | ({"GBOX_API_KEY": config.gbox_api_key} if config.gbox_api_key else {})
@@ -181,7 +183,7 @@ def _make_attempt(plan: PreparedTraining, address: str, token: str, name: str, e
             *(f"{key}={value}" for key, value in settings.items()),
         ],
         name=f"rollout worker {name}",
-        log_path=plan.log_path / "logs" / f"worker-{name}.log",
+        log_path=prepared.log_path / "logs" / f"worker-{name}.log",
         environment={**environ, **secret},
     )
     return partial(_attempt_process, process)

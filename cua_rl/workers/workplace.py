@@ -23,9 +23,9 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.run.devices import open_devices, prepare_devices
 from cua_rl.run.judge import plan_judge
+from cua_rl.run.prepared_training import load_task_sets
 from cua_rl.run.rollouts import freeze_loaded_objects, open_runners
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import load_task_sets
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer

@@ -194,7 +194,7 @@ async def test_steps_of_unequal_lengths_are_reported_with_the_clocks_meanwhile(e
 
 async def test_no_second_trainer_is_asked_for_on_other_hosts(exam: Examination) -> None:
     elsewhere = with_values(exam.config.trainer, address="10.0.0.1:29400")
-    exam.plan = replace(exam.plan, config=with_values(exam.config, trainer=elsewhere))
+    exam.prepared = replace(exam.prepared, config=with_values(exam.config, trainer=elsewhere))
     exam.grad_norm = 1.0
 
     assert (await check_two_processes(exam)).verdict == "not tried"
@@ -214,7 +214,7 @@ async def test_a_peak_above_the_plan_is_a_warning(
 ) -> None:
     machine = find_machine("2x22.5", {}, is_dry_run=True)
     planned = {"weights": 8 * GIB, "activations": 2 * GIB, "CUDA": 1 * GIB}
-    exam.plan = replace(exam.plan, memory=replace(exam.plan.memory, machine=machine, trainer=planned))
+    exam.prepared = replace(exam.prepared, memory=replace(exam.prepared.memory, machine=machine, trainer=planned))
     exam.trained = {"trainer/peak_cuda_gib": peak_gib, "trainer/peak_reserved_gib": peak_gib + 0.4}
     exam.ask_driver = lambda _: IDLE.replace("23034, 3\n1", f"23034, {used}\n1")
 
@@ -294,9 +294,9 @@ async def test_a_process_that_does_not_answer_is_asked_once(exam: Examination) -
 async def test_a_process_that_loads_large_weights_from_a_slow_disk_is_not_given_up(
     exam: Examination, tmp_path: Path
 ) -> None:
-    config = exam.plan.config
+    config = exam.prepared.config
     config = with_values(config, server=with_values(config.server, model_path=tmp_path))
-    exam.plan = replace(exam.plan, config=config)
+    exam.prepared = replace(exam.prepared, config=config)
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(64 * 10**9)  # takes no room on the disk
 

@@ -9,7 +9,7 @@ import pytest
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.evaluate import main
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
+from cua_rl.run.prepared_evaluation import prepare_evaluation, require_same_evaluation
 from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run_folder.checkpoints import load_adapter_folder
 from cua_rl.sampling.config import ServerConfig
@@ -130,7 +130,7 @@ def test_an_adapter_is_not_evaluated_with_other_settings_than_its_training_witho
 
 async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resumed(tmp_path: Path) -> None:
     config = EvaluateConfig(log_path=str(tmp_path / "out"), base_url=None)
-    now = (await plan_evaluation(config)).settings()
+    now = (await prepare_evaluation(config)).settings()
     groups = {name: now.pop(name) for name in ("devices", "agent", "server", "gateway", "judge")}
     earlier = now | {"coordinate_mode": "direct", "screen_scale": 1, "browser_scale": None, "judge_model": None}
 
@@ -153,8 +153,8 @@ async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resume
 async def test_attempts_with_other_screenshots_are_not_mixed_when_an_evaluation_is_resumed(
     other: EvaluateConfig, name: str
 ) -> None:
-    before = (await plan_evaluation(EvaluateConfig())).settings()
+    before = (await prepare_evaluation(EvaluateConfig())).settings()
 
     require_same_evaluation(before, before)
     with pytest.raises(ConfigError, match=f"got other {name}; use its settings"):
-        require_same_evaluation(before, (await plan_evaluation(other)).settings())
+        require_same_evaluation(before, (await prepare_evaluation(other)).settings())

@@ -25,10 +25,10 @@ from cua_rl.run.preflight import (
     require_monitor,
     require_room,
 )
+from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.resolve import resolve, rounding_limit
 from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run.training_config import CLIConfig, MonitorSettings
-from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import TrainerConfig
@@ -120,10 +120,10 @@ async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: 
         log_path=str(tmp_path / "run"), monitor=MonitorSettings(base_url="http://127.0.0.1:9", project_token="token")
     )
     with pytest.raises(ConfigError, match=r"monitor\.base_url: expected a monitor that answers"):
-        await plan_run(config, {})
+        await prepare_training(config, {})
     (tmp_path / "run" / "monitor_spool").mkdir(parents=True)
 
-    plan = await plan_run(config, {})
+    plan = await prepare_training(config, {})
 
     assert plan.monitor is not None
 

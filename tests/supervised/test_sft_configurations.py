@@ -10,7 +10,7 @@ import pytest
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.sft import main
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.run.sft_plan import require_recorded_size
+from cua_rl.run.prepared_sft import require_recorded_size
 from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError

@@ -9,9 +9,9 @@ from threading import Event
 import pytest
 
 from cua_rl.environments.table import ENVIRONMENTS
+from cua_rl.run.prepared_training import check_workers
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import check_workers
 from cua_rl.types.errors import ConfigError, CuaError
 from cua_rl.workers.launch import keep_alive
 from cua_rl.workers.ray_workers import connect, reachable

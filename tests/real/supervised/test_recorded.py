@@ -15,7 +15,7 @@ from cua_rl.database.migrations import alembic_config, migrate
 from cua_rl.database.models import Training
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.run.sft_plan import build_recorded_examples
+from cua_rl.run.prepared_sft import build_recorded_examples
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.supervised.recorded import load_successes
 from cua_rl.types.errors import ConfigError

@@ -120,11 +120,11 @@ class PreparedEvaluation:
         }
 
 
-async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
+async def prepare_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
-    engines = {path: _plan_engine(path, config, models) for path in paths}
+    engines = {path: _prepare_engine(path, config, models) for path in paths}
     if config.base_url is not None and len(paths) > 1:
         raise ConfigError(
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
@@ -217,7 +217,7 @@ def _name(model: Mapping[str, Any]) -> str:
     return str(model["name"])
 
 
-def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
+def _prepare_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
@@ -241,10 +241,10 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
         num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
     )
-    plan = plan_memory(request)
-    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
-        require_platform(plan.gpus, installed_platform())
-    return LocalEngine(renderer=renderer, server=plan.fill_server(server), memory=plan)
+    memory = plan_memory(request)
+    if config.base_url is None and config.machine is None:  # otherwise for another machine
+        require_platform(memory.gpus, installed_platform())
+    return LocalEngine(renderer=renderer, server=memory.fill_server(server), memory=memory)
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

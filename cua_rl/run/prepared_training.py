@@ -93,7 +93,7 @@ class PreparedTraining:
         }
 
 
-async def plan_run(
+async def prepare_training(
     config: CLIConfig, environ: Mapping[str, str] = os.environ, *, reference: Path | None = None
 ) -> PreparedTraining:
     """Resolve the configuration, for a resumed run with its copy of the weights that it began with; raises

@@ -24,9 +24,9 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.devices import find_experts, require_own_model
+from cua_rl.run.prepared_training import check_trainer
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.training_plan import check_trainer
 from cua_rl.run_folder.checkpoints import find_checkpoint
 from cua_rl.run_folder.earlier_attempt import EarlierAttempt
 from cua_rl.run_folder.log_directory import run_folder
@@ -98,10 +98,12 @@ class PreparedSft:
         }
 
 
-async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> PreparedSft:
+async def prepare_sft(
+    config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ
+) -> PreparedSft:
     """Resolve the configuration; raises `ConfigError` for the first problem.
 
-    `devices` are where experts work; they stay open as long as the plan is used.
+    `devices` are where experts work; they stay open as long as it is used.
     """
     require_wandb(config.wandb_project)
     if config.data == "experts":
@@ -184,10 +186,10 @@ def log_path(config: SftConfig) -> Path:
     return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
-def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
+def require_same_run(prepared: PreparedSft, attempt: EarlierAttempt) -> None:
     """Raises `ConfigError` if the run began with other data or settings that its batches depend on."""
     before = attempt.settings
-    now = plain_config(plan.config) | plan.effective()
+    now = plain_config(prepared.config) | prepared.effective()
     for name in _FIXED:
         (_, was), (_, wanted) = find_stored(before, name), find_stored(now, name)
         if was != wanted:
