@@ -29,13 +29,6 @@ class RecordedSuccesses:
     """Successes identical to an earlier one, token for token and pixel for pixel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    rollout_id: str
-    task_id: str
-    content_sha256: str
-
-
 async def load_successes(
     session: AsyncSession, training_id: int, *, num_steps: int | None, max_per_task: int | None, seed: int
 ) -> RecordedSuccesses:
@@ -46,19 +39,18 @@ async def load_successes(
     image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
     if image_token_id is None:
         raise DatabaseError(f"expected training {training_id} in the database, got no row")
-    successes: list[_Candidate] = []
+    successes: list[tuple[str, str, str]] = []
     steps = await session.scalars(select(Step.step).where(Step.training_id == training_id).order_by(Step.step))
     for step in steps.all():
         if num_steps is None or step <= num_steps:
             successes += await _successes(session, training_id, step)
-    distinct = {candidate.content_sha256: candidate for candidate in reversed(successes)}
-    chosen = _at_most_per_task(list(reversed(distinct.values())), max_per_task, seed)
-    if not chosen:
+    distinct = {content: (rollout_id, task_id) for content, rollout_id, task_id in reversed(successes)}
+    ids = _at_most_per_task(list(reversed(distinct.values())), max_per_task, seed)
+    if not ids:
         raise ConfigError(
             f"from_run: expected at least one successful rollout of a training step, got none in the run "
             f"(run_steps={num_steps}); take more steps, or another run"
         )
-    ids = [candidate.rollout_id for candidate in chosen]
     rollouts: list[Rollout] = []
     for start in range(0, len(ids), _NUM_AT_A_TIME):  # keeps statements short, and drops rows that are rollouts now
         rollouts += await load_rollouts(session, training_id, ids[start : start + _NUM_AT_A_TIME])
@@ -71,21 +63,22 @@ async def load_successes(
     )
 
 
-def _at_most_per_task(candidates: Sequence[_Candidate], max_per_task: int | None, seed: int) -> list[_Candidate]:
-    if max_per_task is None:
-        return list(candidates)
-    order = list(candidates)
-    Random(f"rollouts-{seed}").shuffle(order)
-    taken: dict[str, list[_Candidate]] = defaultdict(list)
-    for candidate in order:
-        if len(taken[candidate.task_id]) < max_per_task:
-            taken[candidate.task_id].append(candidate)
-    kept = {candidate.rollout_id for candidates in taken.values() for candidate in candidates}
-    return [candidate for candidate in candidates if candidate.rollout_id in kept]
+def _at_most_per_task(rollouts: Sequence[tuple[str, str]], max_per_task: int | None, seed: int) -> list[str]:
+    """Ids of the chosen ones, in their order, out of ids of rollouts with those of their tasks."""
+    order = list(rollouts)
+    if max_per_task is not None:
+        Random(f"rollouts-{seed}").shuffle(order)
+    taken: dict[str, set[str]] = defaultdict(set)
+    for rollout_id, task_id in order:
+        if max_per_task is None or len(taken[task_id]) < max_per_task:
+            taken[task_id].add(rollout_id)
+    return [rollout_id for rollout_id, task_id in rollouts if rollout_id in taken[task_id]]
 
 
-async def _successes(session: AsyncSession, training_id: int, step: int) -> list[_Candidate]:
-    """Successful rollouts of a step's completed groups, by group and member; those without an answer are left out."""
+async def _successes(session: AsyncSession, training_id: int, step: int) -> list[tuple[str, str, str]]:
+    """A hash of the content, the id and the task's id of each successful rollout of a step's completed groups, by group
+    and member; those without an answer are left out.
+    """
     query = (
         select(RolloutRow.id, RolloutRow.rollout_id, RolloutRow.task_id)
         .join(Group, RolloutRow.group_pk == Group.id)
@@ -110,8 +103,4 @@ async def _successes(session: AsyncSession, training_id: int, step: int) -> list
     for key, prompt, chunks, sampled in await session.execute(turns):
         turn = repr((contents.get(key), prompt, chunks, sampled))
         contents[key] = sha256(turn.encode()).hexdigest()
-    return [
-        _Candidate(rollout_id=rollout_id, task_id=task_id, content_sha256=contents[key])
-        for key, rollout_id, task_id in rows
-        if key in contents
-    ]
+    return [(contents[key], rollout_id, task_id) for key, rollout_id, task_id in rows if key in contents]
