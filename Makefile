@@ -51,7 +51,7 @@ size:
 
 # the tests of paths wait for one model server, one after the other: the fast ones use the time
 test: setup ## fast tests, and a test with the real thing for each part and path: before every push
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target paths fast
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going paths fast
 
 test-all: test ## all tests, each once: when server, trainer, database, monitor or processes change
 	@$(MAKE) --no-print-directory rest

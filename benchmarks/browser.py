@@ -16,7 +16,7 @@ from random import Random
 import psutil
 
 from cua_rl.environments.browser.chromium import find_chromium
-from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.pages import begin, read_result
 from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.types.actions import Click

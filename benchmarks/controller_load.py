@@ -337,7 +337,7 @@ async def be_worker(options: argparse.Namespace) -> None:
     """A rollout worker with phones that are far away."""
     templates = {template.task_id: template for template in load_demo(options).templates}
 
-    def make_plan(planned: PlannedRollout) -> RolloutJob:
+    def make_job(planned: PlannedRollout) -> RolloutJob:
         return RolloutJob(
             source=planned.source,
             group_id=planned.group_id,
@@ -374,7 +374,7 @@ async def be_worker(options: argparse.Namespace) -> None:
             watched = Watched()
             watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
             cpu = time.process_time()
-            await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_plan=make_plan))
+            await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_job=make_job))
             for watcher in watchers:
                 watcher.cancel()
             figure = {

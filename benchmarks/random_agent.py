@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from random import Random
 
 from cua_rl.environments.device import ActionRejected
-from cua_rl.environments.phone.demo.expert import Finish, decide
+from cua_rl.environments.phone.demo.expert import decide
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.template import TaskTemplate
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.screens import build_screen
-from cua_rl.types.actions import Action, Button, Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.types.actions import Action, Button, Click, Drag, Finish, LongPress, PressButton, TypeText
 
 TARGET = 0.05
 WORDS = ("hello", "settings", "12", "7", "Emma", "news")

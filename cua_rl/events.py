@@ -28,7 +28,8 @@ class TrainingStarted:
     first_step: int
     total_steps: int
     kept_group_ids: tuple[str, ...] = ()
-    """Ended groups of an earlier attempt that no completed step has trained, and that this attempt will train."""
+    """Ended groups of an earlier attempt that this one keeps: no completed step has trained them and this attempt will,
+    or they belong to an evaluation that goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,3 +148,13 @@ class Recorder(Protocol):
     async def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
         ...
+
+
+class NoRecorder:
+    """Discards events."""
+
+    async def record(self, event: Event) -> None:
+        return
+
+    async def flush(self) -> None:
+        return

@@ -178,7 +178,7 @@ class Chaos:
             if training is None:
                 return 0
             progress = await load_progress(session, training.id, checkpoint.step)
-        ids = {untrained.group.group_id for untrained in progress.untrained}
+        ids = {group.group_id for group, _ in progress.untrained}
         self.kept_ids |= ids
         return len(ids)
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -19,6 +19,7 @@ from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class RandomTaps:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self._turns[rollout_id])
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self._images[rollout_id]
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return self._images[rollout_id].name
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None

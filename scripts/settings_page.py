@@ -66,8 +66,8 @@ This page lists every setting of every recipe with its default (`python -m scrip
 command line overrides it. Lists can be written as `a,b`; dictionaries are JSON, or are set entry by entry
 (`tasks.limit=3`).
 
-A setting in a group has three names: `loss.clip_low`, the same with an underscore (`loss_clip_low`), and its last part
-alone where no other group has it (`clip_low`). In Python, groups are objects:
+A setting in a group has three names: `loss.clip_low`, the same with an underscore (`loss_clip_low`), and only its last
+part, if no other group has it (`clip_low`). In Python, groups are objects:
 `CLIConfig(loss=LossConfig(clip_low=0.5))`. `--help` shows the settings that most people need, `--help loss` a
 group, `--help all` everything. Set API keys and tokens in the environment or in `.env` (`env.example`),
 or name a private file: `--gbox_api_key_file PATH` reads `gbox_api_key`. Every user of a machine can read arguments.

@@ -1,6 +1,6 @@
 """Stand-ins for device, gateway, agent, trainer and recorder behind the same protocols."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,8 +99,8 @@ class FakeGateway:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self.recorded[rollout_id])
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        return ImageUrls()
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return ImageUrls().url
 
     def openai_client(self, rollout_id: str) -> list[ModelTurn]:
         return self.recorded[rollout_id]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.environments.android.queries import ANDROID_QUERIES
-from cua_rl.environments.phone.demo.expert import Finish, decide
+from cua_rl.environments.phone.demo.expert import decide
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.device import perform
@@ -18,6 +18,7 @@ from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
 from cua_rl.environments.query_values import PHONE_QUERIES, Query, Values
 from cua_rl.recipes.train import main
+from cua_rl.types.actions import Finish
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
-from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.rollout import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class ModelAccess(Protocol):
         """A client for an agent in this process."""
         ...
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        """Makes the URLs of the screenshots that an agent in this process sends."""
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        """What an agent in this process sends as the `image_url` of a screenshot."""
         ...
 
     def expose(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, Finish, parse_action
+from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, parse_action
 from cua_rl.environments.device import ActionRejected, DeviceKind, Direction, Grounder, Pixel
-from cua_rl.types.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
+from cua_rl.types.actions import Action, Click, DoubleClick, Drag, Finish, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.json_values import mapping, sequence
 

@@ -5,7 +5,7 @@ client records what the model read and sampled.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,12 @@ from cua_rl.agent.element_tools import (
     parse_element_action,
     resolve,
 )
-from cua_rl.agent.history import FullHistory, History, system_item, tool_result_item, user_item
+from cua_rl.agent.history import DropOldScreenshots, system_item, tool_result_item, user_item
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
+from cua_rl.agent.tools import function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.environments.device import ActionRejected, Device
-from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types.actions import Action
+from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
 from cua_rl.types.json_values import Json
@@ -51,7 +50,8 @@ class GBoxAgent:
     """
 
     model: str = "policy"
-    history: History = field(default_factory=FullHistory)
+    history: DropOldScreenshots | None = None
+    """None keeps everything."""
     grounder: Grounder | None = None
     ui_tars: UiTars | None = None
 
@@ -65,15 +65,15 @@ class GBoxAgent:
             DeviceError: the device failed.
             ConfigError: the model server takes no prompts of this configuration.
         """
-        client, images = access.openai_client(task.rollout_id), access.image_urls(task.rollout_id)
+        client, url_of = access.openai_client(task.rollout_id), access.image_url_of(task.rollout_id)
         timed = TimedDevice(device, clock)
         seen = await timed.observe()
         if self.ui_tars is not None:
-            items = self.ui_tars.opening(device.kind, task.instruction, images.url(seen))
+            items = self.ui_tars.opening(device.kind, task.instruction, url_of(seen))
         else:
             system = load_system_prompt(device.kind, of_elements=self.grounder is not None)
-            items = [system_item(system), user_item(task.instruction, images.url(seen))]
-        conversation = _Conversation(timed, self.grounder, self.ui_tars, images, seen, items)
+            items = [system_item(system), user_item(task.instruction, url_of(seen))]
+        conversation = _Conversation(timed, self.grounder, self.ui_tars, url_of, seen, items)
         for index in range(task.max_turns):
             with clock.uncharged():
                 response = await self._respond(conversation, client)
@@ -108,14 +108,14 @@ class GBoxAgent:
         """Ask the model; None if the conversation has outgrown the model's context."""
         from openai import BadRequestError  # already imported with `client`
 
-        clock = time.monotonic()
+        clock, items = time.monotonic(), list(conversation.items)
         with boundary(SamplingError, "asking the model"):
             try:
                 # as extra_body, because openai transforms arguments item by item, which doubles the cost of a turn
                 response = await client.responses.create(
                     model=self.model,
                     extra_body={
-                        "input": self.history.visible(conversation.items),
+                        "input": items if self.history is None else self.history.visible(items),
                         "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
                     },
                 )
@@ -137,7 +137,7 @@ class _Conversation:
     device: Device
     grounder: Grounder | None
     ui_tars: UiTars | None
-    images: ImageUrls
+    url_of: Callable[[EncodedImage], str]
     seen: EncodedImage
     """The last screenshot."""
     items: list[Json]
@@ -161,7 +161,7 @@ class _Conversation:
             step, shown = await perform(self.device, parsed), None
             self.durations_s["execute"] = step.execute_s
             if step.after is not None:
-                self.seen, shown = step.after, self.images.url(step.after)
+                self.seen, shown = step.after, self.url_of(step.after)
                 self.cursor = cursor_after(parsed) or self.cursor
                 self.durations_s["observe"] = step.observe_s
         if calls:

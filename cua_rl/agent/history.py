@@ -6,7 +6,7 @@ prefix cache hits. So the history is edited only when necessary, and then severa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.json_values import Json, mapping, sequence
@@ -16,22 +16,6 @@ DROPPED_IMAGE = "(old screenshot left out)"
 
 HistoryPolicy = Literal["full", "block_drop", "last_n"]
 """full: keep everything; block_drop: drop old screenshots in blocks; last_n: show only the newest screenshots."""
-
-
-class History(Protocol):
-    """A policy for what the model sees of the conversation."""
-
-    def visible(self, items: Sequence[Json]) -> list[Json]:
-        """The items of the next request, oldest first; an extension of the previous request if possible."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullHistory:
-    """Keeps everything; the rollout ends when the model's context is used up."""
-
-    def visible(self, items: Sequence[Json]) -> list[Json]:
-        return list(items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +33,7 @@ class DropOldScreenshots:
             raise ValueError(f"expected 1 <= block <= max_images, got block {self.block}, max_images {self.max_images}")
 
     def visible(self, items: Sequence[Json]) -> list[Json]:
+        """The items of the next request, oldest first; an extension of the previous request if possible."""
         num_images = sum(part.get("type") == "input_image" for item in items for part in _parts(item))
         surplus = max(0, num_images - self.max_images)
         num_dropped = -(-surplus // self.block) * self.block
@@ -84,8 +69,11 @@ def _content(text: str, image_url: str | None) -> list[Json]:
     return texts + images
 
 
-def make_history(policy: HistoryPolicy, *, max_images: int) -> History:
-    """The history policy of this name; raises `ConfigError` if it needs more screenshots than it may keep."""
+def make_history(policy: HistoryPolicy, *, max_images: int) -> DropOldScreenshots | None:
+    """The history policy of this name, None to keep everything until the model's context is used up.
+
+    Raises `ConfigError` if it needs more screenshots than it may keep.
+    """
     smallest = {"full": 0, "last_n": 1, "block_drop": 2}[policy]
     if max_images < smallest:
         raise ConfigError(
@@ -94,7 +82,7 @@ def make_history(policy: HistoryPolicy, *, max_images: int) -> History:
         )
     match policy:
         case "full":
-            return FullHistory()
+            return None
         case "last_n":
             return DropOldScreenshots(max_images=max_images, block=1)
         case "block_drop":

@@ -8,13 +8,16 @@ import asyncio
 import io
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Self
 
+import httpx
 from PIL import Image
 
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
-from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
@@ -22,6 +25,7 @@ from cua_rl.environments.device import Device, RemoteDevice
 from cua_rl.types.actions import Wait
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import AgentError
+from cua_rl.types.json_values import Json, is_object, mapping, parse_json, sequence
 from cua_rl.types.rollout import AgentTurn, ModelTurn
 
 logger = logging.getLogger(__name__)
@@ -30,13 +34,91 @@ DEFAULT_BASE_URL = "http://localhost:3000"
 
 _PATIENCE_TURNS = 2
 """Number of further answers after which a turn without a report is passed on."""
+_NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
+"""Statuses that mean that the server has not started the run, so a retry is safe."""
 _LIMIT_REASONS = ("max_step", "maxstep", "max steps", "step limit", "max_turn", "max turns")
 _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniAgentServer:
-    """The server, its agent, and time limits."""
+class RunStatus:
+    """The status of a run."""
+
+    status: str
+    """running, completed or failed"""
+    reason: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+class MiniAgentClient:
+    """One gbox-mini-agent server; an async context manager."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 30.0, max_attempts: int = 5, retry_s: float = 0.5) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._max_attempts = max_attempts
+        self._retry_s = retry_s
+        self._http = httpx.AsyncClient(base_url=self._base_url, timeout=timeout_s, trust_env=False)
+
+    async def start(self, body: Json) -> str:
+        """Start a run and return its id; retries only if no run can have been started."""
+        failure = ""
+        for attempt in range(self._max_attempts):
+            await asyncio.sleep(self._retry_s * attempt)
+            try:
+                response = await self._http.post("/runs", json=body)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = f"{type(error).__name__} {error}"
+                continue
+            except httpx.HTTPError as error:
+                raise AgentError(f"start a run at {self._base_url}: {type(error).__name__} {error}") from error
+            run_id = mapping(parse_json(response.content)).get("runId") if response.is_success else None
+            if isinstance(run_id, str | int) and not isinstance(run_id, bool):
+                return str(run_id)
+            failure = f"status {response.status_code}: {response.text[:300]}"
+            if response.status_code not in _NOT_TAKEN:
+                break
+        raise AgentError(f"expected a run at {self._base_url}, got none: {failure}")
+
+    async def status(self, run_id: str) -> RunStatus:
+        """The run's status; raises `AgentError` after all attempts."""
+        fields = mapping(parse_json((await self._get(f"/runs/{run_id}")).content))
+        return RunStatus(status=str(fields.get("status")), reason=str(fields.get("reason") or ""))
+
+    async def events(self, run_id: str, since: str | None) -> Sequence[object]:
+        """Events from a time on, inclusive; none if the server has none yet."""
+        response = await self._get(f"/runs/{run_id}/events", {} if since is None else {"from": since})
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            return ()
+        body = parse_json(response.content)
+        return sequence(body.get("events") if is_object(body) else body)
+
+    async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
+        failure = ""
+        for attempt in range(self._max_attempts):
+            await asyncio.sleep(self._retry_s * attempt)
+            try:
+                response = await self._http.get(path, params=query)
+            except httpx.HTTPError as error:
+                failure = f"{type(error).__name__} {error}"
+                continue
+            if response.is_success or response.status_code == HTTPStatus.NOT_FOUND:
+                return response
+            failure = f"status {response.status_code}: {response.text[:300]}"
+        raise AgentError(f"expected an answer from {self._base_url}{path}, got none: {failure}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniAgent:
+    """Starts a run on a gbox-mini-agent server for each rollout."""
 
     base_url: str = DEFAULT_BASE_URL
     agent: str = "mai-ui"
@@ -50,13 +132,6 @@ class MiniAgentServer:
     retry_s: float = 0.5
     slack_s: float = 60.0
     """Time beyond the server's own limits after which its run counts as hung."""
-
-
-@dataclass(frozen=True, slots=True)
-class MiniAgent:
-    """Starts a run on a gbox-mini-agent server for each rollout."""
-
-    settings: MiniAgentServer
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -73,22 +148,21 @@ class MiniAgent:
                 f"expected an execution of a gym server for gbox-mini-agent, got device {device.device_id!r}; take "
                 "tasks of a gym server, or another agent"
             )
-        settings = self.settings
         clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
-        client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
+        client = MiniAgentClient(self.base_url, timeout_s=self.request_timeout_s, retry_s=self.retry_s)
         with access.expose(task.rollout_id, watch) as address:
             body = {
                 "task": task.instruction,
-                "agent": settings.agent,
+                "agent": self.agent,
                 "maxSteps": task.max_turns,
-                "maxRunTimeSec": round(settings.max_run_time_s),
-                "maxStepTimeSec": round(settings.max_step_time_s),
+                "maxRunTimeSec": round(self.max_run_time_s),
+                "maxStepTimeSec": round(self.max_step_time_s),
                 # the server's API has no field for a key
                 "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
                 "env": device.address,
-                "standardActionSpace": settings.action_space,
+                "standardActionSpace": self.action_space,
             }
             async with client:
                 run_id = await client.start(body)
@@ -103,8 +177,8 @@ class MiniAgent:
         self, client: MiniAgentClient, run_id: str, watch: RolloutWatch, turns: "_Turns"
     ) -> RunStatus | None:
         """Poll until the run or the rollout is over; None if the run continues without the rollout."""
-        settings, started = self.settings, time.monotonic()
-        last_sign, seen_turns = started, 0
+        started = last_sign = time.monotonic()
+        seen_turns = 0
         while True:
             is_new = turns.journal.add(await client.events(run_id, turns.journal.last_ts))
             status = await client.status(run_id)
@@ -118,12 +192,12 @@ class MiniAgent:
             now = time.monotonic()
             if is_new or watch.num_turns > seen_turns or watch.clock.is_uncharged:  # while the model samples
                 last_sign, seen_turns = now, watch.num_turns
-            if now - started > settings.max_run_time_s + settings.slack_s:
+            if now - started > self.max_run_time_s + self.slack_s:
                 raise TimeoutError(f"gbox-mini-agent run {run_id} is still running after {now - started:.0f} s")
-            if now - last_sign > settings.max_step_time_s + settings.slack_s:
+            if now - last_sign > self.max_step_time_s + self.slack_s:
                 raise TimeoutError(f"gbox-mini-agent run {run_id} showed no progress for {now - last_sign:.0f} s")
             with suppress(TimeoutError):
-                async with asyncio.timeout(settings.poll_s):
+                async with asyncio.timeout(self.poll_s):
                     await watch.over.wait()
 
 

@@ -18,7 +18,6 @@ from cua_rl.agent.tools import (
     COMPUTER_USE,
     MAX_COORDINATE,
     MOBILE_USE,
-    Finish,
     function_tool,
     load_system_prompt,
     parse_action,
@@ -26,6 +25,7 @@ from cua_rl.agent.tools import (
 )
 from cua_rl.environments.device import Device
 from cua_rl.host.masking import make_key
+from cua_rl.types.actions import Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.types.errors import DeviceError, UnusableError
 from cua_rl.types.rollout import AgentTurn, ModelTurn

@@ -18,6 +18,7 @@ from cua_rl.types.actions import (
     Click,
     DoubleClick,
     Drag,
+    Finish,
     LongPress,
     MoveMouse,
     PressButton,
@@ -98,14 +99,6 @@ COMPUTER_USE = Tool(
         "required": ["action"],
     },
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The model ends the rollout. `success_claimed` is only its claim, never a reward."""
-
-    success_claimed: bool
-    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

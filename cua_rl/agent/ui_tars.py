@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Literal
 
 from cua_rl.agent.history import user_item
-from cua_rl.agent.tools import MAX_TYPED_CHARACTERS, Finish
+from cua_rl.agent.tools import MAX_TYPED_CHARACTERS
 from cua_rl.environments.device import DeviceKind
 from cua_rl.renderers.images import ImageSettings, smart_resize
 from cua_rl.types.actions import (
@@ -21,6 +21,7 @@ from cua_rl.types.actions import (
     Click,
     DoubleClick,
     Drag,
+    Finish,
     LongPress,
     OpenApp,
     PressButton,

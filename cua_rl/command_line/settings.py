@@ -215,7 +215,7 @@ def format_help(
         "Settings, as key=value, --key value or --key=value; later ones win.",
         "--config FILE.yaml reads settings from a file; the command line wins over it.",
         f"A secret is better in {place}.",
-        "The name of a setting in a group is enough where only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
+        "The last part of a name is enough if only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
     ]
     settings = [setting for setting in names.all.values() if setting.group is None]
     if topic == "all" or (topic is None and not sections):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import fmean, pstdev
+from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -75,6 +76,11 @@ def _end_groups(
         figures[parent.group_pk] = {"status": "completed", "ended_at": ended_at, **summary}
     cancel_rollouts(connection, at, RolloutRow.group_pk.in_(figures))
     advanced = set(advance_statuses(connection, Group, figures, at))
+    for group_pk in figures.keys() - advanced:  # reported again, or further attempts of an evaluation that went on
+        ended = (RolloutRow.group_pk == group_pk, RolloutRow.status.in_(("completed", "failed")))
+        stored = connection.execute(select(RolloutRow.reward, RolloutRow.success).where(*ended)).all()
+        mine = (Group.id == group_pk, Group.status == "completed")
+        connection.execute(update(Group).where(*mine).values(**stored_figures(stored)))
     for (event, _), parent in zip(ends, parents, strict=True):
         if event.replaced_by is not None and parent.group_pk in advanced:
             # one more group than the source set out to run
@@ -177,6 +183,16 @@ def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: i
         "reward_mean": fmean(rewards) if rewards else None,
         "reward_std": pstdev(rewards) if rewards else None,
     }
+
+
+def stored_figures(members: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, object]:
+    """`group_figures` of rows with `reward` and `success`, of which those without a reward had a fault."""
+    rewarded = [member for member in members if member.reward is not None]
+    return group_figures(
+        [member.reward for member in rewarded],
+        num_successes=sum(member.success is True for member in rewarded),
+        num_faulty=len(members) - len(rewarded),
+    )
 
 
 def count_ended_groups(connection: Connection, source: SourceRow) -> Row[int, int, list[int]]:

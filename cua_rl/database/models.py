@@ -73,7 +73,7 @@ def _one_of(column: str, values: tuple[str, ...]) -> sa.CheckConstraint:
 
 
 class Training(Base):
-    """One run, identified by name and folder; a resumed run keeps its row."""
+    """One run, identified by name and folder; a resumed run keeps its row. Of an evaluation, each model is a run."""
 
     __tablename__ = "trainings"
     __table_args__ = (
@@ -94,7 +94,7 @@ class Training(Base):
     status: Mapped[str]
     error: Mapped[str | None]
     first_step: Mapped[int]
-    """Where the latest attempt began, 1 for a run's first one; 0 if another system sent the run."""
+    """Where the latest attempt began, 1 for a run's first one; 0 without steps, and if another system sent the run."""
     num_completed_steps: Mapped[int] = mapped_column(default=0)
     total_steps: Mapped[int]
     started_at: Mapped[datetime]

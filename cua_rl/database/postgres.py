@@ -11,7 +11,8 @@ import signal
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,7 @@ from typing import Self
 import psycopg
 
 from cua_rl.database import postgres_launcher
+from cua_rl.database.migrations import migrate
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.system import is_running
@@ -161,6 +163,25 @@ class EmbeddedPostgres:
             _mark(self._socket_dir).unlink(missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
             self._socket_dir = None
+
+
+@asynccontextmanager
+async def open_own_database(folder: Path) -> AsyncGenerator[str]:
+    """URL of the database in a run's folder, created if need be and migrated, which runs during the block."""
+    async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
+        await migrate(server.url)
+        yield server.url
+
+
+@asynccontextmanager
+async def read_own_database(folder: Path) -> AsyncGenerator[str]:
+    """The same for a reader: while the run is in progress, its own server is used."""
+    running = running_postgres_url(folder / "postgres")
+    if running is not None:
+        yield running
+        return
+    async with open_own_database(folder) as url:
+        yield url
 
 
 def running_postgres_url(data_dir: Path) -> str | None:

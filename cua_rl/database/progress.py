@@ -12,20 +12,13 @@ from cua_rl.types.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UntrainedGroup:
-    """An ended group that no step before the resumed one has trained; `last_step` is the last step that may."""
-
-    group: RolloutGroup
-    last_step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The recorded progress of a run as of a checkpoint."""
 
     done_indices: tuple[int, ...]
     """`group_index` of every group that those steps trained."""
-    untrained: tuple[UntrainedGroup, ...]
+    untrained: tuple[tuple[RolloutGroup, int], ...]
+    """Ended groups that no step before the resumed one has trained, each with the last step that may."""
     newest_steps: Mapping[int, int]
     """For each policy version, the last step after which it was the newest."""
     evaluated: frozenset[tuple[str, int]]
@@ -67,9 +60,7 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
     groups = await load_groups_by_key(session, [group for group, _ in rows])
     return Progress(
         done_indices=tuple(done),
-        untrained=tuple(
-            UntrainedGroup(group=group, last_step=last_step) for group, (_, last_step) in zip(groups, rows, strict=True)
-        ),
+        untrained=tuple((group, last_step) for group, (_, last_step) in zip(groups, rows, strict=True)),
         newest_steps=newest_steps,
         evaluated=frozenset((row.phase, row.step) for row in evaluated),
     )

@@ -28,7 +28,7 @@ async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group])
     """The groups of these rows, in the same order."""
     group_pks = [row.id for row in group_rows]
     members: dict[int, list[Rollout]] = defaultdict(list)
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position, RolloutRow.id)
     for rollout, row in await _load_rollouts(session, query):
         members[row.group_pk].append(rollout)
     replayed: dict[int, list[Rollout]] = defaultdict(list)

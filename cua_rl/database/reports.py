@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.group_writer import count_ended_groups, ensure_group, group_figures
+from cua_rl.database.group_writer import count_ended_groups, ensure_group, stored_figures
 from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, Training, TurnRow, ValidationRow
 from cua_rl.database.rollout_writer import ensure_rollouts, insert_judgements, write_validations
 from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, insert_row, source_table
@@ -177,13 +177,7 @@ def _update_group(connection: Connection, source: SourceRow, group_pk: int, at: 
     members = connection.execute(query).all()
     columns: dict[str, object] = {"status": "running", "ended_at": None}
     if len(members) >= source.group_size and all(member.status != "running" for member in members):
-        rewarded = [member for member in members if member.reward is not None]
-        figures = group_figures(
-            [member.reward for member in rewarded],
-            num_successes=sum(member.success is True for member in rewarded),
-            num_faulty=len(members) - len(rewarded),
-        )
-        columns = {"status": "completed", "ended_at": at, **figures}
+        columns = {"status": "completed", "ended_at": at, **stored_figures(members)}
     if change_row(connection, Group, group_pk, columns, at):
         table = source.table
         known = select(func.count()).select_from(Group).where(source.owns_group).scalar_subquery()

@@ -111,6 +111,17 @@ async def check_connection(url: str) -> None:
         ) from None
 
 
+async def find_database(environ: Mapping[str, str]) -> str | None:
+    """`database_url` of a database that answers; raises `ConfigError` if it does not."""
+    url = database_url(environ)
+    if url is not None:
+        try:
+            await check_connection(url)
+        except DatabaseError as error:
+            raise ConfigError(str(error)) from None
+    return url
+
+
 def _sqlalchemy_url(url: str) -> URL:
     try:
         parsed = make_url(url)

@@ -13,7 +13,7 @@ from itertools import groupby
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.group_writer import write_group_ends, write_rollout_starts
+from cua_rl.database.group_writer import count_ended_groups, write_group_ends, write_rollout_starts
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.rollout_writer import cancel_rollouts
 from cua_rl.database.rows import (
@@ -192,7 +192,7 @@ def write_training_start(connection: Connection, scope: Scope, event: TrainingSt
         .with_for_update()
     ).one()
     if found.attempt_id != scope.attempt_id:
-        _void(connection, scope, found.id, event)
+        _void(connection, scope, found.id, event, at)
         note_restart(connection, found.id, found.status, found.heartbeat_at, at)
         restarted = {"status": "running", "error": None, "ended_at": None, "num_attempts": Training.num_attempts + 1}
         connection.execute(update(Training).where(Training.id == found.id).values(**restarted, **values))
@@ -200,31 +200,25 @@ def write_training_start(connection: Connection, scope: Scope, event: TrainingSt
     return replace(scope, training_id=found.id)
 
 
-def _void(connection: Connection, scope: Scope, training_id: int, event: TrainingStarted) -> None:
-    """Delete what an earlier attempt left and the new one will do again; steps of kept groups start over."""
-    first_step = event.first_step
-    later = [Step.training_id == training_id, Step.step >= first_step]
-    kept = select(Group.step_id).where(Group.training_id == training_id, Group.group_id.in_(event.kept_group_ids))
-    kept_steps = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(kept))))
-    connection.execute(delete(Step).where(*later, Step.id.not_in(kept_steps)))
-    connection.execute(delete(Group).where(Group.step_id.in_(kept_steps), Group.group_id.not_in(event.kept_group_ids)))
-    connection.execute(
-        update(Step)
-        .where(Step.id.in_(kept_steps))
-        .values(
-            attempt_id=scope.attempt_id,
-            status="rollouts",
-            trained_policy_version=None,
-            task_pks=[],
-            datums_sha256=None,
-            num_datums=None,
-            metrics=None,
-            rollouts_ended_at=None,
-            ended_at=None,
-        )
-    )
+def _void(connection: Connection, scope: Scope, training_id: int, event: TrainingStarted, at: datetime) -> None:
+    """Delete what an earlier attempt left and the new one will do again.
+
+    Steps and evaluations of kept groups start over, with these groups.
+    """
+    first_step, kept_groups = event.first_step, Group.group_id.in_(event.kept_group_ids)
+    again: dict[str, object] = {"attempt_id": scope.attempt_id, "task_pks": [], "metrics": None, "ended_at": None}
+    untrained = dict.fromkeys(("trained_policy_version", "datums_sha256", "num_datums", "rollouts_ended_at"))
     unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
-    connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
+    for table, parent, is_later, values in (
+        (Step, Group.step_id, Step.step >= first_step, {**again, "status": "rollouts", **untrained}),
+        (Eval, Group.eval_id, unfinished, {**again, "status": "running"}),
+    ):
+        later = set(connection.scalars(select(table.id).where(table.training_id == training_id, is_later)))
+        kept = later & set(connection.scalars(select(parent).where(Group.training_id == training_id, kept_groups)))
+        connection.execute(delete(table).where(table.id.in_(later - kept)))
+        connection.execute(delete(Group).where(parent.in_(kept), ~kept_groups))
+        connection.execute(update(table).where(table.id.in_(kept)).values(**values))
+        cancel_rollouts(connection, at, RolloutRow.group_pk.in_(select(Group.id).where(parent.in_(kept))))
     connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step >= first_step))
 
 
@@ -238,7 +232,15 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
     table = source_table(event.source)
     training_id = scope.require_training()
     existing = find_source(connection, training_id, event.source)
+    extent: dict[str, object] = {
+        "group_size": event.group_size,
+        "num_groups": len(event.tasks) if event.num_groups is None else event.num_groups,
+        "task_pks": add_tasks(connection, event.tasks),
+    }
     if existing is not None and existing.attempt_id == scope.attempt_id:
+        if table is Eval:  # one that was kept may have more tasks and attempts than before
+            connection.execute(update(Eval).where(Eval.id == existing.id).values(**extent))
+            count_ended_groups(connection, existing)
         return
     if existing is not None:  # from an earlier attempt, and about to run again
         connection.execute(delete(table).where(table.id == existing.id))
@@ -248,9 +250,7 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
         "attempt_id": scope.attempt_id,
         "status": "rollouts" if table is Step else "running",
         "policy_version": event.policy_version,
-        "group_size": event.group_size,
-        "num_groups": len(event.tasks) if event.num_groups is None else event.num_groups,
-        "task_pks": add_tasks(connection, event.tasks),
+        **extent,
         "started_at": at,
     }
     if table is Eval:

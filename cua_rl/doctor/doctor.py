@@ -37,10 +37,10 @@ from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.reporting.diagnosis import Diagnosis, Finding, first_line
 from cua_rl.rl.parity import measure_parity, require_parity
 from cua_rl.run.resolve import rounding_limit
-from cua_rl.run.rollouts import make_servers, open_gateway, start_together
+from cua_rl.run.rollouts import make_servers, open_gateway, sampling_params, start_together
 from cua_rl.run.training import prove_adapters
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import plan_run, sampling_params
+from cua_rl.run.training_plan import plan_run
 from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.training.client import TrainingClient

@@ -75,7 +75,7 @@ class Examination:
 
     @property
     def screen(self) -> Screen:
-        return self.plan.device_plan.usual_screen or _PHONE
+        return self.plan.devices.usual_screen or _PHONE
 
 
 def finding_of(got: str, do: str = "", figures: Mapping[str, object] = MappingProxyType({})) -> Finding:

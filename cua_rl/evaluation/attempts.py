@@ -1,16 +1,14 @@
 """Attempts of models at tasks, as lines of attempts.jsonl, and the run that makes missing ones."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from cua_rl.evaluation.evaluate import TaskOutcomes
-from cua_rl.events import Event, RolloutSource
-from cua_rl.rollout.group import run_member
-from cua_rl.rollout.run import RolloutJob, RolloutRunner
+from cua_rl.rollout.group import GroupJob, Runner, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import ConfigError, SamplingError
-from cua_rl.types.rollout import SamplingParams
+from cua_rl.types.rollout import Rollout, RolloutGroup
 
 MAX_FAULTS_AT_START = 3  # attempts given up before the first success: the endpoint or the device does not work at all
 
@@ -38,68 +36,89 @@ class Attempt:
     error: str | None = None
     judgement: Mapping[str, object] | None = None
     """The judge's verdict and votes if one was asked, with its prompt as a hash."""
+    rollout_id: str | None = None
+    """The last try in the database; None if an earlier version, which had none, made the attempt."""
 
 
-KeepAttempt = Callable[[Attempt], Awaitable[None]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcomes:
+    """Outcomes of the attempts at a task instance; faults are counted, not judged."""
+
+    category: str
+    difficulty: str
+    successes: tuple[bool, ...]
+    num_turns: tuple[int, ...]
+    rewards: tuple[float, ...] = ()
+    num_faults: int = 0
+    """Tries that an infrastructure fault ended."""
+    retried: tuple[bool, ...] = ()
+    """The entries of `successes` from retries after a fault."""
+    num_given_up: int = 0
+    """Attempts whose tries all ended with a fault."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The success rate of first tries if those that a fault ended had all failed, and if they had succeeded."""
+        num_attempts, num_unknown = len(self.successes) + self.num_given_up, len(self.retried) + self.num_given_up
+        num_successes = sum(self.successes) - sum(self.retried)
+        return num_successes / num_attempts, (num_successes + num_unknown) / num_attempts
+
+
+KeepAttempts = Callable[[RolloutGroup, Sequence[Attempt]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptJob:
-    """The model, its tasks and the number of attempts at each."""
+    """The model, its tasks and the attempts at each."""
 
     model: str
     tasks: Sequence[Task]
-    num_attempts: int
-    params: SamplingParams
+    group: GroupJob
+    """All attempts at a task."""
+
+    def group_id(self, position: int) -> str:
+        """The same for all attempts of the model at a task, whenever they are made."""
+        return f"{self.model}-{position}"
 
 
-class NoRecorder:
-    """Discards events: the attempts are the record."""
-
-    async def record(self, event: Event) -> None:
-        return
-
-    async def flush(self) -> None:
-        return
-
-
-async def run_missing_attempts(
-    runner: RolloutRunner, plan: AttemptJob, known: Sequence[Attempt], keep: KeepAttempt
-) -> None:
-    """Make the attempts missing in `known`, and pass each to `keep` as soon as it has ended.
+async def run_missing_attempts(runner: Runner, job: AttemptJob, known: Sequence[Attempt], keep: KeepAttempts) -> None:
+    """Make the attempts missing in `known`, and pass those at a task to `keep` as soon as the last has ended.
 
     An attempt that was given up before keeps the count of its faults, so that it does not count as a first try. Raises
     `SamplingError` if the first attempts all ended with faults, so the others would, too.
     """
-    faults_at_start: list[Attempt] = []
-    has_worked = False
-    earlier = {(item.position, item.attempt): item.num_faults for item in known if item.model == plan.model}
+    has_worked, num_given_up = False, 0
+    earlier = {(item.position, item.attempt): item.num_faults for item in known if item.model == job.model}
 
-    async def run(position: int, number: int) -> None:
-        nonlocal has_worked
-        attempt = await _run_attempt(runner, plan, position, number)
-        attempt = replace(attempt, num_faults=attempt.num_faults + earlier.get((position, number), 0))
-        await keep(attempt)
-        has_worked = has_worked or attempt.success is not None
-        if not has_worked:
-            faults_at_start.append(attempt)
-            if len(faults_at_start) >= MAX_FAULTS_AT_START:
-                raise SamplingError(
-                    f"expected attempts of {plan.model!r} to end with a judgement, got nothing but faults in the first "
-                    f"{len(faults_at_start)} ({attempt.error}); correct that and run the same command with "
-                    "behavior_if_log_dir_exists=resume"
-                )
+    async def run_task(position: int, numbers: Sequence[int]) -> None:
+        nonlocal has_worked, num_given_up
+        task = job.tasks[position]
+        group = await run_group(runner, task, position, job.group, group_id=job.group_id(position), members=numbers)
+        made = attempts_of(group, task, job.model)
+        faults = [item.num_faults + earlier.get((position, item.attempt), 0) for item in made]
+        await keep(group, [replace(item, num_faults=num) for item, num in zip(made, faults, strict=True)])
+        has_worked = has_worked or bool(group.rollouts)
+        num_given_up += len(made) - len(group.rollouts)
+        if not has_worked and num_given_up >= MAX_FAULTS_AT_START:
+            raise SamplingError(
+                f"expected attempts of {job.model!r} to end with a judgement, got nothing but faults in the first "
+                f"{num_given_up} ({made[-1].error}); correct that and run the same command with "
+                "behavior_if_log_dir_exists=resume"
+            )
 
     async with asyncio.TaskGroup() as running:
-        for position, number in missing_attempts(plan, known):
-            running.create_task(run(position, number), name=f"attempt-{position}-{number}")
+        for position, numbers in missing_attempts(job, known).items():
+            running.create_task(run_task(position, numbers), name=f"attempts-{position}")
 
 
-def missing_attempts(plan: AttemptJob, known: Iterable[Attempt]) -> list[tuple[int, int]]:
-    """(position, attempt) of missing attempts: the first attempt at every task, then the second, ..."""
-    done = {(item.position, item.attempt) for item in known if item.model == plan.model and item.success is not None}
-    wanted = [(position, number) for number in range(plan.num_attempts) for position in range(len(plan.tasks))]
-    return [key for key in wanted if key not in done]
+def missing_attempts(job: AttemptJob, known: Iterable[Attempt]) -> dict[int, list[int]]:
+    """Numbers of the missing attempts, by position of their task; tasks without a missing one are left out."""
+    done = {(item.position, item.attempt) for item in known if item.model == job.model and item.success is not None}
+    wanted = {
+        position: [number for number in range(job.group.group_size) if (position, number) not in done]
+        for position in range(len(job.tasks))
+    }
+    return {position: numbers for position, numbers in wanted.items() if numbers}
 
 
 def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
@@ -107,7 +126,7 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
     names = {field.name for field in fields(Attempt)}
     attempts: dict[tuple[str, int, int], Attempt] = {}
     for record in records:
-        if not names - {"judgement"} <= set(record) <= names:
+        if not names - {"judgement", "rollout_id"} <= set(record) <= names:
             raise ConfigError(
                 f"expected lines of attempts.jsonl with the keys {sorted(names)!r}, got {sorted(record)!r}; "
                 "it was edited or is of another version: start again with behavior_if_log_dir_exists=overwrite"
@@ -117,8 +136,12 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
     return list(attempts.values())
 
 
-def attempt_record(attempt: Attempt) -> dict[str, object]:
-    return {**asdict(attempt)}
+def attempts_of(group: RolloutGroup, task: Task, model: str) -> list[Attempt]:
+    """What the rollouts of a group say about each attempt, of which the last try counts."""
+    tries: dict[int, list[Rollout]] = defaultdict(list)
+    for rollout in (*group.faulty, *group.rollouts):
+        tries[rollout.member_index].append(rollout)
+    return [_attempt(rollouts, group.index, task, model) for _, rollouts in sorted(tries.items())]
 
 
 def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, TaskOutcomes]:
@@ -127,44 +150,36 @@ def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, T
     by_position: dict[int, list[Attempt]] = {}
     for _, attempt in sorted(latest.items(), key=lambda entry: entry[0]):
         by_position.setdefault(attempt.position, []).append(attempt)
-    outcomes: dict[int, TaskOutcomes] = {}
-    for position, of_task in sorted(by_position.items()):
-        judged = [attempt for attempt in of_task if attempt.success is not None]
-        outcomes[position] = TaskOutcomes(
-            category=of_task[0].category,
-            difficulty=of_task[0].difficulty,
-            successes=tuple(attempt.success is True for attempt in judged),
-            num_turns=tuple(attempt.num_turns for attempt in judged),
-            rewards=tuple(attempt.reward or 0.0 for attempt in judged),
-            num_faults=sum(attempt.num_faults for attempt in of_task),
-            retried=tuple(attempt.success is True for attempt in judged if attempt.num_faults),
-            num_given_up=len(of_task) - len(judged),
-        )
-    return outcomes
+    return {position: task_outcomes(of_task) for position, of_task in sorted(by_position.items())}
 
 
-async def _run_attempt(runner: RolloutRunner, plan: AttemptJob, position: int, number: int) -> Attempt:
-    task = plan.tasks[position]
-    rollout_plan = RolloutJob(
-        source=RolloutSource(phase="eval", step=0),
-        group_id=f"{plan.model}-{position}",
-        group_index=position,
-        member_index=number,
-        task=task,
-        params=plan.params,
+def task_outcomes(attempts: Sequence[Attempt]) -> TaskOutcomes:
+    """Outcomes of all attempts at a task."""
+    judged = [attempt for attempt in attempts if attempt.success is not None]
+    return TaskOutcomes(
+        category=attempts[0].category,
+        difficulty=attempts[0].difficulty,
+        successes=tuple(attempt.success is True for attempt in judged),
+        num_turns=tuple(attempt.num_turns for attempt in judged),
+        rewards=tuple(attempt.reward or 0.0 for attempt in judged),
+        num_faults=sum(attempt.num_faults for attempt in attempts),
+        retried=tuple(attempt.success is True for attempt in judged if attempt.num_faults),
+        num_given_up=len(attempts) - len(judged),
     )
-    tries = await run_member(runner, rollout_plan)
+
+
+def _attempt(tries: Sequence[Rollout], position: int, task: Task, model: str) -> Attempt:
     last = tries[-1]
     judgement: dict[str, object] | None = None
     if (said := last.judgement) is not None:
         judgement = {name: value for name, value in asdict(said).items() if name != "prompt"}
         judgement |= {"success": said.success, "agreement": said.agreement, "reason": said.reason}
     return Attempt(
-        model=plan.model,
+        model=model,
         position=position,
         task_id=task.task_id,
         seed=task.seed,
-        attempt=number,
+        attempt=last.member_index,
         category=task.category,
         difficulty=task.difficulty,
         success=None if last.reward is None else last.success,
@@ -175,4 +190,5 @@ async def _run_attempt(runner: RolloutRunner, plan: AttemptJob, position: int, n
         duration_s=last.duration_s,
         error=last.error,
         judgement=judgement,
+        rollout_id=last.rollout_id,
     )

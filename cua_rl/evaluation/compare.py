@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
-from cua_rl.evaluation.evaluate import TaskOutcomes, summarise
+from cua_rl.evaluation.attempts import Attempt, TaskOutcomes, outcomes_by_position
+from cua_rl.evaluation.evaluate import summarise
 from cua_rl.evaluation.statistics import paired_interval, sign_flip_test
 from cua_rl.reporting.comparison import Comparison, PairRow
 

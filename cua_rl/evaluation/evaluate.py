@@ -5,36 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import fsum
 
+from cua_rl.evaluation.attempts import TaskOutcomes, attempts_of, task_outcomes
 from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.reporting.comparison import EvalResult
 from cua_rl.rollout.group import GroupJob, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcomes:
-    """Outcomes of the attempts at a task instance; faults are counted, not judged."""
-
-    category: str
-    difficulty: str
-    successes: tuple[bool, ...]
-    num_turns: tuple[int, ...]
-    rewards: tuple[float, ...] = ()
-    num_faults: int = 0
-    """Tries that an infrastructure fault ended."""
-    retried: tuple[bool, ...] = ()
-    """The entries of `successes` from retries after a fault."""
-    num_given_up: int = 0
-    """Attempts whose tries all ended with a fault."""
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The success rate of first tries if those that a fault ended had all failed, and if they had succeeded."""
-        num_attempts, num_unknown = len(self.successes) + self.num_given_up, len(self.retried) + self.num_given_up
-        num_successes = sum(self.successes) - sum(self.retried)
-        return num_successes / num_attempts, (num_successes + num_unknown) / num_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +41,10 @@ class Evaluator:
 
         plan = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
         groups = await collect_groups(self.tasks, partial(run_group, self.runner, plan=plan), record_end)
-        result = summarise([task_outcomes(group, task) for group, task in zip(groups, self.tasks, strict=True)])
+        attempts = [attempts_of(group, task, "policy") for group, task in zip(groups, self.tasks, strict=True)]
+        result = summarise([*map(task_outcomes, attempts)])
         await self.recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
         return result
-
-
-def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
-    struck, judged = ({rollout.member_index for rollout in some} for some in (group.faulty, group.rollouts))
-    return TaskOutcomes(
-        category=task.category,
-        difficulty=task.difficulty,
-        successes=tuple(rollout.success for rollout in group.rollouts),
-        num_turns=tuple(len(rollout.turns) for rollout in group.rollouts),
-        rewards=tuple(group.rewards),
-        num_faults=len(group.faulty),
-        retried=tuple(rollout.success for rollout in group.rollouts if rollout.member_index in struck),
-        num_given_up=len(struck - judged),
-    )
 
 
 def summarise(outcomes: Sequence[TaskOutcomes], name: str = "policy") -> EvalResult:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -20,7 +20,7 @@ from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
-from cua_rl.types.conversation import Tool
+from cua_rl.types.conversation import EncodedImage, Tool
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
 from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
@@ -82,8 +82,8 @@ class EndpointAccess:
         """The turns of an open rollout so far, without tokens."""
         return tuple(self._open(rollout_id).turns)
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self._open(rollout_id).images
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return self._open(rollout_id).images.url
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None

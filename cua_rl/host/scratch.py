@@ -12,7 +12,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from functools import cache
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -97,8 +97,15 @@ def _processes() -> list[int]:
 
 def _has_mark(pid: int, folder: Path) -> bool:
     with suppress(OSError):
-        if _is_guard(pid) and str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return True  # its environment may be closed to us
+        if _is_guard(
+            pid
+        ):  # its environment may be closed to us; other words are of its command, which may name anything
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            lifeline, _, *rest = words[
+                next(i for i, word in enumerate(words) if word.endswith("process_guard.py")) + 1 :
+            ]
+            options = takewhile(lambda word: word.startswith("--"), rest)
+            return lifeline.startswith(f"{folder}/") or f"--scratch={folder}" in options
         return f"{MARK}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 

@@ -7,18 +7,20 @@ from pathlib import Path
 
 from cua_rl.monitor import schemas
 from cua_rl.monitor.figures import curve_ends, finite, thin
-from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name
+from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name, share_done
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.types.json_values import Json, mapping
 
 
 def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:
     """The run as a list shows it; `<key>.0` stands for it until its database is open and knows its number."""
-    changed = [path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, _FILES)]
-    return _summarise(folder, key, *changed)
+    measured, ended, configured = (
+        max(path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, names)) for names in _FILES
+    )
+    return _summarise(folder, key, measured, ended, configured)
 
 
-_FILES = ("metrics.jsonl", "summary.json", "config.json")
+_FILES = (("metrics.jsonl", "attempts.jsonl"), ("summary.json", "results.json"), ("config.json",))
 
 
 @lru_cache(maxsize=4096)
@@ -46,7 +48,7 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
         error=None,
         num_completed_steps=num_steps,
         total_steps=total_steps,
-        progress=min(1.0, num_steps / max(1, total_steps)),
+        progress=share_done(num_steps, total_steps, is_done),
         step_time_s=None,
         eta_s=None,
         eta_is_lower_bound=False,

@@ -14,7 +14,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from cua_rl.database.migrations import migrate
-from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
+from cua_rl.database.postgres import read_own_database, running_postgres_url
 from cua_rl.host.system import is_locked
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed, listening
@@ -53,11 +53,9 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
             continue
         try:
             async with AsyncExitStack() as stack:
-                url = running_postgres_url(data)
-                if url is None:
-                    server = EmbeddedPostgres(data, folder / "logs" / "postgres.log")
-                    url = (await stack.enter_async_context(server)).url
-                await migrate(url)
+                url = await stack.enter_async_context(read_own_database(folder))
+                if is_theirs:
+                    await migrate(url)
                 database = open_database(url, shown.key, pool_size=4, folder=folder)
                 stack.push_async_callback(databases.remove, database)
                 databases.add(database)

@@ -20,6 +20,7 @@ from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import Database
 from cua_rl.monitor.figures import columns, curve_ends, finite, make_rate, thin
 from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
+from cua_rl.types.json_values import mapping, sequence
 
 _ALIVE_S = 60.0
 _RECENT_ROWS = 8 * RECENT_STEPS  # asynchronous runs start many steps ahead of the one that is trained
@@ -182,7 +183,7 @@ def _summary(
         project=project,
         model_name=model_name(training.config),
         is_alive=alive,
-        progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
+        progress=share_done(training.num_completed_steps + part, training.total_steps, training.status == "completed"),
         step_time_s=attempt.times.step_time_s,
         eta_s=None if left is None else left.seconds,
         eta_is_lower_bound=left is not None and left.is_lower_bound,
@@ -263,13 +264,13 @@ def is_alive(training: Training, now: datetime | None = None) -> bool:
     return training.status == "running" and silent_s < _ALIVE_S
 
 
+def share_done(num_steps: float, total_steps: int, is_completed: bool) -> float:
+    """Share of completed steps; a run without steps, such as an evaluation, is done when it is completed."""
+    return min(1.0, num_steps / total_steps) if total_steps else float(is_completed)
+
+
 def model_name(config: Mapping[str, Any]) -> str | None:
-    """The configured model name without its commit, else the name of the model's folder."""
-    name = str(config.get("model_name") or "").partition("@")[0] or config.get("model_path")
-    return (
-        None
-        if not name
-        else Path(str(name)).name
-        if "/" in str(name) and config.get("model_name") is None
-        else str(name)
-    )
+    """The configured model name without its commit, else the name of the model's folder, else those of `models`."""
+    name = str(config.get("model_name") or "").partition("@")[0]
+    names = [str(named) for model in sequence(config.get("models")) if (named := mapping(model).get("name"))]
+    return name or Path(str(config.get("model_path") or "")).name or ", ".join(names) or None

@@ -16,7 +16,7 @@ import httpx
 
 from cua_rl.events import Event, Recorder
 from cua_rl.monitor.sent_items import TRAINING, ItemMaker, Reference, SentItem
-from cua_rl.monitor.spool import Spool, Waiting
+from cua_rl.monitor.spool import Spool
 from cua_rl.types.errors import CuaError, boundary
 from cua_rl.types.json_values import is_object
 
@@ -188,8 +188,9 @@ class SendingRecorder:
                     self._is_drained.set()
                 await self._has_more.wait()
                 continue
+            lines, offset = waiting
             try:
-                await self._send(waiting)
+                await self._send(lines)
             except SendError as error:
                 if not is_away:
                     logger.warning("monitor away url=%s, trying again: %s", self._address.base_url, error)
@@ -200,11 +201,11 @@ class SendingRecorder:
             if is_away:
                 logger.warning("monitor back url=%s, nothing lost", self._address.base_url)
             retry_s, is_away = _FIRST_RETRY_S, False
-            await asyncio.to_thread(self._spool.acknowledge, waiting)
+            await asyncio.to_thread(self._spool.acknowledge, offset)
 
-    async def _send(self, waiting: Waiting) -> None:
+    async def _send(self, lines: Sequence[bytes]) -> None:
         """Send items in as few requests as their references allow; raises `SendError` if one does not arrive."""
-        items = [SentItem.from_line(line) for line in waiting.lines]
+        items = [SentItem.from_line(line) for line in lines]
         while items:
             wave, items = self._next_wave(items)
             if not wave:

@@ -2,20 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 _SEGMENT_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Queued lines, oldest first, and the position after them."""
-
-    lines: Sequence[bytes]
-    segment: int
-    offset: int
 
 
 class Spool:
@@ -68,12 +58,12 @@ class Spool:
         with path.open("ab") as file:
             file.writelines(taken)
 
-    def peek(self, *, max_lines: int, max_bytes: int) -> Waiting | None:
-        """The oldest lines, at least one; None if the queue is empty."""
+    def peek(self, *, max_lines: int, max_bytes: int) -> tuple[list[bytes], int] | None:
+        """The oldest lines, at least one, and the offset after them in their file; None if the queue is empty."""
         while True:
             lines, size = self._read(max_lines, max_bytes)
             if lines:
-                return Waiting(lines=lines, segment=self._segment, offset=self._offset + size)
+                return lines, self._offset + size
             if self._segment >= self._last:
                 return None
             self._path(self._segment).unlink(missing_ok=True)
@@ -96,10 +86,10 @@ class Spool:
                 size += len(line)
         return lines, size
 
-    def acknowledge(self, done: Waiting) -> None:
-        """Remove lines that have arrived."""
-        self._num_bytes -= done.offset - self._offset
-        self._offset = done.offset
+    def acknowledge(self, offset: int) -> None:
+        """Remove the lines up to this offset, which have arrived."""
+        self._num_bytes -= offset - self._offset
+        self._offset = offset
         self._save_position()
 
     def _segments(self) -> list[int]:

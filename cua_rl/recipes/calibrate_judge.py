@@ -41,7 +41,9 @@ _BATCH = 32  # rollouts in memory at a time, with their screenshots
 class CalibrateConfig:
     """Measure a judge on recorded rollouts."""
 
-    run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
+    run: str = chz.field(
+        doc="folder of a run (folder@model of an evaluation), or name or number of a run in DATABASE_URL"
+    )
     num_rollouts: int = setting(
         300, "maximum number of rollouts to judge, drawn at random from those with a validator", at_least=1
     )

@@ -1,7 +1,8 @@
 """Measure models on the same held-out tasks: `python -m cua_rl.recipes.evaluate key=value ...`.
 
 Compares base models, checkpoints and endpoints that speak an OpenAI API; all act through the same agent on the same
-devices. Writes attempts.jsonl (each attempt as it ends), results.json, results.md and results.png.
+devices. Writes attempts.jsonl (as attempts end), results.json, results.md and results.png, and records every rollout in
+the database, where each model is a run.
 """
 
 import sys

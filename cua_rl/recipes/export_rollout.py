@@ -27,7 +27,9 @@ from cua_rl.types.errors import ConfigError
 class ExportConfig:
     """Write rollouts as one HTML file."""
 
-    run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
+    run: str = chz.field(
+        doc="folder of a run (folder@model of an evaluation), or name or number of a run in DATABASE_URL"
+    )
     rollout_id: str | None = setting(None, "rollout to export; a prefix of its id is enough")
     step: int | None = setting(None, "export all rollouts of this training step")
     out: str = setting("rollouts.html", "file to write")

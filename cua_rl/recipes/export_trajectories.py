@@ -28,7 +28,9 @@ from cua_rl.types.errors import ConfigError
 class ExportTrajectoriesConfig:
     """Write the rollouts of a run as a data set."""
 
-    run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
+    run: str = chz.field(
+        doc="folder of a run (folder@model of an evaluation), or name or number of a run in DATABASE_URL"
+    )
     out: str = setting("trajectories", "folder to write; it must not exist or be empty")
     format: Literal["huggingface", "atif"] = setting(
         "huggingface", "huggingface: Parquet files that `datasets` reads; atif: a JSON file per rollout, and images"

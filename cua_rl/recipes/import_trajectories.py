@@ -22,8 +22,7 @@ import chz
 
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.database.migrations import migrate
-from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.postgres import open_own_database
 from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.atif import read_atif
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, NoCounterpart
@@ -88,9 +87,8 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
     source = await asyncio.to_thread(_read, folder, config)
     try:
         with prepare_log_directory(folder, "overwrite") as directory:
-            async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
-                await migrate(server.url)
-                writer = await asyncio.to_thread(source.write, server.url, folder)
+            async with open_own_database(folder) as url:
+                writer = await asyncio.to_thread(source.write, url, folder)
             directory.write_config(source.run.config)
     except BaseException:
         with suppress(OSError):

@@ -8,7 +8,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -30,8 +29,8 @@ async def cli_main(config: PlanConfig) -> None:
 
     runs: list[RecordedRun] = []
     for run in config.from_run or ():
-        async with open_run_database(run, os.environ) as (database, name):
-            training_id = await find_training(database, name and Path(name).name)
+        async with open_run_database(run, os.environ, "from_run") as (database, name):
+            training_id = await find_training(database, name, "from_run")
             runs.append(await load_recorded_run(database, training_id, run))
     scenario = planned_scenario(config, runs)
     plan = await asyncio.to_thread(make_plan, scenario, find_prices(config))

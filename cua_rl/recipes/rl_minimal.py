@@ -18,9 +18,8 @@ from pathlib import Path
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.pool import open_pool
-from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.statistics import mean_over_tasks
-from cua_rl.events import RolloutSource
+from cua_rl.events import NoRecorder, RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.reward import binary_reward

@@ -1,4 +1,4 @@
-"""Images as agents send them: `data:` URLs inside the JSON of a request."""
+"""Images as agents send them inside the JSON of a request: `data:` URLs, or their names within this process."""
 
 import binascii
 import re
@@ -18,8 +18,8 @@ class ImageUrls:
     """Images and their `data:` URLs, in both directions.
 
     An agent sends its whole conversation with every request. A rollout therefore keeps one `ImageUrls`: each of its
-    screenshots is encoded, decoded and hashed once, however many requests repeat it. URLs and images are kept as long
-    as this object.
+    screenshots is encoded, decoded and hashed once, however many requests repeat it. An agent in this process sends
+    names instead, so a request is short however many screenshots it has. Images are kept as long as this object.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,29 @@ class ImageUrls:
             self._remember(url, image)
         return url
 
+    def name(self, image: EncodedImage) -> str:
+        """A short name of the image, from which `image` gives back this object; no other `ImageUrls` knows it."""
+        name = f"sha256:{image.sha256}"
+        self._images.setdefault(name, image)
+        return name
+
+    def forget_urls(self) -> None:
+        """Free the memory of all URLs, which are made or read again when needed; names stay valid."""
+        self._images = {name: image for name, image in self._images.items() if name.startswith("sha256:")}
+        self._urls, self.num_characters = {}, 0
+
     def sha256(self, url: str) -> str:
         """The identity of an image whose URL this object has given."""
         return self._images[url].sha256
 
     def image(self, url: object, at: FieldPath) -> EncodedImage:
-        """The PNG or JPEG image inside a URL, by its bytes; raises a `RequestError` that names the place `at`."""
+        """The PNG or JPEG image of a name, or inside a URL; raises a `RequestError` that names the place `at`."""
+        if isinstance(url, str) and (known := self._images.get(url)) is not None:
+            return known
         if not isinstance(url, str) or (head := _HEAD.match(url)) is None:
             raise at.error(
                 "a data: URL with a base64 PNG or JPEG image", url, "send the image itself, not a link to it"
             )
-        if (known := self._images.get(url)) is not None:
-            return known
         try:
             data = b64decode(url[head.end() :], validate=True)
         except (binascii.Error, ValueError) as error:

@@ -13,12 +13,17 @@ logger = logging.getLogger(__name__)
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
     """Append one line, durable on return; a line that a crash truncated is terminated first."""
-    line = json.dumps(record, allow_nan=False) + "\n"
+    append_records(path, [record])
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """The same with several lines, written at once."""
+    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
     with path.open("a+b") as file:
         size = file.tell()
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            line = "\n" + line
-        file.write(line.encode())
+            lines = "\n" + lines
+        file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,7 +1,6 @@
 """Plots: reward.png, a run's success per step with its evaluations; results.png, the comparison of models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,6 @@ TRAINING_COLOUR = "#4c78a8"
 EVALUATION_COLOUR = "#d95f02"
 MODEL_COLOURS = ("#4c78a8", "#d95f02", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#555555")
 SMOOTHING_STEPS = 3.0  # width of the Gaussian: about a tenth of a short run, so that trends stay and noise goes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluation:
-    step: int
-    rate: float
-    low: float
-    high: float
 
 
 def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite: str = "held_out") -> None:
@@ -125,24 +116,21 @@ def _draw_curve(axes: Any, records: Sequence[Mapping[str, object]], prefix: str)
         axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
     if len(points) > 2:
         axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training tasks, smoothed")
-    by_step = {
-        int(_number(record["step"])): _Evaluation(
-            step=int(_number(record["step"])),
-            rate=_number(record[prefix]),
-            low=_number(record.get(f"{prefix}_low", record[prefix])),
-            high=_number(record.get(f"{prefix}_high", record[prefix])),
-        )
+    evaluations = {
+        int(_number(record["step"])): [
+            _number(record.get(name, record[prefix])) for name in (prefix, f"{prefix}_low", f"{prefix}_high")
+        ]
         for record in records
         if record.get(prefix) is not None
     }
-    evaluations = [by_step[step] for step in sorted(by_step)]
     if evaluations:
-        _draw_evaluations(axes, evaluations)
+        _draw_evaluations(axes, sorted(evaluations.items()))
 
 
-def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
-    steps, rates = [point.step for point in evaluations], [point.rate for point in evaluations]
-    spreads = [[point.rate - point.low for point in evaluations], [point.high - point.rate for point in evaluations]]
+def _draw_evaluations(axes: Any, evaluations: Sequence[tuple[int, list[float]]]) -> None:
+    """Rates of success with their intervals, by step."""
+    steps, rates = [step for step, _ in evaluations], [rate for _, (rate, _, _) in evaluations]
+    spreads = [[rate - low for _, (rate, low, _) in evaluations], [high - rate for _, (rate, _, high) in evaluations]]
     axes.errorbar(
         steps,
         rates,
@@ -157,11 +145,11 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
     if steps[0] == 0:
         end = steps[-1]
         axes.hlines(rates[0], 0, end, color=EVALUATION_COLOUR, linewidth=1, linestyle=":", label="before training")
-    for point in (evaluations[0], evaluations[-1])[: len(evaluations)]:
-        is_low = point.low < 0.08  # no room for the label below the interval
+    for step, (rate, low, high) in (evaluations[0], evaluations[-1])[: len(evaluations)]:
+        is_low = low < 0.08  # no room for the label below the interval
         axes.annotate(
-            f"{100 * point.rate:.0f} %",
-            (point.step, point.high if is_low else point.low),
+            f"{100 * rate:.0f} %",
+            (step, high if is_low else low),
             xytext=(0, 5 if is_low else -5),
             textcoords="offset points",
             ha="center",

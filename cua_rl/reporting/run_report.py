@@ -2,21 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cua_rl.events import Phase
 from cua_rl.metrics import Mean, merge_metrics
+from cua_rl.reporting.comparison import EvalResult
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
 
 _LABELS: Mapping[Phase, str] = {"baseline": "Baseline", "step": "Step", "eval": "Eval"}
-
-
-class Result(Protocol):
-    """An evaluation's outcome."""
-
-    def metrics(self, suite: str) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +38,7 @@ class RunReport:
         """A group of a training step has ended; called for the first few of a step only."""
         self.display.group(index, rewards)
 
-    def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:
+    def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None:
         """An evaluation after `step` is done; the baseline is the one after step 0."""
         metrics = result.metrics(self.suite)
         self.metric_log.log(step, metrics | self._curve_metrics())

@@ -1,8 +1,7 @@
 """Results of a run: summary.json and a table."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -32,14 +31,11 @@ class RunSummary:
     """Mean absolute difference of sampler and trainer log-probabilities over the run."""
     retokenised_tokens: int
     """Trained tokens that are not literally the sampled ones; anything but 0 is a defect."""
-    extras: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Further figures, stored beside the others."""
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:
     """Write summary.json atomically."""
-    figures = {name: value for name, value in asdict(summary).items() if name != "extras"}
-    write_text(path, json.dumps({**figures, **summary.extras}, indent=2) + "\n")
+    write_text(path, json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
@@ -52,7 +48,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.1e} nats"
     start = f"after step {summary.baseline_step}, resumed with changes" if summary.baseline_step else "before training"
-    rows = [
+    return [
         (f"held-out success {start}", _rate(summary.baseline_success_rate)),
         ("held-out success after training", _rate(summary.final_success_rate)),
         ("rollouts per evaluation", str(summary.num_eval_rollouts)),
@@ -61,9 +57,8 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("training time", format_duration(summary.train_time_s)),
         ("sampler-trainer parity, mean abs", parity),
         ("re-tokenised tokens", str(summary.retokenised_tokens)),
+        ("folder", summary.log_path),
     ]
-    rows += [(name.replace("_", " "), str(value)) for name, value in summary.extras.items()]
-    return [*rows, ("folder", summary.log_path)]
 
 
 def _rate(rate: float | None) -> str:

@@ -78,14 +78,6 @@ class AsyncStart:
     """Per policy version the largest number of steps after which it was the newest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Saved:
-    """Weights to publish after `num_steps` steps; None if the last step trained nothing."""
-
-    num_steps: int
-    policy: SavedPolicy | None
-
-
 async def train(
     settings: LoopSettings, parts: LoopParts, *, max_lag: int, limit: RolloutLimit, start: AsyncStart | None = None
 ) -> None:
@@ -123,7 +115,8 @@ class _AsyncRun:
         self._trainer_version = adapter.policy_version
         self._ages = PolicyAges()
         self._changed = asyncio.Condition()
-        self._saved: asyncio.Queue[_Saved] = asyncio.Queue(maxsize=1)
+        self._saved: asyncio.Queue[tuple[int, SavedPolicy | None]] = asyncio.Queue(maxsize=1)
+        """The steps completed, and the weights to publish after them: None if the last step trained nothing."""
         self._evaluations: asyncio.Queue[tuple[WantedEvaluation, ExitStack] | None] = asyncio.Queue(maxsize=2)
         self._begun_steps: set[int] = set()
         self._task_batches: dict[int, list[Task]] = {}
@@ -243,7 +236,7 @@ class _AsyncRun:
             del taken, dropped, groups, batch, result, trained  # screenshots take gigabytes
             if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
                 await save_checkpoint(self._parts, step)
-            await self._saved.put(_Saved(num_steps=step, policy=saved))
+            await self._saved.put((step, saved))
 
     async def _take_batch(self, step: int) -> list[ScoredGroup]:
         """The groups of the next step. If parity is due, one of them can be compared, unless none ever will be."""
@@ -301,17 +294,17 @@ class _AsyncRun:
         for wanted in first_evaluations(self._settings, self._adapter):
             await self._want_evaluation(wanted)
         for _ in range(self._settings.first_step, self._settings.config.max_steps + 1):
-            saved = await self._saved.get()
-            if saved.policy is not None:
+            num_steps, saved = await self._saved.get()
+            if saved is not None:
                 clock = Clock()
                 with clock.time("publish"):
-                    self._adapter = await self._parts.policy.serve(saved.policy)
+                    self._adapter = await self._parts.policy.serve(saved)
                 self._publish_s = clock.seconds["publish"]
             async with self._changed:
-                self._buffer.announce(saved.num_steps)
+                self._buffer.announce(num_steps)
                 self._changed.notify_all()
-            if is_evaluation_due(self._settings, saved.num_steps):
-                await self._want_evaluation(WantedEvaluation(phase="eval", step=saved.num_steps, adapter=self._adapter))
+            if is_evaluation_due(self._settings, num_steps):
+                await self._want_evaluation(WantedEvaluation(phase="eval", step=num_steps, adapter=self._adapter))
         await self._evaluations.put(None)
 
     async def _want_evaluation(self, wanted: WantedEvaluation) -> None:

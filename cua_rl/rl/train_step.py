@@ -70,11 +70,10 @@ async def train_step(
     later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
     and turns of other versions than `policy_version` (None: all turns are of the current one).
     """
-    loss, teaching = with_values(config.loss, temperature=config.temperature), 1.0
-    if loss.normalisation == "token_mean" and config.has_kl_term:
-        # the divergence is a mean over all tokens, the policy loss over those that would be trained on without it
-        teaching = teaching_share(batch.datums)
-        loss = with_values(loss, kl_loss_coef=loss.kl_loss_coef * teaching)
+    # a divergence is a mean over all tokens, a policy loss over those that would be trained on without it
+    is_shared = config.loss.normalisation == "token_mean" and config.has_kl_term
+    teaching = teaching_share(batch.datums) if is_shared else 1.0
+    loss = with_values(config.loss, temperature=config.temperature, kl_loss_coef=config.loss.kl_loss_coef * teaching)
     datums, reference, metrics = await _complete_advantages(trainer, batch.datums, config, teaching)
     gate = ParityGate(
         limit=config.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
@@ -86,14 +85,7 @@ async def train_step(
         before = await trainer.forward(datums, temperature=loss.temperature)
         metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, datums, before))
     proximal = before if loss.has_behaviour_weight else None
-    learning_rate = learning_rate_at(
-        step,
-        highest=config.learning_rate,
-        schedule=config.learning_rate_schedule,
-        warmup_steps=config.warmup_steps,
-        max_steps=max_steps,
-    )
-    optim = with_values(config.adam, learning_rate=learning_rate)
+    optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, max_steps))
     rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
     rows: dict[int, tuple[float, ...]] = {}
     part_metrics: list[dict[str, float]] = []

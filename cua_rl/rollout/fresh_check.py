@@ -11,9 +11,9 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.host.masking import mask_known
 from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import not_done, prepare, validate

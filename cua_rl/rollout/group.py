@@ -67,11 +67,13 @@ async def collect_groups(
     return [ended[index] for index in sorted(ended)]
 
 
-async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> RolloutGroup:
-    """Run all members of one group side by side; `index` is the group's place in its step or evaluation."""
-    group_id = uuid4().hex
+async def run_group(
+    runner: Runner, task: Task, index: int, plan: GroupJob, *, group_id: str = "", members: Sequence[int] = ()
+) -> RolloutGroup:
+    """Run all members of one group, or some, side by side; `index` is its place in its step or evaluation."""
+    group_id = group_id or uuid4().hex
     async with asyncio.TaskGroup() as running:
-        members = [
+        running_members = [
             running.create_task(
                 run_member(
                     runner,
@@ -87,9 +89,9 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupJob) -> R
                 ),
                 name=f"rollout-{index}-{member}",
             )
-            for member in range(plan.group_size)
+            for member in members or range(plan.group_size)
         ]
-    rollouts = [rollout for member in members for rollout in member.result()]
+    rollouts = [rollout for member in running_members for rollout in member.result()]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(
         group_id=group_id,

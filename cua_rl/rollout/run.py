@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction

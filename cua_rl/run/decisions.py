@@ -52,7 +52,7 @@ def training_decisions(plan: "PreparedTraining") -> dict[str, str]:
         "context": f"{config.server.max_model_len:,} tokens, responses of at most {config.max_tokens:,}; at most "
         f"{num_of(num_turns, 'turn')}, {num_of(config.server.max_images or 0, 'screenshot')} in a prompt",
         "memory": plan.memory.summary(),
-        "folder": f"{plan.log_path}; database {'of its own' if plan.database_url is None else 'of the environment'}",
+        "folder": _folder(plan),
         "cost": f"at most {num_rollouts * num_turns:,} model responses{more}{evaluated}{_charges(plan)}",
         "": "(python -m cua_rl.recipes.plan with these settings predicts time and money)",
     }
@@ -61,12 +61,16 @@ def training_decisions(plan: "PreparedTraining") -> dict[str, str]:
 def _device(plan: "PreparedTraining | PreparedEvaluation") -> str:
     config = plan.config
     places = f"at most {config.max_concurrent_rollouts:,} at a time"
-    return f"{plan.device_plan.backend.abilities.name}, {places}, agent {config.agent.name}"
+    return f"{plan.devices.backend.abilities.name}, {places}, agent {config.agent.name}"
+
+
+def _folder(plan: "PreparedTraining | PreparedEvaluation") -> str:
+    return f"{plan.log_path}; database {'of its own' if plan.database_url is None else 'of the environment'}"
 
 
 def _charges(plan: "PreparedTraining") -> str:
     """Who charges for the run beside the machine."""
-    charges = [f"; {charged}"] if (charged := plan.device_plan.environment.charges) else []
+    charges = [f"; {charged}"] if (charged := plan.devices.environment.charges) else []
     charges += ["; the judge's service may charge for its votes"] if plan.judge is not None else []
     charges += ["; metrics go to Weights & Biases"] if plan.config.wandb_project else []
     return "".join(charges)
@@ -96,6 +100,6 @@ def evaluation_decisions(plan: "PreparedEvaluation") -> dict[str, str]:
         "tasks": f"{num_of(len(plan.tasks), 'task')}, {num_of(config.num_attempts, 'attempt')} each, temperature "
         f"{config.temperature:g}, reward {config.reward}",
         "memory": "; ".join(engine.memory.summary() for engine in plan.engines.values()) or "none: no model of ours",
-        "folder": str(plan.log_path),
+        "folder": _folder(plan),
         "cost": f"{num_of(num_attempts, 'rollout')}, at most {num_attempts * num_turns:,} model responses",
     }

@@ -19,14 +19,13 @@ from cua_rl.environments.contract import (
 from cua_rl.environments.device import Grounder, Screen
 from cua_rl.environments.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.environments.table import DEFAULT_DEVICE, ENVIRONMENTS, find_environment, parse_sources
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.run.rollout_config import RolloutConfig, Tasks
 from cua_rl.tasks.expert import Experts
 from cua_rl.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePlan:
+class PreparedDevices:
     """The devices of a run, before they are opened."""
 
     environment: Environment
@@ -39,7 +38,7 @@ class DevicePlan:
     """The expected size, for planning, of a device whose size is known only when it is leased."""
 
 
-def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> DevicePlan:
+def prepare_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> PreparedDevices:
     """Resolve the configured devices; raises `ConfigError` if they cannot work."""
     sources = parse_sources(config.tasks)
     environment = find_environment(sources, config.device)
@@ -59,7 +58,7 @@ def plan_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str, st
         if one.check_settings is not None:
             one.check_settings(order)
     screen = environment.smallest_screen(order) if config.agent.name == "gbox" else None
-    return DevicePlan(
+    return PreparedDevices(
         environment=environment,
         order=order,
         backend=environment.make_backend(order),
@@ -104,24 +103,23 @@ class OpenDevices:
     pool: DevicePool
     grounder: Grounder | None
     """Finds described elements on screenshots; None if the model outputs coordinates itself."""
-    time_limits: TimeLimits
 
 
 @asynccontextmanager
-async def open_devices(config: RolloutConfig, plan: DevicePlan, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
+async def open_devices(prepared: PreparedDevices, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
     """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
-    devices = config.devices
-    pool_limits = PoolLimits(
-        lease_timeout_s=plan.environment.lease_timeout_s(devices, max_devices),
-        makes_per_s=devices.device_creations_per_s,
+    settings = prepared.order.settings
+    limits = PoolLimits(
+        lease_timeout_s=prepared.environment.lease_timeout_s(settings, max_devices),
+        makes_per_s=settings.device_creations_per_s,
     )
     async with AsyncExitStack() as stack:
         grounder = None
-        finder = ENVIRONMENTS.get(devices.coordinate_mode)
+        finder = ENVIRONMENTS.get(settings.coordinate_mode)
         if finder is not None and finder.open_grounder is not None:
-            grounder = await stack.enter_async_context(finder.open_grounder(plan.order))
-        pool = await stack.enter_async_context(open_pool(plan.backend, max_devices=max_devices, limits=pool_limits))
-        yield OpenDevices(pool=pool, grounder=grounder, time_limits=devices)
+            grounder = await stack.enter_async_context(finder.open_grounder(prepared.order))
+        pool = await stack.enter_async_context(open_pool(prepared.backend, max_devices=max_devices, limits=limits))
+        yield OpenDevices(pool=pool, grounder=grounder)
 
 
 def complete_sources(tasks: Tasks, settings: DeviceConfig) -> list[Source]:

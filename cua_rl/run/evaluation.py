@@ -4,28 +4,34 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from cua_rl.agent.agent import RecordingAccess
+from cua_rl.database.queries import find_training, rename_training
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.session import open_sessions
 from cua_rl.evaluation.attempts import (
     Attempt,
     AttemptJob,
-    attempt_record,
     missing_attempts,
+    outcomes_by_position,
     parse_attempts,
     run_missing_attempts,
 )
 from cua_rl.evaluation.compare import compare_models
+from cua_rl.evaluation.evaluate import summarise
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
+from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted, TrainingStarted
 from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
-from cua_rl.reporting.json_lines import append_record, read_records
+from cua_rl.reporting.json_lines import append_records, read_records
 from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.step_line import num_of
+from cua_rl.rollout.group import GroupJob
 from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_settings
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig
@@ -34,11 +40,13 @@ from cua_rl.run.evaluation_plan import (
     Model,
     PreparedEvaluation,
     RemoteModel,
+    model_settings,
     plan_evaluation,
     read_api_key,
     require_same_evaluation,
 )
 from cua_rl.run.judge import open_judge
+from cua_rl.run.recording import open_database, recorded
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import compare_speed, make_runner, make_servers, open_gateway, start_together
 from cua_rl.run_folder.log_directory import (
@@ -54,7 +62,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ModelServer
 from cua_rl.types.errors import ConfigError
-from cua_rl.types.rollout import AdapterRef
+from cua_rl.types.rollout import AdapterRef, RolloutGroup
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:
@@ -78,42 +86,46 @@ async def run_evaluation(config: EvaluateConfig) -> None:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier evaluation")
             return
+        attempts = await _run(plan, folder)
+        comparison = await asyncio.to_thread(_write_results, plan, folder, attempts)
+        print_comparison(comparison, title=_title(plan))
+
+
+async def _run(plan: PreparedEvaluation, folder: LogDirectory) -> list[Attempt]:
+    """Start the components, and make the missing attempts; returns those of all models."""
+    config, known = plan.config, list[Attempt]()
+    is_resumed = folder.decision is Decision.RESUME and folder.config_path.exists()
+    before = load_settings(folder.path, "log_path") if is_resumed else plan.settings()
+    if is_resumed:
+        require_same_evaluation(before, plan.settings())
         known = _load_known(folder, plan)
+    async with AsyncExitStack() as stack:
+        open_run_log(stack, folder)
+        url = await open_database(stack, plan.database_url, folder.path)
+        await _follow_move(plan, Path(str(before.get("log_path", plan.log_path))), url)
         folder.write_config(plan.settings())
-        record = AttemptFile(path=folder.path / "attempts.jsonl", attempts=known)
         print(
             f"evaluation of {num_of(len(plan.models), 'model')} on {num_of(len(plan.tasks), 'task')} in {folder.path}",
             flush=True,
         )
         if config.num_attempts > 1 and config.temperature == 0:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
-        async with AsyncExitStack() as stack:
-            open_run_log(stack, folder)
-            judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
-            if plan.judge is not None:
-                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
-            devices = await stack.enter_async_context(
-                open_devices(config, plan.device_plan, max_devices=config.max_concurrent_rollouts)
-            )
-            await _run_models(plan, folder, Surroundings(devices=devices, judge=judge), record)
-        comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)
-        print_comparison(comparison, title=_title(plan))
+        judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+        if plan.judge is not None:
+            (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt_text, encoding="utf-8")
+        devices = await stack.enter_async_context(
+            open_devices(plan.devices, max_devices=config.max_concurrent_rollouts)
+        )
+        evaluation = Evaluation(plan=plan, url=url, devices=devices, judge=judge, known=known)
+        await evaluation.run()
+    return evaluation.attempts
 
 
 def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]:
-    """Attempts already made by the evaluation that is resumed; none for a new one."""
-    if folder.decision is not Decision.RESUME or not folder.config_path.exists():
-        return []
-    require_same_evaluation(load_settings(folder.path, "log_path"), plan.settings())
+    """All attempts of attempts.jsonl, among them those that the evaluation that is resumed has made."""
     known = parse_attempts(read_records(folder.path / "attempts.jsonl"))
-    names = {model.name for model in plan.models}
-    known = [
-        item
-        for item in known
-        if item.model in names and item.position < len(plan.tasks) and item.attempt < plan.config.num_attempts
-    ]
     for item in known:
-        task = plan.tasks[item.position]
+        task = plan.tasks[item.position] if item.position < len(plan.tasks) else item
         if (item.task_id, item.seed) != (task.task_id, task.seed):
             raise ConfigError(
                 f"expected task {task.task_id!r} with seed {task.seed} at place {item.position} of attempts.jsonl, got "
@@ -123,72 +135,100 @@ def _load_known(folder: LogDirectory, plan: PreparedEvaluation) -> list[Attempt]
     return known
 
 
-@dataclass(slots=True)
-class AttemptFile:
-    """attempts.jsonl: every attempt is durable before it counts."""
-
-    path: Path
-    attempts: list[Attempt]
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def keep(self, attempt: Attempt) -> None:
-        async with self._lock:
-            await asyncio.to_thread(append_record, self.path, attempt_record(attempt))
-        self.attempts.append(attempt)
+async def _follow_move(plan: PreparedEvaluation, before: Path, url: str) -> None:
+    """After an evaluation's folder has been moved, rename its models' runs accordingly; a copy has runs of its own."""
+    if before == plan.log_path or (plan.database_url is not None and await asyncio.to_thread(before.exists)):
+        return
+    async with open_sessions(url) as sessions, sessions.begin() as session:
+        for model in plan.models:
+            moved = await find_training(session, f"{before.name}@{model.name}", str(before))
+            if moved is not None:
+                await rename_training(session, moved.id, f"{plan.log_path.name}@{model.name}", str(plan.log_path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Devices for the attempts, and the judge of tasks without a validator."""
+class Evaluation:
+    """Makes the missing attempts of each model. Rollouts go to the database; attempts.jsonl says which are complete."""
 
+    plan: PreparedEvaluation
+    url: str
+    """Of the database."""
     devices: OpenDevices
     judge: Judge | None
+    known: list[Attempt]
+    """All in attempts.jsonl, which may have had more tasks and attempts at each."""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those that the evaluation asks for."""
+        num_tasks, num_attempts = len(self.plan.tasks), self.plan.config.num_attempts
+        return [item for item in self.known if item.position < num_tasks and item.attempt < num_attempts]
 
-async def _run_models(
-    plan: PreparedEvaluation, folder: LogDirectory, around: Surroundings, record: AttemptFile
-) -> None:
-    """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
-    for model in plan.models:
-        if isinstance(model, RemoteModel):
-            access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
-            async with access:
-                await _run_model(plan, model, access, around, record)
-    for model_path in plan.engines:
-        models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
-        if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
-            continue
-        servers = make_servers(plan.config.base_url, plan.engines[model_path].server, folder.path / "logs")
-        async with AsyncExitStack() as stack:
-            async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
-                await start_together(stack, *servers)
-            for model in models:
-                async with _serve_model(plan, model, servers) as gateway:
-                    await _run_model(plan, model, gateway, around, record)
+    async def run(self) -> None:
+        """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
+        plan = self.plan
+        for model in plan.models:
+            if isinstance(model, RemoteModel):
+                access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
+                await self._run_model(model, access, image_token_id=0)  # an endpoint tells no tokens
+        for model_path, engine in plan.engines.items():
+            models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
+            servers = make_servers(plan.config.base_url, engine.server, plan.log_path / "logs")
+            async with AsyncExitStack() as stack:
+                if any(missing_attempts(_attempt_job(plan, item), self.known) for item in models):
+                    async with starting(f"model server for {model_path.name}", partial(print, flush=True)):
+                        await start_together(stack, *servers)
+                for model in models:
+                    access = _serve_model(plan, model, servers)
+                    await self._run_model(model, access, engine.renderer.image_token_id)
 
+    async def _run_model(
+        self, model: Model, access: AbstractAsyncContextManager[RecordingAccess], image_token_id: int
+    ) -> None:
+        """Evaluate a model, as a run of its own in the database; it is reached only if attempts are missing."""
+        plan, job, begun_at = self.plan, _attempt_job(self.plan, model), time.monotonic()
+        num_missing = sum(map(len, missing_attempts(job, self.known).values()))
+        progress, source = Progress(model=model.name, num_attempts=num_missing), job.group.source
+        started = TrainingStarted(
+            run_name=f"{plan.log_path.name}@{model.name}",
+            log_path=str(plan.log_path),
+            config=plan.settings() | model_settings(model),
+            first_step=0,
+            total_steps=0,
+            kept_group_ids=tuple({job.group_id(item.position) for item in self.known if item.model == model.name}),
+        )
+        async with DatabaseRecorder(self.url, image_token_id=image_token_id) as recorder, recorded(recorder, started):
+            tasks, group_size = plan.tasks, plan.config.num_attempts
+            await recorder.record(
+                SourceStarted(source=source, tasks=tasks, group_size=group_size, policy_version=source.step)
+            )
 
-async def _run_model(
-    plan: PreparedEvaluation, model: Model, access: RecordingAccess, around: Surroundings, record: AttemptFile
-) -> None:
-    attempt_plan = _attempt_plan(plan, model)
-    num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()
-    progress = Progress(model=model.name, num_attempts=num_missing)
+            async def keep(group: RolloutGroup, attempts: Sequence[Attempt]) -> None:
+                await recorder.record(GroupEnded(source=source, group=group, advantages=None))
+                await recorder.flush()
+                async with self._writing:
+                    records = [asdict(attempt) for attempt in attempts]
+                    await asyncio.to_thread(append_records, plan.log_path / "attempts.jsonl", records)
+                self.known.extend(attempts)
+                progress.count(attempts)
 
-    async def keep(attempt: Attempt) -> None:
-        await record.keep(attempt)
-        progress.count(attempt)
-
-    runner = make_runner(
-        plan.config,
-        around.devices,
-        access,
-        history=plan.history,
-        reward=plan.reward,
-        judge=around.judge,
-        log_folder=plan.log_path / "logs" / "agents",
-    )
-    await run_missing_attempts(runner, attempt_plan, list(record.attempts), keep)
-    print(f"{model.name}: {num_of(num_missing, 'attempt')} in {time.monotonic() - started:.0f} s", flush=True)
+            if num_missing:
+                async with access as opened:
+                    runner = make_runner(
+                        plan.config,
+                        self.devices,
+                        opened,
+                        reward=plan.reward,
+                        judge=self.judge,
+                        log_folder=plan.log_path / "logs" / "agents",
+                        recorder=recorder,
+                    )
+                    await run_missing_attempts(runner, job, list(self.known), keep)
+            outcomes = outcomes_by_position(self.attempts, model.name)
+            metrics = summarise([*outcomes.values()]).metrics("held_out")
+            await recorder.record(EvaluationEnded(source=source, metrics=metrics))
+        print(f"{model.name}: {num_of(num_missing, 'attempt')} in {time.monotonic() - begun_at:.0f} s", flush=True)
 
 
 @dataclass(slots=True)
@@ -200,15 +240,18 @@ class Progress:
     num_done: int = 0
     num_solved: int = 0
 
-    def count(self, attempt: Attempt) -> None:
-        self.num_done += 1
-        self.num_solved += attempt.success is True
-        if self.num_done * 10 // self.num_attempts > (self.num_done - 1) * 10 // self.num_attempts:
+    def count(self, attempts: Sequence[Attempt]) -> None:
+        before, self.num_done = self.num_done, self.num_done + len(attempts)
+        self.num_solved += sum(attempt.success is True for attempt in attempts)
+        if self.num_done * 10 // self.num_attempts > before * 10 // self.num_attempts:
             print(f"{self.model}: {self.num_done} of {self.num_attempts}, {self.num_solved} solved", flush=True)
 
 
-def _attempt_plan(plan: PreparedEvaluation, model: Model) -> AttemptJob:
-    return AttemptJob(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
+def _attempt_job(plan: PreparedEvaluation, model: Model) -> AttemptJob:
+    adapter = model.adapter if isinstance(model, LocalModel) else None
+    source = RolloutSource(phase="eval", step=adapter.policy_version if adapter else 0)
+    group = GroupJob(source=source, group_size=plan.config.num_attempts, params=plan.params)
+    return AttemptJob(model=model.name, tasks=plan.tasks, group=group)
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cua_rl.agent.history import History
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
+from cua_rl.database.session import find_database
 from cua_rl.environments.table import find_environment
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.config import JudgeConfig
@@ -27,11 +27,11 @@ from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model
+from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.preflight import choose_history, plan_prompts
-from cua_rl.run.rollouts import check_agent, configured_history
+from cua_rl.run.judge import prepare_judge
+from cua_rl.run.preflight import prepare_prompts
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
@@ -102,12 +102,13 @@ class PreparedEvaluation:
     models: tuple[Model, ...]
     engines: Mapping[Path, LocalEngine]
     """Engine of each model folder."""
-    device_plan: DevicePlan
+    devices: PreparedDevices
     tasks: tuple[Task, ...]
     reward: RewardFunction
     judge: JudgeConfig | None
-    history: History
     params: SamplingParams
+    database_url: str | None
+    """None for the embedded database."""
 
     def settings(self) -> dict[str, object]:
         """The whole configuration as JSON without secrets, for config.json, results.json and the dry run."""
@@ -148,23 +149,19 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
             f"is not known how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
         )
     _warn_of_other_settings(config, models)
-    device_plan = plan_devices(config, log_path)
+    devices = prepare_devices(config, log_path)
     held_out = load_tasks(
         complete_sources(config.tasks, config.devices),
         seed=config.seed,
         split="eval",
-        device=device_plan.backend.abilities,
+        device=devices.backend.abilities,
         has_judge=config.judge.model is not None,
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
-    judge = plan_judge(config.judge, config.reward, held_out, is_told_to_agents=config.agent.name == "harness")
-    await check_judge(judge)
-    if judge is not None and held_out.is_judged:
-        require_precision(judge, None)
+    judge = await prepare_judge(config, held_out)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.server.context_tokens) for engine in engines.values()]
-    config = choose_history(config, device_plan.usual_screen, contexts, num_turns)
-    max_images = await plan_prompts(config, device_plan.smallest_screen, contexts, num_turns)
+    config, max_images = await prepare_prompts(config, devices, contexts, num_turns)
     return PreparedEvaluation(
         config=config,
         log_path=log_path,
@@ -173,12 +170,12 @@ async def plan_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
             path: replace(engine, server=with_values(engine.server, max_images=max_images))
             for path, engine in engines.items()
         },
-        device_plan=device_plan,
+        devices=devices,
         tasks=tasks,
         reward=load_reward(config.reward, config.reward_clip),
         judge=judge,
-        history=configured_history(config),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
+        database_url=await find_database(os.environ),
     )
 
 
@@ -362,3 +359,10 @@ def shown_model(model: Model) -> dict[str, Any]:
                 "api": model.endpoint.api,
                 "extra": json.loads(json.dumps(dict(model.endpoint.extra))),
             }
+
+
+def model_settings(model: Model) -> dict[str, Any]:
+    """What the settings of the model's own run say of it; the models of the evaluation are this one."""
+    shown = shown_model(model)
+    names = {"model_name": model.model_name, "model_path": shown["model_path"]} if isinstance(model, LocalModel) else {}
+    return {"model_name": shown.get("model"), **names, "models": [plain_config(shown)]}

@@ -11,6 +11,7 @@ from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge
+from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.task_loader import TaskSet
 from cua_rl.types.errors import ConfigError, boundary
@@ -66,6 +67,19 @@ def plan_judge(
     if not is_told_to_agents:
         logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare asks it too")
     return None
+
+
+async def prepare_judge(
+    config: RolloutConfig, tasks: TaskSet, held_out: TaskSet | None = None, *, log_dir: str | None = None
+) -> JudgeConfig | None:
+    """The judge of a run: it can be reached, and is precise enough if it decides `tasks`; raises `ConfigError`."""
+    is_told = config.agent.name == "harness"
+    used = (tasks,) if held_out is None else (tasks, held_out)
+    judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=is_told)
+    await check_judge(judge)
+    if judge is not None and tasks.is_judged:
+        require_precision(judge, log_dir)
+    return judge
 
 
 async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = os.environ) -> None:

@@ -27,6 +27,7 @@ from cua_rl.machine.prefix_cache import RolloutShape
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.run.devices import PreparedDevices
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.server import ask_model_server
@@ -138,10 +139,11 @@ def _say_dropped(num_turns: int, screen_tokens: int, max_model_len: int, num_ima
     )
 
 
-async def plan_prompts(
-    config: RolloutConfig, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
-) -> int:
-    """Number of images in the longest prompt, after checks of the models and servers that have to process it.
+async def prepare_prompts(
+    config: AnyRollouts, devices: PreparedDevices, models: Sequence[tuple[Renderer, int]], num_turns: int
+) -> tuple[AnyRollouts, int]:
+    """The configuration with a history, and the number of images in the longest prompt, after checks of the models and
+    servers that have to process it.
 
     `models` are renderers and context lengths.
 
@@ -149,6 +151,7 @@ async def plan_prompts(
         ConfigError: the prompt does not fit into a model's context, a server does not accept it, or the server of the
             agent does not answer.
     """
+    config = choose_history(config, devices.usual_screen, models, num_turns)
     await require_agent_server(config.agent)
     if config.server.vllm_args and config.base_url is not None:
         raise ConfigError(
@@ -158,12 +161,12 @@ async def plan_prompts(
     await require_vllm_args(config.server.vllm_args, "server.vllm_args")
     max_images = plan_max_images(config, num_turns)
     for renderer, max_model_len in models:
-        if screen is not None:
-            require_room(config, renderer, screen, num_turns=num_turns, max_model_len=max_model_len)
+        if devices.smallest_screen is not None:
+            require_room(config, renderer, devices.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
         if config.base_url is not None:
             for address in server_addresses(config.base_url):
                 await require_model_server(address, renderer, max_model_len=max_model_len, num_images=max_images)
-    return max_images
+    return config, max_images
 
 
 async def require_model_server(base_url: str, renderer: Renderer, *, max_model_len: int, num_images: int) -> None:

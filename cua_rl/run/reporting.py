@@ -44,7 +44,7 @@ def open_report(
         )
     )
     if config.model_name is None:
-        devices = plan.device_plan.environment.name
+        devices = plan.devices.environment.name
         display.note(f"embedded demo: tiny Qwen3-VL ({devices}), real vLLM (name a model with model_name=...)")
     display.note(f"run {plan.run_name} in {folder.path}")
     metric_log = stack.enter_context(

@@ -112,13 +112,13 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
     candidates = [
         WaitingGroup(
             scored=score_group(
-                replace(untrained.group, is_incomplete=len(untrained.group.rollouts) < config.sampling.min_group_size),
+                replace(group, is_incomplete=len(group.rollouts) < config.sampling.min_group_size),
                 config.advantages,
             ),
-            last_step=min(untrained.last_step, config.max_steps),
+            last_step=min(last_step, config.max_steps),
         )
-        for untrained in progress.untrained
-        if _is_fresh_enough(config, progress, untrained.group.compared, untrained.last_step)
+        for group, last_step in progress.untrained
+        if _is_fresh_enough(config, progress, group.compared, last_step)
     ]
     kept = fitting(candidates, num_done + 1, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)

@@ -5,8 +5,9 @@ import gc
 import logging
 import shlex
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -16,21 +17,23 @@ from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
-from cua_rl.agent.history import History, make_history
-from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentServer
+from cua_rl.agent.history import make_history
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.command_line.fields import with_values
 from cua_rl.environments.contract import Environment
-from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
+from cua_rl.judge.config import JudgeConfig
 from cua_rl.judge.judge import Judge
 from cua_rl.machine.gpus import copies_of
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import OpenDevices
+from cua_rl.run.judge import open_judge
 from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.canary import canary_tokens
@@ -72,6 +75,7 @@ def check_agent(config: RolloutConfig, environment: Environment) -> None:
         if not name.endswith("command"):
             _require_address(f"agent.{name}", value)
     _require_address("gateway.public_url", config.gateway.public_url)
+    make_history(agent.history or "full", max_images=agent.history_images)
     if agent.name == "external":
         _check_program(agent.name, "command", agent.command, agent.url)
     if agent.name == "harness":
@@ -96,14 +100,13 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     """The configured agent; external programs write their output to `log_folder`."""
     agent, devices = config.agent, config.devices
     if agent.name == "mini_agent":
-        mini = MiniAgentServer(
+        return MiniAgent(
             base_url=agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
             agent=agent.gbox_mini_agent_agent,
             action_space=agent.gbox_mini_agent_standard_action_space,
             max_run_time_s=devices.task_timeout_s + 2 * config.max_turns * devices.turn_timeout_s,
             max_step_time_s=2 * devices.turn_timeout_s,  # for an answer and its actions
         )
-        return MiniAgent(mini)
     text = agent.command or agent.harness_command
     command = None
     if text is not None:
@@ -117,22 +120,15 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
     return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))
 
 
-def configured_history(config: RolloutConfig) -> History:
-    """The history of the configured agent; raises `ConfigError` if its numbers contradict each other."""
-    agent = config.agent
-    return make_history(agent.history or "full", max_images=agent.history_images)
-
-
 def make_runner(
     config: RolloutConfig,
     devices: OpenDevices,
     access: RecordingAccess,
     *,
-    history: History,
     reward: RewardFunction,
     judge: Judge | None,
     log_folder: Path,
-    recorder: Recorder | None = None,
+    recorder: Recorder,
     watch_goal: bool = False,
 ) -> RolloutRunner:
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
@@ -140,6 +136,7 @@ def make_runner(
     if config.devices.coordinate_mode == "ui_tars":
         assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
         ui_tars = UiTars(image_settings=access.image_settings)
+    history = make_history(config.agent.history or "full", max_images=config.agent.history_images)
     own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
     return RolloutRunner(
         devices=devices.pool.share(config.max_concurrent_rollouts),
@@ -149,10 +146,44 @@ def make_runner(
         watch_goal=watch_goal,
         judge=judge,
         judge_all=config.judge.mode == "compare",
-        recorder=recorder or NoRecorder(),
+        recorder=recorder,
         max_turns=config.max_turns,
-        time_limits=devices.time_limits,
+        time_limits=config.devices,
     )
+
+
+@asynccontextmanager
+async def open_runners(
+    config: CLIConfig,
+    devices: OpenDevices,
+    sampler: SamplingClient,
+    renderer: Renderer,
+    judge: JudgeConfig | None,
+    *,
+    reward: RewardFunction,
+    log_folder: Path,
+    recorder: Recorder,
+) -> AsyncGenerator[Callable[[], RolloutRunner]]:
+    """Makes runners in this process, which share the devices, a gateway and the judge."""
+    async with AsyncExitStack() as stack:
+        params = sampling_params(config, config.temperature)
+        gateway = await stack.enter_async_context(open_gateway(config, sampler, renderer, params))
+        yield partial(
+            make_runner,
+            config,
+            devices,
+            gateway,
+            reward=reward,
+            judge=None if judge is None else await stack.enter_async_context(open_judge(judge)),
+            log_folder=log_folder,
+            recorder=recorder,
+            watch_goal=config.sampling.watch_goal,
+        )
+
+
+def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+    """How the run samples at this temperature."""
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)
 
 
 def make_servers(base_url: str | None, server: ServerConfig, log_folder: Path) -> Sequence[ModelServer]:

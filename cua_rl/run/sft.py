@@ -182,14 +182,7 @@ class SftLoop:
 
     async def _train(self, step: int, datums: Sequence[Datum]) -> dict[str, float]:
         config = self.plan.config
-        learning_rate = learning_rate_at(
-            step,
-            highest=config.learning_rate,
-            schedule=config.learning_rate_schedule,
-            warmup_steps=config.warmup_steps,
-            max_steps=self.plan.max_steps,
-        )
-        optim = with_values(config.adam, learning_rate=learning_rate)
+        optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, self.plan.max_steps))
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config
-from cua_rl.database.session import database_url
+from cua_rl.database.models import Training
 from cua_rl.environments.pool import DeviceBackend
 from cua_rl.environments.table import find_environment
 from cua_rl.machine.machine import Machine, find_machine
@@ -38,10 +38,11 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
+from cua_rl.run_folder.recorded_run import find_training, open_run_database
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
-from cua_rl.supervised.recorded import load_successes, open_recorded_run
+from cua_rl.supervised.recorded import load_successes
 from cua_rl.task_loader import load_tasks
 from cua_rl.types.errors import ConfigError, DatabaseError
 from cua_rl.types.rollout import Datum, ImageChunk, Rollout
@@ -120,8 +121,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
             f"{config.max_model_len}; leave max_model_len out"
         )
     max_tokens = config.max_model_len or longest
-    recorded_in = database_url(environ) if config.data == "rollouts" else None
-    data = await open_data(config, renderer, devices, max_tokens=max_tokens, recorded_in=recorded_in)
+    data = await open_data(config, renderer, devices, environ, max_tokens=max_tokens)
     num_examples = data.dataset.num_examples
     pass_steps = EXPERT_STEPS if num_examples is None else ceil(num_examples / config.batch_size)
     max_steps = pass_steps if config.max_steps is None else config.max_steps
@@ -198,14 +198,14 @@ def require_same_run(plan: PreparedSft, attempt: EarlierAttempt) -> None:
 
 
 async def open_data(
-    config: SftConfig, renderer: Renderer, devices: DeviceBackend, *, max_tokens: int, recorded_in: str | None
+    config: SftConfig, renderer: Renderer, devices: DeviceBackend, environ: Mapping[str, str], *, max_tokens: int
 ) -> OpenedData:
     """Find and check all data; raises `ConfigError` for the first thing that cannot be learned from."""
     match config.data:
         case "experts":
             return await _open_experts(config, renderer, devices, max_tokens)
         case "rollouts":
-            return await _open_rollouts(config, renderer, max_tokens, recorded_in)
+            return await _open_rollouts(config, renderer, max_tokens, environ)
         case path:
             return await asyncio.to_thread(_open_file, config, Path(path), renderer, max_tokens)
 
@@ -239,10 +239,15 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
     )
 
 
-async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:
-    async with open_recorded_run(config.from_run or "", recorded_in) as (session, training):
+async def _open_rollouts(
+    config: SftConfig, renderer: Renderer, max_tokens: int, environ: Mapping[str, str]
+) -> OpenedData:
+    opened = open_run_database(config.from_run or "", environ, "from_run")
+    async with opened as (database, name), database.sessions() as session:
+        training_id = await find_training(database, name, "from_run")
+        training = await session.get_one(Training, training_id)
         steps, most = config.run_steps, config.max_per_task
-        successes = await load_successes(session, training.id, num_steps=steps, max_per_task=most, seed=config.seed)
+        successes = await load_successes(session, training_id, num_steps=steps, max_per_task=most, seed=config.seed)
     if successes.image_token_id != renderer.image_token_id:
         raise ConfigError(
             f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "

@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.database.migrations import migrate
-from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
-from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
-from cua_rl.host.masking import mask_known
+from cua_rl.events import Recorder, TrainingStarted
 from cua_rl.metrics import merge_metrics
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
@@ -31,12 +28,13 @@ from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluati
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
+from cua_rl.run.recording import open_database, recorded
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
-from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, start_together
+from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run, sampling_params
+from cua_rl.run.training_plan import PreparedTraining, log_path, plan_run
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
     Curve,
@@ -52,7 +50,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.wire import AdapterPart
-from cua_rl.types.errors import AdapterError, first_error
+from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
 from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
 from cua_rl.workers.worker_config import LINGER_S
@@ -105,7 +103,7 @@ async def _run(
     first_step, curve = num_done + 1, curve_at(stored, plan.config.max_steps)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        url = await _open_database(stack, plan, folder)
+        url = await open_database(stack, plan.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, plan.run_name, url, is_own=plan.database_url is None)
         image_token_id, linger_s = plan.renderer.image_token_id, LINGER_S if plan.config.has_workers else 0.0
@@ -118,17 +116,15 @@ async def _run(
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
         resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url, curve)
-        await recorder.record(
-            TrainingStarted(
-                run_name=plan.run_name,
-                log_path=str(folder.path),
-                config=stored,
-                first_step=first_step,
-                total_steps=plan.config.max_steps,
-                kept_group_ids=resumed.kept_group_ids,
-            )
+        event = TrainingStarted(
+            run_name=plan.run_name,
+            log_path=str(folder.path),
+            config=stored,
+            first_step=first_step,
+            total_steps=plan.config.max_steps,
+            kept_group_ids=resumed.kept_group_ids,
         )
-        try:
+        async with recorded(recorder, event):
             devices = await open_local_devices(stack, plan)
             memory = await load_memory(plan.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
@@ -139,27 +135,7 @@ async def _run(
             settings = _loop_settings(plan, first_step, resumed.owed_evaluations, curve)
             parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
-        except BaseException as error:
-            cause = first_error(error)
-            is_cancelled = isinstance(cause, asyncio.CancelledError | KeyboardInterrupt)
-            ended = TrainingEnded(
-                status="cancelled" if is_cancelled else "failed", error=mask_known(f"{type(cause).__name__}: {cause}")
-            )
-            await asyncio.shield(recorder.record(ended))
-            raise
-        await recorder.record(TrainingEnded(status="completed"))
-        await recorder.flush()
     await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
-
-
-async def _open_database(stack: AsyncExitStack, plan: PreparedTraining, folder: LogDirectory) -> str:
-    """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
-    url = plan.database_url
-    if url is None:
-        log_path = folder.path / "logs" / "postgres.log"
-        url = (await stack.enter_async_context(EmbeddedPostgres(folder.path / "postgres", log_path))).url
-    await migrate(url)
-    return url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.command_line.fields import with_values
-from cua_rl.database.session import check_connection, database_url
+from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
 from cua_rl.host.processes import free_port, is_loopback
@@ -20,10 +20,10 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.devices import DevicePlan, complete_sources, plan_devices, require_own_model, split_sources
-from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model, split_sources
+from cua_rl.run.judge import prepare_judge
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent
@@ -45,8 +45,7 @@ from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.types.errors import ConfigError, DatabaseError
-from cua_rl.types.rollout import SamplingParams
+from cua_rl.types.errors import ConfigError
 from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class PreparedTraining:
     run_name: str
     log_path: Path
     renderer: Renderer
-    device_plan: DevicePlan
+    devices: PreparedDevices
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
@@ -107,27 +106,22 @@ async def plan_run(
     check_learning(config)
     require_wandb(config.wandb_project)
     require_own_model(environment, config.model_name)
-    device_plan = plan_devices(config, log_path(config), environ)
+    devices = prepare_devices(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_trainable(model_path, config.lora_rank, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    train_tasks, held_out = load_task_sets(config, device_plan)
+    train_tasks, held_out = load_task_sets(config, devices)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
-    used = [tasks for tasks in (train_tasks, held_out) if tasks]
-    judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=config.agent.name == "harness")
-    await check_judge(judge)
-    if judge is not None and train_tasks.is_judged:
-        require_precision(judge, config.log_dir)
+    judge = await prepare_judge(config, train_tasks, held_out, log_dir=config.log_dir)
     _require_free_ports(config)
     num_turns = min(
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
     check_trainer(config.trainer, environ, is_here=config.machine is None)
-    config = choose_history(config, device_plan.usual_screen, [(renderer, max_model_len)], num_turns)
-    max_images = await plan_prompts(config, device_plan.smallest_screen, [(renderer, max_model_len)], num_turns)
+    config, max_images = await prepare_prompts(config, devices, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
     if monitor is not None and not spool_folder(log_path(config)).exists():
@@ -142,7 +136,7 @@ async def plan_run(
         run_name=run_name(config),
         log_path=log_path(config),
         renderer=renderer,
-        device_plan=device_plan,
+        devices=devices,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward, config.reward_clip),
@@ -152,14 +146,14 @@ async def plan_run(
         or find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
-        database_url=await _reachable_database(environ),
+        database_url=await find_database(environ),
         monitor=monitor,
     )
 
 
-def load_task_sets(config: CLIConfig, device_plan: DevicePlan) -> tuple[TaskSet, TaskSet | None]:
+def load_task_sets(config: CLIConfig, devices: PreparedDevices) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
-    has_judge, device = config.judge.model is not None, device_plan.backend.abilities
+    has_judge, device = config.judge.model is not None, devices.backend.abilities
     sources, eval_sources = complete_sources(config.tasks, config.devices), None
     if config.eval_tasks is not None:
         sources, eval_sources = split_sources(sources, complete_sources(config.eval_tasks, config.devices))
@@ -236,16 +230,6 @@ def _require_free_ports(config: CLIConfig) -> None:
             ) from None
 
 
-async def _reachable_database(environ: Mapping[str, str]) -> str | None:
-    url = database_url(environ)
-    if url is not None:
-        try:
-            await check_connection(url)
-        except DatabaseError as error:
-            raise ConfigError(str(error)) from None
-    return url
-
-
 def check_learning(config: CLIConfig) -> None:
     """Raises `ConfigError` for settings that cannot be combined."""
     check_loss_config(config.loss)
@@ -300,8 +284,3 @@ def check_workers(config: CLIConfig, environment: Environment, environ: Mapping[
             "gateway: expected no host, port or public_url with rollout workers, which have a gateway each, got "
             f"{listening!r}; give them to each worker that is started by hand"
         )
-
-
-def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
-    """How the run samples at this temperature."""
-    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)

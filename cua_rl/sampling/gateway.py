@@ -11,7 +11,7 @@ the model server, records the turn, and returns a plain OpenAI answer to the age
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -50,7 +50,7 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types.conversation import Item, ParsedAnswer, SampledAnswer, Tool
+from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
@@ -150,7 +150,11 @@ class Gateway:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self._open(rollout_id).turns)
 
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return self._open(rollout_id).images.name
+
     def image_urls(self, rollout_id: str) -> ImageUrls:
+        """The images of a rollout, for agents in other processes."""
         return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
@@ -283,7 +287,7 @@ class Gateway:
         """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
         if rollout.images.num_characters > self._max_image_characters:
-            rollout.images = ImageUrls()  # what is needed is decoded again
+            rollout.images.forget_urls()
         images = rollout.images
         if is_responses:
             conversation = conversation_from_responses(request, images, rollout.stored)

@@ -3,6 +3,7 @@
 The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar, cast
@@ -13,13 +14,16 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.environments.device import Device
+from cua_rl.agent.tools import MAX_COORDINATE, tool_for
+from cua_rl.environments.device import Device, DeviceKind
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.tasks.expert import Expert
+from cua_rl.tasks.expert import Decision, Expert
+from cua_rl.types import actions
+from cua_rl.types.actions import Finish
 from cua_rl.types.conversation import EncodedImage, Item, Message, Reasoning, TextPart, Tool, ToolCall
+from cua_rl.types.errors import TaskError
 from cua_rl.types.rollout import AgentTurn, Datum
 
 
@@ -138,8 +142,8 @@ class _ExpertModel:
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
 
-    def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self.images
+    def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
+        return self.images.name
 
     @property
     def responses(self) -> Self:
@@ -174,3 +178,75 @@ def _response(answer: AnswerItems, model: str) -> Response:
             "tools": [],
         }
     )
+
+
+COORDINATE_STEP = 5
+"""Experts click at multiples of this, 0-1000 on both axes: the tiny model has a token for each."""
+
+_BUTTON_NAMES = {actions.Button.BACK: "Back", actions.Button.HOME: "Home", actions.Button.RECENTS: "Menu"}
+
+
+def build_answer(
+    decision: Decision, screen: EncodedImage, kind: DeviceKind = "android"
+) -> tuple[Reasoning | ToolCall, ...]:
+    """The answer of a model that decides like the expert; without reasoning if nothing was scanned."""
+    arguments: dict[str, object]
+    match decision.action:
+        case actions.TypeText(text=text):
+            arguments = {"action": "type", "text": text}
+        case actions.Wait(duration_s=duration_s):
+            arguments = {"action": "wait", "time": duration_s}
+        case Finish(answer=str(answer)):
+            arguments = {"action": "answer", "text": answer}
+        case Finish(success_claimed=success_claimed):
+            arguments = {"action": "terminate", "status": "success" if success_claimed else "failure"}
+        case action:
+            arguments = _touch(action, screen) if kind == "android" else _mouse_or_keys(action, screen)
+    call = ToolCall(call_id="expert", name=tool_for(kind).name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return (Reasoning(text=" ".join(decision.scanned)), call) if decision.scanned else (call,)
+
+
+def _touch(action: actions.Action, screen: EncodedImage) -> dict[str, object]:
+    match action:
+        case actions.Click():
+            return {"action": "click", "coordinate": _relative(action.x, action.y, screen)}
+        case actions.LongPress(x=x, y=y):
+            return {"action": "long_press", "coordinate": _relative(x, y, screen)}
+        case actions.Drag():
+            ends = _relative(action.x, action.y, screen), _relative(action.to_x, action.to_y, screen)
+            return {"action": "swipe", "coordinate": ends[0], "coordinate2": ends[1]}
+        case actions.PressButton(button=button) if button in _BUTTON_NAMES:
+            return {"action": "system_button", "button": _BUTTON_NAMES[button]}
+        case actions.PressKey(keys=("enter",)):
+            return {"action": "system_button", "button": "Enter"}
+        case _:
+            raise TaskError(f"expected an action that mobile_use has, got {action!r}")
+
+
+def _mouse_or_keys(action: actions.Action, screen: EncodedImage) -> dict[str, object]:
+    """A drag starts at the mouse position: the expert moves the mouse there first."""
+    match action:
+        case actions.Click(x=x, y=y):
+            return {"action": "left_click", "coordinate": _relative(x, y, screen)}
+        case actions.DoubleClick(x=x, y=y):
+            return {"action": "double_click", "coordinate": _relative(x, y, screen)}
+        case actions.RightClick(x=x, y=y):
+            return {"action": "right_click", "coordinate": _relative(x, y, screen)}
+        case actions.MoveMouse(x=x, y=y):
+            return {"action": "mouse_move", "coordinate": _relative(x, y, screen)}
+        case actions.Drag(to_x=x, to_y=y):
+            return {"action": "left_click_drag", "coordinate": _relative(x, y, screen)}
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=0):
+            return {"action": "scroll", "coordinate": _relative(x, y, screen), "pixels": -down_px}
+        case actions.PressKey(keys=keys):
+            return {"action": "key", "keys": list(keys)}
+        case _:
+            raise TaskError(f"expected an action that computer_use has, got {action!r}")
+
+
+def _relative(x: int, y: int, screen: EncodedImage) -> list[int]:
+    return [_nearest_step(x, screen.width_px), _nearest_step(y, screen.height_px)]
+
+
+def _nearest_step(position_px: int, length_px: int) -> int:
+    return round(position_px * MAX_COORDINATE / length_px / COORDINATE_STEP) * COORDINATE_STEP

@@ -1,23 +1,17 @@
 """Recorded successes of a run: selects rollouts to imitate and loads them."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from random import Random
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
-from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.database.queries import find_training, latest_trainings
 from cua_rl.database.rebuild import load_rollouts
-from cua_rl.database.session import check_connection, open_sessions
-from cua_rl.types.errors import ConfigError, DatabaseError, boundary
+from cua_rl.types.errors import ConfigError, DatabaseError
 from cua_rl.types.rollout import Rollout
 
 _NUM_AT_A_TIME = 100
@@ -40,58 +34,6 @@ class _Candidate:
     rollout_id: str
     task_id: str
     content_sha256: str
-
-
-@asynccontextmanager
-async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, Training]]:
-    """A run's own database if `from_run` is a folder with one, else that at `url`; raises `ConfigError` if neither."""
-    folder, has_database = _locate(from_run)
-    if not has_database:
-        if url is None:
-            raise ConfigError(
-                f"from_run: expected the folder of a run with its own database, got {from_run!r} without postgres/ in "
-                "it; correct from_run, or set DATABASE_URL to the database that knows this run"
-            )
-        async with _open_training(url, folder.name, is_own=False) as opened:
-            yield opened
-        return
-    running = running_postgres_url(folder / "postgres")
-    if running is not None:
-        async with _open_training(running, folder.name, is_own=True) as opened:
-            yield opened
-        return
-    async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
-        await migrate(server.url)  # the run may have been recorded by an older version
-        async with _open_training(server.url, folder.name, is_own=True) as opened:
-            yield opened
-
-
-def _locate(from_run: str) -> tuple[Path, bool]:
-    """The folder that `from_run` names, and whether it holds the run's own database."""
-    folder = Path(from_run).expanduser().absolute()
-    return folder, (folder / "postgres" / "PG_VERSION").is_file()
-
-
-@asynccontextmanager
-async def _open_training(url: str, run_name: str, *, is_own: bool) -> AsyncGenerator[tuple[AsyncSession, Training]]:
-    """The run with this name; in a run's own database, whose folder may have been renamed, the only run."""
-    try:
-        await check_connection(url)
-    except DatabaseError as error:
-        raise ConfigError(str(error)) from None
-    reading = f"reading run {run_name!r} (an error about tables or columns: the run's version of the schema is another)"
-    with boundary(DatabaseError, reading):
-        async with open_sessions(url) as sessions, sessions() as session:
-            training = await find_training(session, run_name)
-            if training is None:
-                others = await latest_trainings(session, limit=5)
-                if not (is_own and len(others) == 1):
-                    names = ", ".join(repr(other.run_name) for other in others) or "none"
-                    raise ConfigError(
-                        f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}"
-                    )
-                training = others[0]
-            yield session, training
 
 
 async def load_successes(

@@ -7,15 +7,7 @@ from typing import Protocol
 
 from cua_rl.environments.device import Device
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Action
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The expert ends the rollout; `success_claimed` is true, because it reads the state."""
-
-    success_claimed: bool
-    answer: str | None = None
+from cua_rl.types.actions import Action, Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,22 +59,22 @@ class TrainingClient:
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The policy's log-probabilities: per datum, aligned with its tokens, 0.0 off-mask."""
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy")
-        return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
+        return await self._forward(wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy"))
 
     async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The same under the base model, which is the trained model with its adapter disabled."""
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
-        return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
+        return await self._forward(wire.Forward(datums=tuple(datums), temperature=temperature, weights="base"))
 
     async def probe_logprobs(self, datums: Sequence[Datum], probe: wire.Probe) -> list[tuple[float, ...]]:
         """The same under a random adapter."""
         request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe", probe=probe)
-        return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
+        return await self._forward(request)
 
     async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The same under the reference model: the adapter of `load_reference`, else the base model."""
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
+        return await self._forward(wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference"))
+
+    async def _forward(self, request: wire.Forward) -> list[tuple[float, ...]]:
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
     async def forward_backward(

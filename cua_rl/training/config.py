@@ -187,7 +187,7 @@ class CheckpointSettings:
     """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
 
     save_every_epochs: int = setting(
-        0, "also save a checkpoint every this many passes over the training tasks or data, 0 for none", at_least=0
+        0, "passes over the training tasks or data between additional checkpoints, 0 for none", at_least=0
     )
     keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
     keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)

@@ -126,3 +126,11 @@ Action = (
     | OpenApp
     | Wait
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Ends the rollout. `success_claimed` is what the agent or expert says, never a reward."""
+
+    success_claimed: bool
+    answer: str | None = None

@@ -27,10 +27,9 @@ from cua_rl.host.processes import OwnedProcess
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.run.devices import OpenDevices, open_devices
-from cua_rl.run.judge import open_judge
-from cua_rl.run.rollouts import configured_history, make_runner, open_gateway
+from cua_rl.run.rollouts import open_runners
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import PreparedTraining, sampling_params
+from cua_rl.run.training_plan import PreparedTraining
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.types.errors import ConfigError, CuaError, boundary
 from cua_rl.workers.remote import RemoteRunner, ReportingRunner
@@ -62,7 +61,7 @@ async def open_local_devices(stack: AsyncExitStack, plan: PreparedTraining) -> O
     """The devices of the run, unless workers have them."""
     if plan.config.has_workers:
         return None
-    devices = open_devices(plan.config, plan.device_plan, max_devices=plan.config.max_concurrent_rollouts)
+    devices = open_devices(plan.devices, max_devices=plan.config.max_concurrent_rollouts)
     return await stack.enter_async_context(devices)
 
 
@@ -80,35 +79,24 @@ async def open_rollouts(
     Workers write to the database themselves; if `recorder` is not only `own`, others learn of rollouts at their end.
     """
     if devices is not None:
-        return await _local_rollouts(stack, plan, sampler, devices, recorder)
+        runners = open_runners(
+            plan.config,
+            devices,
+            sampler,
+            plan.renderer,
+            plan.judge,
+            reward=plan.reward,
+            log_folder=plan.log_path / "logs" / "agents",
+            recorder=recorder,
+        )
+        make = await stack.enter_async_context(runners)
+        # of their own each: evaluations and training share the devices
+        return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
     workers = await stack.enter_async_context(open_workers(plan, sampler, recorder, own, url))
     runner = workers if recorder is own else ReportingRunner(workers, recorder, plan.config.max_turns)
     return Rollouts(
         for_training=runner, for_evaluation=runner, device_metrics=workers.take_metrics, announce=workers.announce
     )
-
-
-async def _local_rollouts(
-    stack: AsyncExitStack, plan: PreparedTraining, sampler: SamplingClient, devices: OpenDevices, recorder: Recorder
-) -> Rollouts:
-    """Runners in this process; evaluations and training share the devices."""
-    gateway = await stack.enter_async_context(
-        open_gateway(plan.config, sampler, plan.renderer, sampling_params(plan.config, plan.config.temperature))
-    )
-    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
-    make = partial(
-        make_runner,
-        plan.config,
-        devices,
-        gateway,
-        history=configured_history(plan.config),
-        reward=plan.reward,
-        judge=judge,
-        log_folder=plan.log_path / "logs" / "agents",
-        recorder=recorder,
-        watch_goal=plan.config.sampling.watch_goal,
-    )
-    return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
 
 
 @asynccontextmanager

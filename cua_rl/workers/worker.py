@@ -58,7 +58,7 @@ class Workplace:
     runner: Runner
     recorder: Recorder
     policies: Policies
-    make_plan: Callable[[PlannedRollout], RolloutJob]
+    make_job: Callable[[PlannedRollout], RolloutJob]
     device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
     """Metrics of the devices since the last call."""
 
@@ -179,7 +179,7 @@ def _adapters(policies: Policies) -> tuple[AdapterRef, ...]:
 
 async def _run(link: ControllerLink, place: Workplace, planned: PlannedRollout) -> None:
     try:
-        rollout = await place.runner.run(place.make_plan(planned))
+        rollout = await place.runner.run(place.make_job(planned))
         await place.recorder.flush()  # the controller finds the turns in the database
         ended = Ended(outcome=rollout)
     except CuaError as error:  # not an infrastructure fault: it would have stopped a run in one process

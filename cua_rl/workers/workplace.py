@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 from zlib import crc32
@@ -20,11 +21,11 @@ from cua_rl.database.writer import write_worker_events
 from cua_rl.host.masking import remember_secrets
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.run.devices import open_devices, plan_devices
-from cua_rl.run.judge import open_judge, plan_judge
-from cua_rl.run.rollouts import configured_history, freeze_loaded_objects, make_runner, open_gateway
+from cua_rl.run.devices import open_devices, prepare_devices
+from cua_rl.run.judge import plan_judge
+from cua_rl.run.rollouts import freeze_loaded_objects, open_runners
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import load_task_sets, sampling_params
+from cua_rl.run.training_plan import load_task_sets
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
@@ -84,25 +85,23 @@ async def open_workplace(
     run_config = _run_config(config, setup)
     # a folder and name of its own keep its files, and its devices at services, apart from those of other workers
     folder = Path(setup.log_path) / "workers" / f"{Path(setup.log_path).name}-{name}"
-    device_plan = plan_devices(run_config, folder, environ)
+    prepared = prepare_devices(run_config, folder, environ)
     model_path = find_model(run_config.model_name)
     renderer = make_image_renderer(model_path, run_config.renderer_name, run_config.server.max_pixels)
-    train_tasks, eval_tasks = load_task_sets(run_config, device_plan)
-    judge_config = plan_judge(
-        run_config.judge, run_config.reward, *(tasks for tasks in (train_tasks, eval_tasks) if tasks)
-    )
+    image_token_id = renderer.image_token_id
+    train_tasks, eval_tasks = load_task_sets(run_config, prepared)
+    judge = plan_judge(run_config.judge, run_config.reward, *(tasks for tasks in (train_tasks, eval_tasks) if tasks))
     url = database_url(environ) or setup.database_url
     remember_secrets({"database_url": url, "servers": [{"api_key": key} for _, key, _ in setup.servers]})
     await check_connection(url)
-    scope = Scope(
-        image_token_id=renderer.image_token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id
-    )
     async with AsyncExitStack() as stack:
         recorder = await stack.enter_async_context(
             DatabaseRecorder(
                 url,
-                image_token_id=renderer.image_token_id,
-                scope=scope,
+                image_token_id=image_token_id,
+                scope=Scope(
+                    image_token_id=image_token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id
+                ),
                 write=write_worker_events,
                 linger_s=LINGER_S,
                 flush_linger_s=FLUSH_LINGER_S,
@@ -116,34 +115,23 @@ async def open_workplace(
             stall_timeout_s=run_config.devices.turn_timeout_s,
         )
         sampler = await stack.enter_async_context(client)
-        devices = await stack.enter_async_context(
-            open_devices(run_config, device_plan, max_devices=config.device_slots)
-        )
-        gateway = await stack.enter_async_context(
-            open_gateway(run_config, sampler, renderer, sampling_params(run_config, run_config.temperature))
-        )
-        judge = None if judge_config is None else await stack.enter_async_context(open_judge(judge_config))
-        runner = make_runner(
+        devices = await stack.enter_async_context(open_devices(prepared, max_devices=config.device_slots))
+        runners = open_runners(
             run_config,
             devices,
-            gateway,
-            history=configured_history(run_config),
+            sampler,
+            renderer,
+            judge,
             reward=load_reward(run_config.reward, run_config.reward_clip),
-            judge=judge,
             log_folder=folder / "agents",
             recorder=recorder,
-            watch_goal=run_config.sampling.watch_goal,
         )
-
-        def make_plan(planned: PlannedRollout) -> RolloutJob:
-            tasks = train_tasks if planned.source.phase == "step" or eval_tasks is None else eval_tasks
-            return _make_plan(planned, tasks)
-
+        make_runner = await stack.enter_async_context(runners)
         yield Workplace(
-            runner=runner,
+            runner=make_runner(),
             recorder=recorder,
             policies=sampler,
-            make_plan=make_plan,
+            make_job=partial(_make_job, train_tasks, eval_tasks),
             device_metrics=devices.pool.take_metrics,
         )
 
@@ -179,7 +167,8 @@ def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:
     return with_values(run_config, gateway=gateway, max_concurrent_rollouts=config.device_slots)
 
 
-def _make_plan(planned: PlannedRollout, tasks: TaskSet) -> RolloutJob:
+def _make_job(train_tasks: TaskSet, eval_tasks: TaskSet | None, planned: PlannedRollout) -> RolloutJob:
+    tasks = train_tasks if planned.source.phase == "step" or eval_tasks is None else eval_tasks
     template = next((one for one in tasks.templates if one.task_id == planned.task_id), None)
     if template is None:
         raise ConfigError(

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from cua_rl.evaluation.attempts import NoRecorder
+from cua_rl.events import NoRecorder
 from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
 from cua_rl.training import wire

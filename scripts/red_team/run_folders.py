@@ -37,21 +37,16 @@ import asyncio, sys
 from cua_rl.command_line.recipe import report_error
 from cua_rl.types.errors import CuaError
 from cua_rl.run_folder.recorded_run import find_training, open_run_database
-from cua_rl.supervised.recorded import open_recorded_run
 async def main(way, folder):
-    if way == "run.recorded_run":
-        async with open_run_database(folder, {}) as (database, name):
-            await find_training(database, name)
-    else:
-        async with open_recorded_run(folder, None):
-            pass
+    async with open_run_database(folder, {}) as (database, name):
+        await find_training(database, name)
     print("opened")
 try:
     asyncio.run(main(*sys.argv[1:]))
 except CuaError as error:
     report_error(error)
 """
-WAYS = ("run.recorded_run", "supervised.recorded", "serve_monitor FOLDER", "serve_monitor of a folder of runs")
+WAYS = ("run.recorded_run", "serve_monitor FOLDER", "serve_monitor of a folder of runs")
 
 
 _LIMIT_S = 90.0

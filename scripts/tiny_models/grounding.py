@@ -30,7 +30,7 @@ from cua_rl.environments.phone.demo.expert import scannable_elements
 from cua_rl.environments.phone.simulator.painter import draw_png
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
-from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
 from scripts.tiny_models.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens

@@ -15,7 +15,8 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
-from cua_rl.tasks.expert import Decision, Finish
+from cua_rl.tasks.expert import Decision
+from cua_rl.types.actions import Finish
 from cua_rl.types.conversation import Message, Reasoning, TextPart, Tool
 
 NUM_SEEDS = 2**31

@@ -10,10 +10,9 @@ from cua_rl.agent.history import system_item, user_item
 from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, function_tool, load_system_prompt
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
-from cua_rl.supervised.demonstrations import Demonstration
-from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.tasks.expert import Decision, Finish
-from cua_rl.types.actions import Click
+from cua_rl.supervised.demonstrations import Demonstration, build_answer
+from cua_rl.tasks.expert import Decision
+from cua_rl.types.actions import Click, Finish
 from scripts.tiny_models.lessons import text_lesson
 from scripts.tiny_models.page_screens import PageScreen
 from scripts.tiny_models.page_tasks import LABELS

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import label_of, read_scanned
 from cua_rl.environments.browser.miniwob.pages import read_result
 from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn

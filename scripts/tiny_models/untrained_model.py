@@ -16,7 +16,7 @@ from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGen
 
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
-from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from scripts.tiny_models.vocabulary import CONTROL_TOKENS, build_tokenizer, names, pieces
 
 _PATCH_SIZE, _MERGE_SIZE, _TEMPORAL_PATCH_SIZE = 16, 2, 2

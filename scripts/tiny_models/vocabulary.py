@@ -15,7 +15,7 @@ from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, load_sy
 from cua_rl.environments.device import DeviceKind
 from cua_rl.environments.phone.simulator.catalog import APPS, SETTINGS
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
-from cua_rl.supervised.expert_answers import COORDINATE_STEP
+from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.types.conversation import Message, TextPart, Tool
 from scripts.tiny_models.page_tasks import INSTRUCTION_PIECES, LABELS
 

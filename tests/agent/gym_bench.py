@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
+from cua_rl.agent.mini_agent import MiniAgent
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.gym.client import GymLimits
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
 from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -94,7 +94,7 @@ async def open_bench(
             SamplingClient(server, namespace="run", max_attempts=1) as sampling,
         ):
             gateway = Gateway(sampling, renderer, PARAMS)
-            settings = MiniAgentServer(
+            agent = MiniAgent(
                 base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=slack_s, max_run_time_s=20
             )
             async with gateway.serve(), GymExecutions(limits=limits) as executions:
@@ -102,7 +102,7 @@ async def open_bench(
                 runner = RolloutRunner(
                     devices=DevicePool(executions.make, max_devices=4, limits=PoolLimits(max_make_attempts=1)),
                     gateway=gateway,
-                    agent=MiniAgent(settings),
+                    agent=agent,
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,

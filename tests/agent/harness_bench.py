@@ -11,9 +11,9 @@ from typing import Any
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource
 from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer

@@ -9,7 +9,7 @@ from cua_rl.environments.gym.server import GymSource
 from cua_rl.environments.table import find_environment
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.train import main as train
-from cua_rl.run.devices import complete_sources, plan_devices, split_sources
+from cua_rl.run.devices import complete_sources, prepare_devices, split_sources
 from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
@@ -74,10 +74,10 @@ def test_a_harness_reports_the_reward_and_is_not_evaluated_on_what_it_trains_on(
 
 
 def test_devices_of_a_gym_are_operated_by_gbox_mini_agent_or_need_the_key_of_their_boxes() -> None:
-    plan_devices(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM), Path("run"), {})
-    plan_devices(CLIConfig(tasks=GYM), Path("run"), {"GBOX_API_KEY": "key"})
+    prepare_devices(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM), Path("run"), {})
+    prepare_devices(CLIConfig(tasks=GYM), Path("run"), {"GBOX_API_KEY": "key"})
     with pytest.raises(ConfigError, match="gbox_api_key: expected the key"):
-        plan_devices(CLIConfig(tasks=GYM), Path("run"), {})
+        prepare_devices(CLIConfig(tasks=GYM), Path("run"), {})
 
 
 def gym_sources(*sources: dict[str, object], settings: DeviceConfig) -> list[GymSource]:

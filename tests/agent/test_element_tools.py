@@ -15,9 +15,8 @@ from cua_rl.agent.element_tools import (
     parse_element_action,
     resolve,
 )
-from cua_rl.agent.tools import Finish
 from cua_rl.environments.device import ActionRejected
-from cua_rl.types.actions import Click, Drag, LongPress, PressKey, RightClick, Scroll, TypeText
+from cua_rl.types.actions import Click, Drag, Finish, LongPress, PressKey, RightClick, Scroll, TypeText
 from cua_rl.types.conversation import EncodedImage, ParseFailure, ToolCall
 
 SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)

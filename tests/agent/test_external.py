@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.pool import DevicePool
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.host.http_server import serve_app

@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.harness_world import HarnessResult, parse_result
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.advantages import score_group

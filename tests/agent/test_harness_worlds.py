@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import TimeLimits
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.rollout import Rollout, StopReason
 from tests.agent.harness_bench import Bench, open_bench, run_out_of_time

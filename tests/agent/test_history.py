@@ -3,7 +3,6 @@ import pytest
 from cua_rl.agent.history import (
     DROPPED_IMAGE,
     DropOldScreenshots,
-    FullHistory,
     make_history,
     system_item,
     tool_result_item,
@@ -27,11 +26,6 @@ def num_images(items) -> int:
     return str(items).count("input_image")
 
 
-def test_full_history_shows_everything() -> None:
-    items = items_after(5)
-    assert FullHistory().visible(items) == items
-
-
 def test_old_screenshots_are_dropped_in_blocks() -> None:
     history = DropOldScreenshots(max_images=4, block=2)
     # n turns make n + 1 screenshots; the fifth one drops two, the sixth none, the seventh two more
@@ -53,7 +47,7 @@ def test_a_dropped_screenshot_leaves_a_note_and_the_task_text() -> None:
 
 
 def test_a_history_is_made_by_name_and_numbers_that_do_not_fit_are_refused() -> None:
-    assert make_history("full", max_images=0) == FullHistory()
+    assert make_history("full", max_images=0) is None
     assert make_history("last_n", max_images=3) == DropOldScreenshots(max_images=3, block=1)
     assert make_history("block_drop", max_images=8) == DropOldScreenshots(max_images=8, block=4)
     with pytest.raises(ConfigError, match=r"history_images: expected at least 1 .* got 0"):

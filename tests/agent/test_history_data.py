@@ -77,12 +77,12 @@ async def gateway(renderer: Qwen3VLRenderer) -> AsyncGenerator[Gateway]:
         yield opened
 
 
-async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int, block: int) -> tuple[ModelTurn, ...]:
+async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int) -> tuple[ModelTurn, ...]:
     """One rollout; what the gateway recorded of it."""
 
     async def ignore(_: object) -> None: ...
 
-    agent = GBoxAgent(history=make_history(policy, max_images=max_images, block=block))
+    agent = GBoxAgent(history=make_history(policy, max_images=max_images))
     gateway.open_rollout("r")
     task = AgentTask(rollout_id="r", instruction="Tap.", max_turns=NUM_TURNS)
     await agent.run(task, Screens(), gateway, clock=RolloutClock(), on_turn=ignore)
@@ -109,13 +109,13 @@ def assert_trained_in_context(datums: Sequence[Datum], turns: Sequence[ModelTurn
 
 
 @pytest.mark.parametrize(
-    ("policy", "max_images", "block", "images_seen", "turns_per_datum"),
+    ("policy", "max_images", "images_seen", "turns_per_datum"),
     [
-        ("full", 0, 0, [1, 2, 3, 4, 5, 6], [6]),
+        ("full", 0, [1, 2, 3, 4, 5, 6], [6]),
         # the fifth screenshot drops two; the sixth extends that prompt
-        ("block_drop", 4, 2, [1, 2, 3, 4, 3, 4], [4, 2]),
+        ("block_drop", 4, [1, 2, 3, 4, 3, 4], [4, 2]),
         # from the third on, every screenshot drops one: nothing extends anything
-        ("last_n", 2, 0, [1, 2, 2, 2, 2, 2], [2, 1, 1, 1, 1]),
+        ("last_n", 2, [1, 2, 2, 2, 2, 2], [2, 1, 1, 1, 1]),
     ],
 )
 async def test_datums_hold_what_the_model_saw(
@@ -123,11 +123,10 @@ async def test_datums_hold_what_the_model_saw(
     renderer: Qwen3VLRenderer,
     policy: HistoryPolicy,
     max_images: int,
-    block: int,
     images_seen: list[int],
     turns_per_datum: list[int],
 ) -> None:
-    turns = await play(gateway, policy, max_images, block)
+    turns = await play(gateway, policy, max_images)
     played = rollout(*turns)
 
     datums = build_datums(played, 1.0, renderer.image_token_id).datums
@@ -146,7 +145,7 @@ async def test_datums_hold_what_the_model_saw(
 async def test_full_history_trains_on_no_more_tokens_than_the_final_sequence_has(
     gateway: Gateway, renderer: Qwen3VLRenderer
 ) -> None:
-    turns = await play(gateway, "full", 0, 0)
+    turns = await play(gateway, "full", 0)
 
     (datum,) = build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums
 
@@ -172,7 +171,7 @@ async def test_a_thinking_model_s_turns_merge_until_an_answer_without_a_tool_cal
     answers = ["I am lost.\n</think>\n\nWhere?" if turn in failures else tap for turn, tap in enumerate(taps)]
 
     async with open_gateway(renderer, answers) as gateway:
-        turns = await play(gateway, "full", 0, 0)
+        turns = await play(gateway, "full", 0)
     built = build_datums(rollout(*turns), 1.0, renderer.image_token_id)
 
     assert [len(datum.turn_indices) for datum in built.datums] == turns_per_datum
@@ -186,6 +185,6 @@ async def test_an_instruct_model_s_turns_merge_whatever_they_call(renderer: Qwen
     answers = [lost if turn in (1, 3) else TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS)]
 
     async with open_gateway(renderer, answers) as gateway:
-        turns = await play(gateway, "full", 0, 0)
+        turns = await play(gateway, "full", 0)
 
     assert len(build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums) == 1

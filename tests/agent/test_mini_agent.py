@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import TimeLimits
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
 from cua_rl.types.conversation import EncodedImage

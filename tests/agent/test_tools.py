@@ -3,12 +3,13 @@ import json
 import pytest
 
 from cua_rl.agent.element_tools import parse_element_action
-from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, Finish, parse_action, tool_for
+from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, parse_action, tool_for
 from cua_rl.types.actions import (
     Button,
     Click,
     DoubleClick,
     Drag,
+    Finish,
     LongPress,
     MoveMouse,
     PressButton,

@@ -9,7 +9,6 @@ import pytest
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.agent.tools import Finish
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.renderers.images import ImageSettings, smart_resize
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl
@@ -20,6 +19,7 @@ from cua_rl.types.actions import (
     Click,
     DoubleClick,
     Drag,
+    Finish,
     LongPress,
     OpenApp,
     PressButton,

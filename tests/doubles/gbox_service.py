@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cua_rl.environments.gbox.boxes import BoxPlan, GboxBoxes
+from cua_rl.environments.gbox.boxes import GboxBoxes
 from cua_rl.environments.gbox.device import Capture
 from cua_rl.environments.gbox.service import Gbox, make_gbox
 from cua_rl.host.http_server import serve_app
@@ -27,8 +27,8 @@ class GboxService:
         return self.backend_with(box_type=box_type, run_key=run, recordings=films)
 
     def backend_with(self, **changes: Any) -> GboxBoxes:
-        plan = BoxPlan(box_type="android", run_name="run", run_key="a-run", capture=Capture(settle_s=0.0))
-        return GboxBoxes(replace(plan, **changes), self.connect)
+        values: dict[str, Any] = {"box_type": "android", "run_key": "a-run", "capture": Capture(settle_s=0.0)}
+        return GboxBoxes(connect=self.connect, run_name="run", **values | changes)
 
 
 @asynccontextmanager

@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cua_rl.agent.tools import Finish, parse_action
+from cua_rl.agent.tools import parse_action
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.tasks.task import Task
+from cua_rl.types.actions import Finish
 from cua_rl.types.conversation import ParseFailure, ToolCall
 
 

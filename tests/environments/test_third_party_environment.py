@@ -13,7 +13,7 @@ SOLVE = """
 import asyncio
 from cua_rl.types.actions import Click
 from cua_rl.environments.pool import open_pool
-from cua_rl.run.devices import plan_devices
+from cua_rl.run.devices import prepare_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.readiness import validate
@@ -21,7 +21,7 @@ from pathlib import Path
 
 async def solve(seed):
     config = CLIConfig(model_name="m", tasks={"source_type": "red_half"})
-    plan = plan_devices(config, Path("run"))
+    plan = prepare_devices(config, Path("run"))
     tasks = load_tasks(config.tasks, seed=0, split="train", device=plan.backend.abilities)
     task = tasks.templates[0].make_task(seed)
     async with open_pool(plan.backend, max_devices=1) as pool, pool.lease(task.device_request()) as device:

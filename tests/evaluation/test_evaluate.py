@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.pool import DevicePool
-from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
+from cua_rl.evaluation.attempts import TaskOutcomes
+from cua_rl.evaluation.evaluate import Evaluator, summarise
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
 from cua_rl.reporting.step_line import format_evaluation_line

@@ -8,9 +8,8 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
-from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
-from cua_rl.events import RolloutSource
+from cua_rl.events import NoRecorder, RolloutSource
 from cua_rl.host.http_server import serve_app
 from cua_rl.judge.judge import may_use_proxy
 from cua_rl.rewards.reward import binary_reward

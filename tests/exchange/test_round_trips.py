@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.agent.tools import Finish, parse_action, tool_for
+from cua_rl.agent.tools import parse_action, tool_for
 from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.foreign_actions import ForeignAction, View, tool_arguments
 from cua_rl.types.actions import (
@@ -16,6 +16,7 @@ from cua_rl.types.actions import (
     Click,
     DoubleClick,
     Drag,
+    Finish,
     LongPress,
     MoveMouse,
     PressButton,

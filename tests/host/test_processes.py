@@ -257,6 +257,32 @@ def test_the_folder_of_a_dead_process_stays_while_a_guard_ends_what_it_left(tmp_
     assert removed == []
 
 
+def test_a_guard_of_another_process_whose_command_names_the_folder_does_not_keep_it(tmp_path: Path) -> None:
+    folder = tmp_path / "cua_rl-left"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    lifeline, held = os.pipe()
+    # as a sandbox does whose project holds the folder
+    command = [
+        *GUARD,
+        str(lifeline),
+        "5",
+        "--scratch=/tmp/another",
+        "sh",
+        "-c",
+        "echo; sleep 60",
+        f"--scratch={folder}",
+    ]
+    with subprocess.Popen(command, pass_fds=[lifeline], stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        guard.stdout.readline()
+
+        removed = remove_abandoned(tmp_path)
+
+        os.close(held)
+    assert removed == [folder]
+
+
 async def test_a_guard_names_the_folder_of_its_owner(tmp_path: Path) -> None:
     async with OwnedProcess(["sh", "-c", "echo $$; exec sleep 60"], name="owned", log_path=tmp_path / "log"):
         guard = psutil.Process(await read_pid(tmp_path / "log")).parent()

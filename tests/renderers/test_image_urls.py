@@ -36,6 +36,26 @@ def test_a_url_that_comes_again_is_decoded_once_and_sent_on_as_it_came() -> None
     assert images.url(stored_image(data)) == images.url(first) == url_of(data)
 
 
+def test_a_named_image_is_read_back_as_the_same_object_and_by_nobody_else() -> None:
+    images, shown = ImageUrls(), stored_image(encode_image(make_image(64, 96)))
+    name = images.name(shown)
+    assert len(name) < 80
+    assert images.image(bytes(name, "ascii").decode(), AT) is shown
+    assert images.without_images({"image_url": name}) == {"image_url": f"sha256:{shown.sha256}"}
+    with pytest.raises(RequestError, match="a data: URL"):
+        ImageUrls().image(name, AT)
+
+
+def test_forgotten_urls_are_read_again_and_names_stay() -> None:
+    images, named, sent = ImageUrls(), *(stored_image(encode_image(make_image(64, size))) for size in (96, 128))
+    name, read = images.name(named), images.image(url_of(sent.data), AT)
+    images.url(named)
+    images.forget_urls()
+    assert images.num_characters == 0
+    assert images.image(name, AT) is named
+    assert images.image(url_of(sent.data), AT) is not read
+
+
 def test_a_url_that_misnames_its_format_is_corrected_before_it_is_sent_on() -> None:
     images, data = ImageUrls(), encode_image(make_image(8, 8), "jpeg")
     read = images.image(url_of(data, "png"), AT)

@@ -167,7 +167,6 @@ SUMMARY = RunSummary(
     train_time_s=312.0,
     parity_mean_abs=0.00213,
     retokenised_tokens=0,
-    extras={"seed": 0},
 )
 
 
@@ -178,8 +177,6 @@ def test_the_summary_is_a_file_for_machines(tmp_path: Path) -> None:
     assert figures["baseline_success_rate"] == 0.40625
     assert figures["final_success_rate"] == 0.953125
     assert (figures["num_eval_rollouts"], figures["num_steps"], figures["retokenised_tokens"]) == (64, 60, 0)
-    assert figures["seed"] == 0
-    assert "extras" not in figures
 
 
 def test_the_summary_is_a_table_for_people() -> None:

@@ -22,10 +22,10 @@ from cua_rl.agent.device_step import perform
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, RunEnd
 from cua_rl.agent.policy_time import TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.harness.environment import HarnessTask
 from cua_rl.environments.harness_world import HarnessResult, HarnessWorld
 from cua_rl.environments.pool import DevicePool, DeviceRequest
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted

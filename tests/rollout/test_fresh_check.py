@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cua_rl.agent.device_step import perform
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import TimeLimits
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Click

@@ -9,7 +9,7 @@ import pytest
 
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import TimeLimits
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Event, RolloutSource
 from cua_rl.reporting.comparison import EvalResult

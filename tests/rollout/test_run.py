@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cua_rl.agent.agent import AgentOutcome
+from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.pool import DevicePool
-from cua_rl.environments.time_limits import TimeLimits
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import make_key
 from cua_rl.host.processes import OwnedProcess

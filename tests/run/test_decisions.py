@@ -55,14 +55,18 @@ def test_a_dry_run_of_the_demo_says_in_ten_lines_what_was_decided_and_plans_no_m
 
 
 @pytest.mark.parametrize(
-    ("recipe", "words"),
-    [("sft", "100 steps, learning rate"), ("evaluate", "64 tasks, 1 attempt each, temperature 0.5")],
+    ("recipe", "words", "database"),
+    [
+        ("sft", "100 steps, learning rate", ""),
+        ("evaluate", "64 tasks, 1 attempt each, temperature 0.5", "; database of its own"),
+    ],
+    ids=["sft", "evaluate"],
 )
-def test_other_recipes_do_the_same(recipe: str, words: str, dry_run: DryRun, tmp_path: Path) -> None:
+def test_other_recipes_do_the_same(recipe: str, words: str, database: str, dry_run: DryRun, tmp_path: Path) -> None:
     lines, settings = dry_run(recipe, f"log_path={tmp_path}/run")
 
     assert words in "\n".join(lines)
-    assert f"folder    {tmp_path}/run" in lines
+    assert f"folder    {tmp_path}/run{database}" in lines
     assert "memory estimate" not in "\n".join(lines)
     assert settings["log_path"] == f"{tmp_path}/run"
 

@@ -1,6 +1,6 @@
 """What a resumed run keeps of the groups that an earlier attempt left."""
 
-from cua_rl.database.progress import Progress, UntrainedGroup
+from cua_rl.database.progress import Progress
 from cua_rl.rl.config import SamplingSettings
 from cua_rl.run.resume import plan_start
 from cua_rl.run.training_config import CLIConfig
@@ -11,7 +11,7 @@ def test_a_group_that_lost_too_many_members_is_not_trained_after_a_resume_either
     survivors = [rollout(reward=1.0, rollout_id="a"), rollout(reward=0.0, rollout_id="b")]
     progress = Progress(
         done_indices=(),
-        untrained=(UntrainedGroup(group=group(*survivors), last_step=2),),
+        untrained=((group(*survivors), 2),),
         newest_steps={0: 0},
         evaluated=frozenset(),
     )

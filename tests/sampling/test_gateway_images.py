@@ -21,6 +21,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.types.rollout import SamplingParams
+from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
 
 SCREEN = encode_image(make_image(64, 96))
@@ -78,6 +79,22 @@ async def test_a_rollout_keeps_a_limited_amount_of_images(client: SamplingClient
     most = 1000 + max(4 * len(screen) // 3 + 100 for screen in screens)
     assert gateway.image_urls("r").num_characters < most
     assert [turn.prompt.images[0].data for turn in gateway.close_rollout("r")] == screens
+
+
+async def test_an_agent_in_this_process_names_its_screenshots_however_many_were_forgotten(
+    client: SamplingClient, renderer: Qwen3VLRenderer
+) -> None:
+    gateway = Gateway(client, renderer, SamplingParams(max_tokens=8, temperature=1.0), max_image_characters=1)
+    gateway.open_rollout("r")
+    agent, url_of = gateway.openai_client("r"), gateway.image_url_of("r")
+    screens = [stored_image(encode_image(make_image(64, 96, seed))) for seed in range(2)]
+    names: Any = [{"type": "input_image", "image_url": url_of(screen), "detail": "auto"} for screen in screens]
+
+    for _ in range(2):  # what the first request was read to is forgotten before the second
+        await agent.responses.create(model="policy", input=[{"role": "user", "content": names}])
+
+    for turn in gateway.close_rollout("r"):
+        assert all(image is screen for image, screen in zip(turn.prompt.images, screens, strict=True))
 
 
 @pytest.mark.parametrize("link", ["http://[::1/a.png", "http://127.0.0.1:x/a.png", "http://127.0.0.1/\x01"])

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
 from cua_rl.environments.phone.demo.expert import DemoExperts
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
@@ -17,11 +16,11 @@ from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.replay import replay
-from cua_rl.supervised.demonstrations import as_taught, build_supervised_datum, demonstrate
-from cua_rl.supervised.expert_answers import build_answer
-from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.supervised.demonstrations import as_taught, build_answer, build_supervised_datum, demonstrate
+from cua_rl.tasks.expert import Decision, Expert
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Button, Click, Drag, PressButton
+from cua_rl.types.actions import Button, Click, Drag, Finish, PressButton
+from cua_rl.types.actions import Finish as ParsedFinish
 from cua_rl.types.conversation import (
     EncodedImage,
     Item,

@@ -98,7 +98,7 @@ class FakePlace:
         return replace(ended, device_id=self.name, member_index=plan.member_index)
 
     def place(self) -> Workplace:
-        return Workplace(runner=self, recorder=self.recorder, policies=self.policies, make_plan=remade)
+        return Workplace(runner=self, recorder=self.recorder, policies=self.policies, make_job=remade)
 
 
 def remade(planned: PlannedRollout) -> RolloutJob:

@@ -75,8 +75,8 @@ class AdbPhones:
             attached = await list_adb_devices(adb=self._adb)
         except DeviceError as error:
             raise ConfigError(f"device: expected adb to list phones for device=adb, got: {error}") from error
-        ready = [phone.serial for phone in attached if phone.state == "device"]
-        others = {phone.serial: phone.state for phone in attached if phone.state != "device"}
+        ready = [serial for serial, state in attached.items() if state == "device"]
+        others = {serial: state for serial, state in attached.items() if state != "device"}
         missing = [serial for serial in self._wanted if serial not in ready]
         if missing or not ready:
             raise ConfigError(

@@ -41,7 +41,7 @@ _NUMBERED = re.compile(r"\d+_\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApkConfig:
+class Apk:
     """The app that a task needs on the device."""
 
     cua_guide: str = ""
@@ -53,7 +53,7 @@ class ApkConfig:
     main_activity: str = ""
 
 
-async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> None:
+async def _prepare_app(task_id: str, apk: Apk, device: ShellDevice) -> None:
     package = apk.package_name
     if apk.requires_apk and not await _is_installed(package, device):
         if apk.apk_url and isinstance(device, AppDevice):
@@ -89,7 +89,7 @@ class FolderTask(Template):
     # built at each load
     validator: Hook = field(compare=False)
     pre_hook: Hook | None = field(compare=False)
-    apk: ApkConfig | None = field(compare=False)
+    apk: Apk | None = field(compare=False)
 
     @property
     def set_name(self) -> str:
@@ -243,9 +243,9 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
     given: dict[str, Any] = {
         # text or a truth value, as the default is
         name: type(default)(_optional(config, name, None) or default)
-        for name, default in ((part.name, part.default) for part in fields(ApkConfig))
+        for name, default in ((part.name, part.default) for part in fields(Apk))
     }
-    apk = None if config is None else ApkConfig(**given)
+    apk = None if config is None else Apk(**given)
     validator = definition.get_validator()
     if not callable(_optional(validator, "validate", None)):
         raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")

@@ -196,17 +196,6 @@ def expand_component(package: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Focus:
-    """What the first display shows: the activity in front, as PACKAGE/CLASS, and the title of the focused window.
-
-    The window is another one than the activity's while the notification shade, a pop-up or the lock screen is open.
-    """
-
-    activity: str
-    window: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Notification:
     """One posted notification."""
 
@@ -215,8 +204,12 @@ class Notification:
     is_group_summary: bool
 
 
-def parse_focus(text: str) -> Focus:
-    """The focus of display 0 in `dumpsys window displays`; empty text where nothing has it."""
+def parse_focus(text: str) -> tuple[str, str]:
+    """The activity in front, as PACKAGE/CLASS, and the title of the focused window of display 0, in `dumpsys window
+    displays`; empty text where nothing has the focus.
+
+    The window is another one than the activity's while the notification shade, a pop-up or the lock screen is open.
+    """
     displays = re.split(r"^\s*Display: mDisplayId=", text, flags=re.MULTILINE)[1:]
     display = next((part for part in displays if re.match(r"0\b", part)), None)
     if display is None:
@@ -230,7 +223,7 @@ def parse_focus(text: str) -> Focus:
         "'mFocusedApp=ActivityRecord{...}' or null",
     )
     activity = "" if app.group(1) is None else expand_component(app.group(1), app.group(2))
-    return Focus(activity=activity, window=window.group(1) or "")
+    return activity, window.group(1) or ""
 
 
 def count_clearable_notifications(text: str) -> int:

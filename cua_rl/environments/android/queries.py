@@ -252,14 +252,13 @@ def _number(namespace: str, key: str) -> AndroidQuery:
 
 
 def _current_activity(text: str) -> str:
-    return outputs.parse_focus(text).activity
+    return outputs.parse_focus(text)[0]
 
 
 async def _is_home_screen(shell: AndroidShell, argument: str) -> str:
     home = await read_home_activity(shell)
-    focus = outputs.parse_focus(await shell.run(FOCUS))
-    window_package = focus.window.partition("/")[0]
-    return outputs.truth(focus.activity == home and window_package == home.partition("/")[0])
+    activity, window = outputs.parse_focus(await shell.run(FOCUS))
+    return outputs.truth(activity == home and window.partition("/")[0] == home.partition("/")[0])
 
 
 async def read_home_activity(shell: AndroidShell) -> str:

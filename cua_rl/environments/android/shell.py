@@ -45,14 +45,6 @@ class DeviceShell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdbDevice:
-    """A line of `adb devices`; `state` is "device" if the phone can be used."""
-
-    serial: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
     status: int
     stdout: bytes
@@ -100,21 +92,24 @@ class AdbShell:
         return await _run_adb((self._adb, "-s", self.serial, *arguments), timeout_s or self._timeout_s)
 
 
-async def list_adb_devices(*, adb: str = "adb", timeout_s: float = 30.0) -> list[AdbDevice]:
-    """The attached phones; raises `DeviceError` if adb fails, `ConfigError` if there is no adb."""
+async def list_adb_devices(*, adb: str = "adb", timeout_s: float = 30.0) -> dict[str, str]:
+    """Serials of the attached phones and their states, "device" if one can be used.
+
+    Raises `DeviceError` if adb fails, `ConfigError` if there is no adb.
+    """
     result = await _run_adb((adb, "devices"), timeout_s)
     if result.status != 0:
         raise DeviceError(f"expected `adb devices` to succeed, got status {result.status}: {result.stderr.strip()!r}")
     return parse_adb_devices(result.stdout.decode("utf-8", errors="replace"))
 
 
-def parse_adb_devices(text: str) -> list[AdbDevice]:
+def parse_adb_devices(text: str) -> dict[str, str]:
     """Parse `adb devices`: a title, then a serial, a tab and a state a line; raises `DeviceError`."""
     _, title, rows = text.replace("\r\n", "\n").partition("List of devices attached\n")
     if not title:
         raise DeviceError(f"expected 'List of devices attached' from `adb devices`, got {text[:200]!r}")
     pairs = (row.split("\t", 1) for row in rows.splitlines() if "\t" in row)
-    return [AdbDevice(serial=serial, state=state.strip()) for serial, state in pairs]
+    return {serial: state.strip() for serial, state in pairs}
 
 
 async def _run_adb(command: Sequence[str], timeout_s: float) -> _Result:

@@ -3,17 +3,33 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cua_rl.environments.browser.backend import BrowserPages
 from cua_rl.environments.browser.django_admin.device import AdminPages
 from cua_rl.environments.browser.django_admin.expert import AdminExperts
 from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES
-from cua_rl.environments.browser.miniwob.device import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
-from cua_rl.environments.browser.miniwob.pages import DEFAULT_SCALE, HEIGHT, WIDTH
-from cua_rl.environments.browser.miniwob.templates import all_templates, development_templates
+from cua_rl.environments.browser.miniwob.pages import DEFAULT_SCALE, HEIGHT, WIDTH, miniwob_settings
+from cua_rl.environments.browser.miniwob.templates import MINIWOB_BROWSER, all_templates, development_templates
 from cua_rl.environments.browser.page_tasks import PageSource, UserPages
 from cua_rl.environments.contract import DeviceOrder, Environment, Loading, Source
-from cua_rl.environments.device import Screen
+from cua_rl.environments.device import Device, DeviceAbilities, Screen
+from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.task import Template
+
+_MAX_IDLE_PAGES = 32
+
+
+class MiniWobPages(BrowserPages):
+    """The `DeviceBackend` of MiniWoB++: pages are kept and begun again in place, which takes a tenth of a reload."""
+
+    abilities: DeviceAbilities = MINIWOB_BROWSER
+
+    def __init__(self, *, scale: float | None = None, max_idle: int = _MAX_IDLE_PAGES) -> None:
+        super().__init__(miniwob_settings(DEFAULT_SCALE if scale is None else scale), max_idle=max_idle)
+
+    async def make(self, request: DeviceRequest) -> Device:
+        """A page, if possible one that shows the task already; `task.prepare` begins it."""
+        return await self.lend(request.task_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

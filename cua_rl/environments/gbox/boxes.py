@@ -42,10 +42,16 @@ ABILITIES: dict[BoxType, DeviceAbilities] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoxPlan:
-    """Which boxes are created, and for which run."""
+def run_key(log_path: Path) -> str:
+    """An id that is stable when a run is resumed in its folder and unique to that run."""
+    return sha256(f"{gethostname()}:{log_path.absolute()}".encode()).hexdigest()[:16]
 
+
+@dataclass(slots=True, kw_only=True)
+class GboxBoxes:
+    """The `DeviceBackend` of GBox boxes, one fresh box a rollout."""
+
+    connect: Callable[[], Gbox]
     box_type: BoxType
     run_name: str
     run_key: str
@@ -57,24 +63,11 @@ class BoxPlan:
     capture: Capture = field(default_factory=Capture)
     recordings: Path | None = None
     """Folder for videos of the rollouts; None records none."""
-
-
-def run_key(log_path: Path) -> str:
-    """An id that is stable when a run is resumed in its folder and unique to that run."""
-    return sha256(f"{gethostname()}:{log_path.absolute()}".encode()).hexdigest()[:16]
-
-
-class GboxBoxes:
-    """The `DeviceBackend` of GBox boxes, one fresh box a rollout."""
-
-    def __init__(self, plan: BoxPlan, connect: Callable[[], Gbox]) -> None:
-        self._plan = plan
-        self._connect = connect
-        self._gbox: Gbox | None = None
+    _gbox: Gbox | None = field(default=None, init=False)
 
     @property
     def abilities(self) -> DeviceAbilities:
-        return ABILITIES[self._plan.box_type]
+        return ABILITIES[self.box_type]
 
     async def make(self, request: DeviceRequest) -> Device:
         """A new box whose screen has been seen; raises `DeviceError`."""
@@ -82,13 +75,13 @@ class GboxBoxes:
         client = gbox.client
         labels = {TASK_LABEL: request.task_id[:63], ROLLOUT_LABEL: request.rollout_id}
         box_id, is_running = await self._create(client, labels)
-        film = self._plan.recordings
+        film = self.recordings
         device = GboxDevice(
             gbox,
             box_id,
-            kind=self._plan.box_type,
+            kind=self.box_type,
             end=self._terminate,
-            capture=self._plan.capture,
+            capture=self.capture,
             recording_path=None if film is None else film / f"{request.rollout_id or box_id}.mp4",
         )
         try:
@@ -103,7 +96,7 @@ class GboxBoxes:
         return device
 
     async def __aenter__(self) -> Self:
-        self._gbox = self._connect()
+        self._gbox = self.connect()
         try:
             await self._check_key(self._gbox.client)
             num_removed = await self.remove_boxes()
@@ -153,21 +146,21 @@ class GboxBoxes:
 
     async def _create(self, client: AsyncGboxClient, labels: dict[str, str]) -> tuple[str, bool]:
         """The new box, and whether it runs already, as it should: creation waits for that."""
-        plan, create = self._plan, client.v1.boxes.create_android
-        if plan.box_type == "linux":
+        create = client.v1.boxes.create_android
+        if self.box_type == "linux":
             create = client.v1.boxes.create_linux
-        marks = {RUN_LABEL: plan.run_key, NAME_LABEL: plan.run_name[:63], **labels}
-        with gbox_errors(f"start a {plan.box_type} box"):
+        marks = {RUN_LABEL: self.run_key, NAME_LABEL: self.run_name[:63], **labels}
+        with gbox_errors(f"start a {self.box_type} box"):
             box = await create(
-                config={"expires_in": duration(plan.expires_s), "labels": marks},
+                config={"expires_in": duration(self.expires_s), "labels": marks},
                 wait=True,
-                api_timeout=duration(plan.start_timeout_s),
-                timeout=plan.start_timeout_s + 30.0,
+                api_timeout=duration(self.start_timeout_s),
+                timeout=self.start_timeout_s + 30.0,
             )
         return box.id, box.status == "running"
 
     async def _await_running(self, client: AsyncGboxClient, box_id: str) -> None:
-        deadline = time.monotonic() + self._plan.start_timeout_s
+        deadline = time.monotonic() + self.start_timeout_s
         while True:
             box = await ask(lambda: client.v1.boxes.retrieve(box_id), f"show {box_id!r}", is_repeatable=True)
             if box.status == "running":
@@ -188,7 +181,7 @@ class GboxBoxes:
                     page=page,
                     page_size=_PAGE_SIZE,
                     status=["pending", "running"],
-                    labels={RUN_LABEL: self._plan.run_key},
+                    labels={RUN_LABEL: self.run_key},
                 ),
                 "list boxes",
                 is_repeatable=True,
@@ -196,7 +189,7 @@ class GboxBoxes:
             found += [
                 box.id
                 for box in answer.data
-                if box.config.labels.get(RUN_LABEL) == self._plan.run_key and box.status in ("pending", "running")
+                if box.config.labels.get(RUN_LABEL) == self.run_key and box.status in ("pending", "running")
             ]
             if len(answer.data) < _PAGE_SIZE:
                 return found

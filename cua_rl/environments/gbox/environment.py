@@ -26,14 +26,15 @@ def _check_settings(order: DeviceOrder) -> None:
 
 
 def _make_backend(order: DeviceOrder) -> DeviceBackend:
-    from cua_rl.environments.gbox.boxes import BoxPlan, GboxBoxes, run_key
+    from cua_rl.environments.gbox.boxes import GboxBoxes, run_key
     from cua_rl.environments.gbox.device import Capture
     from cua_rl.environments.gbox.service import make_gbox
 
     settings = order.settings
     # in each turn, the device may take its limit, and an answer may take as long (`compare_speed`)
     agent_s = settings.task_timeout_s + 2 * order.max_turns * settings.turn_timeout_s
-    plan = BoxPlan(
+    return GboxBoxes(
+        connect=lambda: make_gbox(order.gbox_api_key),
         box_type=order.box_type,
         run_name=order.log_path.name,
         run_key=run_key(order.log_path),
@@ -42,7 +43,6 @@ def _make_backend(order: DeviceOrder) -> DeviceBackend:
         capture=Capture(is_stored=settings.gbox_screenshots == "stored"),
         recordings=order.log_path / "recordings" if settings.record_devices else None,
     )
-    return GboxBoxes(plan, lambda: make_gbox(order.gbox_api_key))
 
 
 def _open_attach(order: DeviceOrder) -> AbstractAsyncContextManager[AttachDevice]:

@@ -3,11 +3,9 @@
 Servers differ in their field names: the first alternative that is present counts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from cua_rl.types.json_values import Json, as_number, mapping
+from cua_rl.types.json_values import Json, as_number, mapping, sequence
 from cua_rl.types.judgement import MAX_REWARD
 
 
@@ -54,11 +52,6 @@ class Evaluation:
     score: float
     """Weighted over the validators; 1 is full success."""
     success: bool
-
-
-def sequence(value: object) -> Sequence[object]:
-    """The value if it is a JSON array, else an empty one."""
-    return cast("Sequence[object]", value) if isinstance(value, list) else ()
 
 
 def text_at(fields: Json, *path: str) -> str | None:

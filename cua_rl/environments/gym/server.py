@@ -14,11 +14,11 @@ from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import Loading, SplitSource, training_ids
 from cua_rl.environments.device import Device
 from cua_rl.environments.gym.device import GymDevice
-from cua_rl.environments.gym.fields import GymTaskRef, first_text, sequence, text_at
+from cua_rl.environments.gym.fields import GymTaskRef, first_text, text_at
 from cua_rl.tasks.fields import Fields, given
 from cua_rl.tasks.task import Difficulty, Task, Template
 from cua_rl.types.errors import ConfigError, TaskError
-from cua_rl.types.json_values import Json, mapping
+from cua_rl.types.json_values import Json, mapping, sequence
 from cua_rl.types.judgement import Validation
 
 if TYPE_CHECKING:

@@ -8,25 +8,30 @@ On a simulated phone each description is a task for every seed, and `start` says
 at load: a check that one of them can never pass, or passes before the agent has done anything, is refused.
 """
 
+import json
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from random import Random
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from cua_rl.environments.android.preparation import make_goal_false
 from cua_rl.environments.android.shell import DeviceShell
 from cua_rl.environments.device import Device, DeviceAbilities, ShellDevice
-from cua_rl.environments.phone.check_values import require_possible, suggest_values
+from cua_rl.environments.phone.simulator import catalog
 from cua_rl.environments.phone.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.environments.phone.simulator.queries import read_query
-from cua_rl.environments.phone.simulator.query_values import NEEDED_ROWS
+from cua_rl.environments.phone.simulator.query_values import ARGUMENTS, CHOICES, NEEDED_ROWS, Choices, listed_part
 from cua_rl.environments.phone.simulator.start import Start, SystemStart, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.environments.phone.start_fields import parse_start
-from cua_rl.tasks.fields import Fields, read_mapping
+from cua_rl.environments.query_values import TIME
+from cua_rl.tasks.fields import Fields, join_names, read_mapping, require_known
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
 from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
 from cua_rl.types.errors import ConfigError, TaskError, boundary
@@ -188,3 +193,150 @@ def _make_phones(start: Start, what: str) -> list[PhoneState]:
 def _num_done(goal: Goal, start: Start, what: str) -> int:
     """The number of phones on which the goal holds at the start."""
     return sum(goal.is_met(read_query(phone, goal.query), None) for phone in _make_phones(start, what))
+
+
+def suggest_values(query: str, value: str) -> list[str]:
+    """Values of this query that may be meant; the query is without its argument."""
+    return _near(value, CHOICES[query](make_phone_state(0))) if query in CHOICES else []
+
+
+def require_possible(goal: Goal, phones: Sequence[PhoneState], what: str) -> None:
+    """Raise `ConfigError` unless each of the phones could answer what the goal expects."""
+    base, _, argument = goal.query.partition(":")
+    _require_choice(ARGUMENTS.get(base), argument, phones, f"{base}:... in the check of {what}")
+    if goal.how == "told":
+        return
+    value: object = goal.expected
+    if goal.how == "includes" or goal.expected.startswith("["):
+        value = json.loads(goal.expected)
+    for one in cast("list[object]", value) if isinstance(value, list) else [value]:
+        part = listed_part(base, one if isinstance(one, str) else json.dumps(one))
+        _require_choice(CHOICES.get(base), part, phones, f"{goal.query} in the check of {what}")
+
+
+def _require_choice(
+    choices: Callable[[PhoneState], Choices] | None, value: str, phones: Sequence[PhoneState], what: str
+) -> None:
+    if choices is None:
+        return
+    offered = [choices(phone) for phone in phones]
+    num_able = sum(value in one for one in offered)
+    if num_able == len(phones):
+        return
+    everywhere = {name: label for name, label in offered[0].items() if all(name in one for one in offered)}
+    if num_able:
+        do = "set start so that every phone can, or choose another value"
+    elif near := _near(value, everywhere):
+        do = f"did you mean {' or '.join(map(repr, near))}?"
+    elif not everywhere:
+        do = "which the agent cannot change; let it tell the value (how='told'), or check something else"
+    else:
+        names = list(everywhere)
+        do = f"choose one of {join_names(names[:20])}{f', ... {names[-1]!r}' if len(names) > 20 else ''}"
+    raise ConfigError(f"expected a value that {what} can have, got {value!r}, possible on {num_able} of {len(phones)} "
+                      f"simulated phones; {do}")  # fmt: skip
+
+
+def _near(value: str, choices: Mapping[str, str]) -> list[str]:
+    """The choices that may go by this name."""
+    wanted = value.strip().lower()
+    if wanted.isdecimal():  # numbers that look alike are not similar
+        return []
+    called = [name for name, label in choices.items() if wanted and wanted in (label.lower(), *label.lower().split())]
+    if called:
+        return called[:3]
+    words = {word: name for name, label in choices.items() for word in (name.lower(), *label.lower().split())}
+    near = get_close_matches(wanted, words, n=3, cutoff=0.6)
+    return list(dict.fromkeys(words[word] for word in near))
+
+
+def parse_start(value: object, what: str) -> Start:
+    """The `Start` with the fields in a dictionary; raises `ConfigError` for impossible values."""
+    start = Start(**_parse_record(Start, read_mapping(value, what, '{"off": ["wifi"]}')))
+    on_pages = [*start.first_page, *start.second_page]
+    for kind, known, names in _names(start):
+        for name in names:
+            require_known(f"{kind} in {what}", name, known)
+    for key, level, allowed in _levels(start):
+        if level is not None and level not in allowed:
+            raise ConfigError(f"expected {key} from {min(allowed)} to {max(allowed)} in {what}, got {level}; change it")
+    if start.apps.alarm is not None and not TIME.accepts(start.apps.alarm):
+        raise ConfigError(f"expected alarm as a time such as 06:45 in {what}, got {start.apps.alarm!r}; change it")
+    if {*start.first_rows} & {*start.hidden_rows} or len({*start.first_rows}) > catalog.NUM_ROWS_VISIBLE:
+        raise ConfigError(
+            f"expected at most {catalog.NUM_ROWS_VISIBLE} first_rows and others as hidden_rows in {what}, got "
+            f"{list(start.first_rows)!r} and {list(start.hidden_rows)!r}; change them"
+        )
+    if (
+        len(set(on_pages)) < len(on_pages)
+        or max(len(start.first_page), len(start.second_page)) > catalog.NUM_ICONS_PER_PAGE
+    ):
+        raise ConfigError(
+            f"expected each app once and at most {catalog.NUM_ICONS_PER_PAGE} apps on a home page in {what}, got "
+            f"first_page {list(start.first_page)!r} and second_page {list(start.second_page)!r}; change them"
+        )
+    system = start.system or SystemStart()
+    both = sorted({*start.on} & {*start.off} | {*system.on} & {*system.off})
+    if both:
+        raise ConfigError(f"expected each toggle either on or off in {what}, got {both!r} in both; drop one")
+    return start
+
+
+def _names(start: Start) -> Iterator[tuple[str, Collection[str], tuple[str, ...]]]:
+    """What names are of, which are known, and those given."""
+    system, apps = start.system or SystemStart(), start.apps
+    on_pages = (*start.first_page, *start.second_page)
+    yield "app", catalog.APPS, (*on_pages, *start.recent_apps, *([start.app] if start.app else []), *apps.off_home)
+    changed = (system.running_app, system.notifying_app, system.silent_app)
+    yield (
+        "app",
+        {**catalog.APPS, **catalog.STORE_APPS},
+        (*filter(None, changed), *apps.on_home, *(apps.home_folder or ())[1:]),
+    )
+    yield "app of the store", catalog.STORE_APPS, (system.store_app,) if system.store_app else ()
+    yield "row of Settings", catalog.SETTINGS, (*start.first_rows, *start.hidden_rows)
+    yield "page of Settings", catalog.EXTRA_ROWS, system.extra_rows
+    yield "switch", catalog.SWITCHES, (*system.on, *system.off)
+
+
+def _levels(start: Start) -> Iterator[tuple[str, int | None, Collection[int]]]:
+    yield "brightness_level", start.brightness_level, range(catalog.MIN_BRIGHTNESS, catalog.MAX_BRIGHTNESS + 1)
+    yield "media_volume", start.media_volume, range(catalog.MAX_VOLUME + 1)
+    yield "home_page", start.home_page, range(2)
+    yield "num_photos", start.apps.num_photos, range(1000)
+    yield "not_screen_timeout_ms", start.not_screen_timeout_ms, catalog.SCREEN_TIMEOUTS_MS
+    yield "not_wallpaper", (start.system or SystemStart()).not_wallpaper, range(len(catalog.WALLPAPERS))
+
+
+def _parse_record(kind: type, given: Fields) -> dict[str, Any]:
+    kinds: dict[str, Any] = get_type_hints(kind)
+    given.require_keys(kinds)
+    for field in fields(kind):
+        if field.name not in given.raw and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"expected {field.name} in {given.what}, got {dict(given.raw)!r}; add it")
+    record: dict[str, Any] = {}
+    for key, value in given.raw.items():
+        members = get_args(kinds[key]) if get_origin(kinds[key]) in (Union, UnionType) else (kinds[key],)
+        member = next(member for member in members if member is not NoneType)
+        if value is None and NoneType in members:
+            record[key] = None
+        elif get_origin(member) is tuple:
+            part = get_args(member)[0]
+            record[key] = tuple(_parse_item(part, item, given, key) for item in given.items(key))
+        else:
+            record[key] = _parse_item(member, value, given, key)
+    return record
+
+
+def _parse_item(kind: Any, value: object, given: Fields, key: str) -> object:
+    if is_dataclass(cast(object, kind)):
+        return kind(**_parse_record(kind, read_mapping(value, f"{key} in {given.what}", "{...}")))
+    if issubclass(kind, StrEnum):
+        require_known(f"{key} in {given.what}", str(value), [str(member) for member in kind])
+        return kind(str(value))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise given.error(key, _NAMES.get(kind, kind.__name__))
+    return value
+
+
+_NAMES: Mapping[type, str] = {str: "text", int: "a whole number", bool: "true or false"}

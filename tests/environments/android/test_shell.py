@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.environments.android.shell import AdbDevice, AdbShell, DeviceShell, list_adb_devices, parse_adb_devices
+from cua_rl.environments.android.shell import AdbShell, DeviceShell, list_adb_devices, parse_adb_devices
 from cua_rl.types.errors import ConfigError, DeviceError
 from tests.patience import IdleClock
 
@@ -108,10 +108,7 @@ async def test_attached_phones_are_listed_with_their_state(tmp_path: Path) -> No
         "printf 'List of devices attached\\nemulator-5554\\tdevice\\nR5\\toffline\\n\\n'",
     )
 
-    assert await list_adb_devices(adb=adb) == [
-        AdbDevice(serial="emulator-5554", state="device"),
-        AdbDevice(serial="R5", state="offline"),
-    ]
+    assert await list_adb_devices(adb=adb) == {"emulator-5554": "device", "R5": "offline"}
 
 
 def test_what_is_no_list_of_phones_is_a_device_error() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cua_rl.environments.gbox.boxes import RUN_LABEL, BoxPlan, GboxBoxes
+from cua_rl.environments.gbox.boxes import RUN_LABEL, GboxBoxes
 from cua_rl.environments.gbox.service import make_gbox
 from cua_rl.environments.pool import PoolLimits, open_pool
 from cua_rl.types.errors import ConfigError, DeviceError
@@ -69,8 +69,9 @@ async def test_a_box_that_would_not_end_is_removed_at_the_end_of_the_run(gbox: G
 
 
 async def test_a_wrong_key_ends_the_run_before_anything_is_made(gbox: GboxService) -> None:
-    plan = BoxPlan(box_type="android", run_name="run", run_key="a-run")
-    backend = GboxBoxes(plan, lambda: make_gbox("wrong", gbox.base_url))
+    backend = GboxBoxes(
+        connect=lambda: make_gbox("wrong", gbox.base_url), box_type="android", run_name="run", run_key="a-run"
+    )
 
     with pytest.raises(ConfigError, match="expected a key that GBox at") as caught:
         async with backend:

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from cua_rl.environments.gbox.screenshots import fetch_observation
+from cua_rl.environments.gbox.device import fetch_observation
 from cua_rl.types.errors import DeviceError
 
 CUT_OFF = "iVBORw0KGgo="  # the eight bytes with which every PNG begins

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cua_rl.environments.phone.demo.expert import Finish, decide
+from cua_rl.environments.phone.demo.expert import decide
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.template import TaskTemplate, Tell
 from cua_rl.environments.phone.demo.templates import APP_EVAL, APP_TRAINING, GRADED_EVAL, GRADED_TRAINING, TEMPLATES
@@ -10,7 +10,7 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.reducer import enter_key
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Button, Click, PressButton, PressKey, TypeText
+from cua_rl.types.actions import Button, Click, Finish, PressButton, PressKey, TypeText
 
 SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)
 TRAINING, EVALUATION = (*APP_TRAINING, *GRADED_TRAINING), (*APP_EVAL, *GRADED_EVAL)

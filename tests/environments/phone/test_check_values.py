@@ -10,7 +10,7 @@ import pytest
 from cua_rl.environments.adb.device import ANDROID_ABILITIES
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
 from cua_rl.environments.device import DeviceAbilities
-from cua_rl.environments.phone.check_values import require_possible
+from cua_rl.environments.phone.custom import require_possible
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator import reducer
 from cua_rl.environments.phone.simulator.queries import read_query

@@ -13,7 +13,7 @@ import pytest
 from cua_rl.environments.adb.device import ANDROID_ABILITIES
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.gbox.boxes import ABILITIES
-from cua_rl.environments.phone.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
+from cua_rl.environments.phone.demo.expert import ImperfectExpert, decide, scannable_elements
 from cua_rl.environments.phone.demo.phone import SIMULATOR, make_simulated_phone
 from cua_rl.environments.phone.demo.template import TaskTemplate
 from cua_rl.environments.phone.demo.templates import (
@@ -31,7 +31,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
-from cua_rl.types.actions import Button, Click, PressButton
+from cua_rl.types.actions import Button, Click, Finish, PressButton
 from cua_rl.types.errors import ConfigError, TaskError
 
 ROOT = Path(__file__).parents[3]

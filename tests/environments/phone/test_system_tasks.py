@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from cua_rl.environments.phone.demo.expert import Finish, decide, scannable_elements
+from cua_rl.environments.phone.demo.expert import decide, scannable_elements
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.phone.demo.template import TaskTemplate
 from cua_rl.environments.phone.demo.templates import (
@@ -21,7 +21,7 @@ from cua_rl.environments.phone.simulator.reducer import launch
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.task_loader import SEED_RANGES
-from cua_rl.types.actions import Click
+from cua_rl.types.actions import Click, Finish
 
 ALL = (*SYSTEM_TRAINING, *SYSTEM_EVAL)
 NUM_SEEDS = 6

@@ -10,7 +10,7 @@ import pytest
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
-from cua_rl.agent.mini_agent import MiniAgent, MiniAgentServer
+from cua_rl.agent.mini_agent import MiniAgent
 from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
@@ -109,7 +109,7 @@ async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_ou
 
         loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM_ABILITIES)
         tasks = [template.make_task(0) for template in loaded.templates]
-        agent = MiniAgent(MiniAgentServer(base_url=mini_url, poll_s=0.1))
+        agent = MiniAgent(base_url=mini_url, poll_s=0.1)
         async with GymExecutions() as executions:
             trained = await engine.train(agent, executions, tasks)
         await mini.stop()

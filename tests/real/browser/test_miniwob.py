@@ -7,7 +7,7 @@ import pytest_asyncio
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
-from cua_rl.environments.browser.miniwob.device import MiniWobPages
+from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
 from cua_rl.environments.browser.miniwob.pages import read_result
 from cua_rl.environments.browser.miniwob.routes import ROUTES

@@ -31,11 +31,16 @@ async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_o
         )
         for event in [start(), *baseline, ended, *make_step_events(1), *make_step_events(2)]:
             await recorder.record(event)
-    questions = [text.replace("'my-run'", "'run'") for text in STATEMENTS if text.startswith("SELECT")]
+    # an evaluation of models, or a run
+    questions = [
+        text.replace("'my-run@%'", "'run%'").replace("'my-run'", "'run'")
+        for text in STATEMENTS
+        if text.startswith("SELECT")
+    ]
     deletions = [text.replace("'my-run'", "'run'") for text in STATEMENTS if text.startswith("DELETE")]
 
     assert [text for text in questions if not run_sql(url, text)] == []
-    assert len(questions) == 11
+    assert len(questions) == 12
     for text in deletions:
         run_sql(url, text)
     left = {name: run_sql(url, f"SELECT count(*) FROM {name}")[0][0] for name in ("rollouts", "turns", "screenshots")}

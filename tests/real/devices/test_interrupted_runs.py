@@ -1,11 +1,13 @@
-"""Ctrl-C, SIGTERM and kill -9 in the middle of rollouts: no box is left, at the latest after the next start."""
+"""Ctrl-C, SIGTERM and kill -9 in the middle of rollouts: no box is left, at the latest after the next start, and the
+database says how everything ended.
+"""
 
 import asyncio
 import json
 import os
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.doubles.gbox_server import KEY
 from tests.doubles.gbox_service import GboxService, serve_gbox
 from tests.evaluation.fake_endpoint import GIVE_UP, FakeEndpoint, serve_in_thread
 from tests.evaluation.fake_endpoint import KEY as ENDPOINT_KEY
+from tests.real.evaluation.shown import fetch_rollouts, fetch_runs, open_monitor
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,6 +61,7 @@ async def test_a_run_that_is_stopped_leaves_no_box(number: signal.Signals, tmp_p
             if number != signal.SIGKILL:
                 assert process.returncode == 128 + number, output.decode()
                 assert gbox.double.alive == []
+                await assert_recorded(tmp_path / "run", "cancelled", {"cancelled": NUM_ROLLOUTS})
                 return
             assert len(gbox.double.alive) == NUM_ROLLOUTS  # nobody could clean up
             endless.arguments = deque([GIVE_UP])
@@ -68,3 +72,12 @@ async def test_a_run_that_is_stopped_leaves_no_box(number: signal.Signals, tmp_p
             assert resumed.returncode == 0, output.decode()
             assert b"terminated 4 boxes that an earlier attempt at this run had left" in output
             assert gbox.double.alive == [stranger.box_id]
+            await assert_recorded(tmp_path / "run", "completed", {"completed": NUM_ROLLOUTS})
+
+
+async def assert_recorded(folder: Path, status: str, rollouts: dict[str, int]) -> None:
+    """How the database says that the evaluation and its rollouts ended."""
+    async with open_monitor(folder) as client:
+        (run,) = (await fetch_runs(client)).values()
+        assert (run["run_name"], run["status"]) == ("run@m", status)
+        assert Counter(item["status"] for item in await fetch_rollouts(client, run["run_id"])) == rollouts

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from cua_rl.recipes.evaluate import cli_main
+from cua_rl.recipes.export_rollout import ExportConfig
+from cua_rl.recipes.export_rollout import cli_main as export_page
+from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
+from cua_rl.recipes.export_trajectories import cli_main as export_data
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.sampling.address import split_address
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
+from cua_rl.types.errors import ConfigError
+from tests.real.evaluation.shown import fetch_rollouts, fetch_runs, get, open_monitor
 from tests.run.test_evaluate_config import write_adapter
 
 pytestmark = pytest.mark.timeout(600)
@@ -53,6 +59,49 @@ async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(
     assert outcomes(tmp_path / "out", "chat", num_turns=1) == outcomes(tmp_path / "out", "base", num_turns=1)
     # of the Responses endpoint only judged attempts are asked: vLLM adds fields to the tools there, and the tiny model
     # has learned one way of writing them
+    await assert_shown(tmp_path / "out", models)
+    await assert_exported(tmp_path / "out", "fresh")
+
+
+async def assert_shown(folder: Path, models: Mapping[str, Any]) -> None:
+    """The monitor shows each model as a run, with the figures of results.json, and each rollout with its screens."""
+    async with open_monitor(folder) as client:
+        runs = await fetch_runs(client)
+        assert set(runs) == {f"out@{name}" for name in models}
+        for name, model in models.items():
+            run = await get(client, f"/api/runs/{runs[f'out@{name}']['run_id']}")
+            shown = run["last_eval"]
+            assert (shown["num_rollouts"], shown["num_successes"]) == (16, model["num_successes"])
+            assert (shown["rate"], shown["low"], shown["high"]) == (model["success_rate"], model["low"], model["high"])
+            assert run["config"]["models"][0]["name"] == name
+            (evaluation,) = run["evaluations"]
+            assert (evaluation["status"], evaluation["num_groups"], evaluation["num_ended_groups"]) == (
+                "completed",
+                16,
+                16,
+            )
+            assert evaluation["metrics"]["eval/held_out/success_rate"] == model["success_rate"]
+            for item in await fetch_rollouts(client, run["run_id"]):
+                rollout = await get(client, f"/api/runs/{run['run_id']}/rollouts/{item['rollout_id']}")
+                assert rollout["run_name"] == f"out@{name}"
+                assert rollout["validation"]["success"] == item["success"]
+                has_tokens = name not in ("chat", "responses")
+                assert all((turn["num_sampled_tokens"] > 0) == has_tokens for turn in rollout["turns"])
+                image = await client.get(f"/api/screenshots/{rollout['turns'][0]['before']['sha256']}")
+                assert image.content.startswith(b"\x89PNG")
+
+
+async def assert_exported(folder: Path, model: str) -> None:
+    """Rollouts of one model as a page and as a data set; the folder alone does not say of which."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    rollout_id = next(line["rollout_id"] for line in lines if line["model"] == model)
+    page, data = folder.with_name("rollout.html"), folder.with_name("data")
+    await export_page(ExportConfig(run=f"{folder}@{model}", rollout_id=rollout_id, out=str(page)), {})
+    assert rollout_id in page.read_text()
+    await export_data(ExportTrajectoriesConfig(run=f"{folder}@{model}", out=str(data), format="atif"), {})
+    assert sum(rollout_id in path.read_text() for path in data.rglob("*.json")) == 1
+    with pytest.raises(ConfigError, match="FOLDER@MODEL of an evaluation of several models, got none"):
+        await export_page(ExportConfig(run=str(folder), rollout_id=rollout_id, out=str(page)), {})
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
-from cua_rl.environments.time_limits import TimeLimits
+from cua_rl.environments.config import TimeLimits
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.rollout import Rollout, SamplingParams, StopReason

@@ -1,19 +1,23 @@
 """Successes read back from a real database."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from alembic import command
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.migrations import alembic_config, migrate
+from cua_rl.database.models import Training
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.run.sft_plan import build_recorded_examples
-from cua_rl.supervised.recorded import load_successes, open_recorded_run
+from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.supervised.recorded import load_successes
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Rollout, RolloutGroup
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
@@ -43,9 +47,16 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
     yield folder
 
 
+@asynccontextmanager
+async def open_run(from_run: str, environ: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[AsyncSession, int]]:
+    opened = open_run_database(from_run, environ or {}, "from_run")
+    async with opened as (database, name), database.sessions() as session:
+        yield session, await find_training(database, name, "from_run")
+
+
 async def load(from_run: Path, num_steps: int | None = None, max_per_task: int | None = None) -> list[Rollout]:
-    async with open_recorded_run(str(from_run), None) as (session, training):
-        found = await load_successes(session, training.id, num_steps=num_steps, max_per_task=max_per_task, seed=0)
+    async with open_run(str(from_run)) as (session, training_id):
+        found = await load_successes(session, training_id, num_steps=num_steps, max_per_task=max_per_task, seed=0)
         return list(found.rollouts)
 
 
@@ -98,8 +109,8 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
                 for event in source_events(one, step=step):
                     await recorder.record(event)
         # the run is read while its database is in use
-        async with open_recorded_run(str(folder), None) as (session, training):
-            found = await load_successes(session, training.id, num_steps=None, max_per_task=None, seed=0)
+        async with open_run(str(folder)) as (session, training_id):
+            found = await load_successes(session, training_id, num_steps=None, max_per_task=None, seed=0)
     num_successes = len(successes(group))
     assert (found.num_successes, found.num_repeats) == (2 * num_successes, num_successes)
     assert list(found.rollouts) == successes(group)
@@ -115,12 +126,11 @@ async def test_a_run_is_found_in_the_database_of_the_environment_and_a_stranger_
         async with DatabaseRecorder(server.url, image_token_id=IMAGE_TOKEN) as recorder:
             for event in (start(), *source_events(GROUPS[0])):
                 await recorder.record(event)
-        async with open_recorded_run("run", server.url) as (_, training):
-            assert training.run_name == "run"
-        with pytest.raises(
-            ConfigError, match="expected the name of a recorded run, got 'rum'; the latest ones are 'run'"
-        ):
-            async with open_recorded_run("rum", server.url):
+        for name in ("run", "runs/run"):
+            async with open_run(name, {"DATABASE_URL": server.url}) as (session, training_id):
+                assert (await session.get_one(Training, training_id)).run_name == "run"
+        with pytest.raises(ConfigError, match=r"from_run: expected .*, got 'rum'; the latest ones are 'run'"):
+            async with open_run("rum", {"DATABASE_URL": server.url}):
                 pass
 
 
@@ -136,6 +146,6 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
 
 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:
-    async with open_recorded_run(str(run_folder), None) as (session, training):
+    async with open_run(str(run_folder)) as (session, training_id):
         with pytest.raises(ConfigError, match="expected at least one successful rollout"):
-            await load_successes(session, training.id, num_steps=0, max_per_task=None, seed=0)
+            await load_successes(session, training_id, num_steps=0, max_per_task=None, seed=0)

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Step, Tick
 from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.device import Device
-from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.tasks.expert import Decision, Expert
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Action, Click, PressKey, Scroll, TypeText
+from cua_rl.types.actions import Action, Click, Finish, PressKey, Scroll, TypeText
 from cua_rl.types.errors import TaskError
 
 _READ = """

@@ -6,9 +6,9 @@ from cua_rl.environments.browser.miniwob.pages import read_result
 from cua_rl.environments.browser.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, PageElement, Write, read_elements
 from cua_rl.environments.browser.page import BrowserPage, as_page
 from cua_rl.environments.device import Device
-from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.tasks.expert import Decision, Expert
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Click, TypeText
+from cua_rl.types.actions import Click, Finish, TypeText
 from cua_rl.types.errors import TaskError
 
 

@@ -8,7 +8,6 @@ from cua_rl.environments.phone.demo.template import (
     Hold,
     Operation,
     PullShade,
-    PushButton,
     SlideTo,
     SwipeUp,
     TapKey,
@@ -16,7 +15,6 @@ from cua_rl.environments.phone.demo.template import (
     TaskTemplate,
     Tell,
     TurnPage,
-    TypeIn,
 )
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.catalog import WIDTH
@@ -25,9 +23,9 @@ from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.elements import Element, Screen
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.screens import build_screen
-from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.tasks.expert import Decision, Expert
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Action, Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.types.actions import Action, Click, Drag, Finish, LongPress, PressButton, TypeText
 from cua_rl.types.errors import TaskError
 
 _FREE_PLACE = 96, 285
@@ -136,7 +134,7 @@ def _carry_out(operation: Operation, phone: SimulatedPhone) -> Decision:
 
 
 def _act(
-    operation: TapKey | Hold | SwipeUp | PullShade | TypeIn | PushButton | TurnPage | Tell, phone: SimulatedPhone
+    operation: TapKey | Hold | SwipeUp | PullShade | TypeText | PressButton | TurnPage | Tell, phone: SimulatedPhone
 ) -> Action | Finish:
     """What to do without looking for an element first."""
     scale, middle = phone.scale, WIDTH // 2
@@ -152,10 +150,8 @@ def _act(
             return _drag(middle, 260, middle, 80, scale)
         case PullShade():
             return _drag(middle, 6, middle, 200, scale)
-        case TypeIn(text=text):
-            return TypeText(text=text)
-        case PushButton(button=button):
-            return PressButton(button=button)
+        case TypeText() | PressButton():
+            return operation
         case TurnPage(by=by):
             return _swipe_page(by, scale)
         case Tell(query=query):

@@ -10,7 +10,7 @@ from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.tasks.goal import Goal, check_goal
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types.actions import Button
+from cua_rl.types.actions import PressButton, TypeText
 
 P = ParamSpec("P")
 
@@ -58,20 +58,6 @@ class SlideTo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TypeIn:
-    """Type into the focused field."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushButton:
-    """Press a system button."""
-
-    button: Button
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPage:
     """Swipe to the next (1) or previous (-1) home page."""
 
@@ -85,7 +71,7 @@ class Tell:
     query: str
 
 
-Operation = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeIn | PushButton | TurnPage | Tell
+Operation = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeText | PressButton | TurnPage | Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +150,4 @@ def tap(screen: str, label: str, query: str | None = None, value: str = "") -> M
 
 
 def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
-    return Move(screen=screen, operation=TypeIn(text=text), query=query, value=value)
+    return Move(screen=screen, operation=TypeText(text=text), query=query, value=value)

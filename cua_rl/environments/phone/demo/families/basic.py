@@ -6,7 +6,6 @@ from random import Random
 from cua_rl.environments.phone.demo.template import (
     Instance,
     Move,
-    PushButton,
     SlideTo,
     Tell,
     TurnPage,
@@ -18,7 +17,7 @@ from cua_rl.environments.phone.simulator.catalog import APPS, HOME_PACKAGE, SCRE
 from cua_rl.environments.phone.simulator.queries import TOGGLE_QUERIES
 from cua_rl.environments.phone.simulator.start import Start
 from cua_rl.tasks.goal import Goal
-from cua_rl.types.actions import Button
+from cua_rl.types.actions import Button, PressButton
 
 
 @family(max_turns=1, difficulty="easy", tags=("demo", "open_app"))
@@ -124,7 +123,7 @@ def go_home(random: Random) -> Instance:
         instruction="Go to the home screen.",
         start=Start(app="clock"),
         goal=Goal(query="current_app", expected=HOME_PACKAGE),
-        route=(Move(screen="clock", operation=PushButton(button=Button.HOME)),),
+        route=(Move(screen="clock", operation=PressButton(button=Button.HOME)),),
     )
 
 
@@ -145,7 +144,7 @@ def open_recents(random: Random) -> Instance:
         instruction="Show the recent apps.",
         start=Start(recent_apps=("mail", "maps")),
         goal=Goal(query="current_screen", expected="recents"),
-        route=(Move(screen="home", operation=PushButton(button=Button.RECENTS)),),
+        route=(Move(screen="home", operation=PressButton(button=Button.RECENTS)),),
     )
 
 
@@ -156,7 +155,7 @@ def switch_to_app(random: Random, app: str) -> Instance:
         instruction=f"Switch to {APPS[app].label}, which was open a moment ago.",
         start=Start(app="mail", recent_apps=("music", app)),
         goal=Goal(query="current_app", expected=APPS[app].package),
-        route=(Move(screen="mail", operation=PushButton(button=Button.RECENTS)), tap("recents", APPS[app].label)),
+        route=(Move(screen="mail", operation=PressButton(button=Button.RECENTS)), tap("recents", APPS[app].label)),
     )
 
 

@@ -10,7 +10,6 @@ from cua_rl.environments.phone.demo.template import (
     Instance,
     Move,
     PullShade,
-    PushButton,
     TapOn,
     TaskTemplate,
     Tell,
@@ -20,7 +19,7 @@ from cua_rl.environments.phone.demo.template import (
 from cua_rl.environments.phone.simulator.catalog import APPS, find_app
 from cua_rl.environments.phone.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.goal import Goal
-from cua_rl.types.actions import Button
+from cua_rl.types.actions import Button, PressButton
 
 _DRAWER_TURNS = 3
 """A swipe that opens the drawer, and those that scroll it."""
@@ -145,7 +144,7 @@ def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
             Move(screen=one, operation=SHOW_RECENTS),
             Move(screen="recents", operation=_TAKE, query="num_screenshots", value="0"),
             Move(screen="recents", operation=_TAKE, query="current_app", value=APPS[two].package),
-            Move(screen="recents", operation=PushButton(button=Button.HOME)),
+            Move(screen="recents", operation=PressButton(button=Button.HOME)),
             open_from_home(two),
             Move(screen=two, operation=SHOW_RECENTS),
         ),

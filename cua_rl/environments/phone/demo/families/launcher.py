@@ -2,15 +2,15 @@
 
 from random import Random
 
-from cua_rl.environments.phone.demo.template import Hold, Instance, Move, PushButton, SwipeUp, family, tap, type_in
+from cua_rl.environments.phone.demo.template import Hold, Instance, Move, SwipeUp, family, tap, type_in
 from cua_rl.environments.phone.simulator.catalog import APPS, WALLPAPER_NAMES, find_app
 from cua_rl.environments.phone.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.goal import Goal
-from cua_rl.types.actions import Button
+from cua_rl.types.actions import Button, PressButton
 
 DRAWER = "home/drawer"
 OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
-SHOW_RECENTS = PushButton(button=Button.RECENTS)
+SHOW_RECENTS = PressButton(button=Button.RECENTS)
 
 
 @family(max_turns=7, category="navigation", tags=("app_task", "drawer"))
@@ -207,7 +207,7 @@ def take_and_open_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         route=(
             Move(screen=app, operation=SHOW_RECENTS),
             tap("recents", "Screenshot", query="num_screenshots", value="0"),
-            Move(screen="recents", operation=PushButton(button=Button.HOME)),
+            Move(screen="recents", operation=PressButton(button=Button.HOME)),
             tap("home", "Gallery"),
             tap("gallery", "Screenshot 1"),
         ),

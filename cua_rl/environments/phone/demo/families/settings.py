@@ -9,6 +9,7 @@ from cua_rl.environments.phone.simulator import catalog
 from cua_rl.environments.phone.simulator.start import Start, SystemStart
 from cua_rl.environments.phone.simulator.state import Network
 from cua_rl.tasks.goal import Goal
+from cua_rl.types.actions import TypeText
 
 OPEN_SETTINGS = template.tap("home", "Settings")
 SCROLL_TURNS = 3
@@ -104,7 +105,7 @@ def join_wifi(random: Random, networks: Sequence[str]) -> template.Instance:
             "wifi_page",
             tap_on("wifi", name),
             on_page(page, template.TapOn(label="Password"), "focused_field"),
-            on_page(page, template.TypeIn(text=password), "draft_text"),
+            on_page(page, TypeText(text=password), "draft_text"),
             tap_on(page, "Connect"),
         ),
     )

@@ -1,0 +1,31 @@
+"""Runs whose database is not open, from the files of their folders."""
+
+import json
+from pathlib import Path
+
+from cua_rl.monitor.folder_summaries import summarise_folder
+from cua_rl.monitor.run_summaries import model_name
+
+
+def test_an_evaluation_is_completed_once_it_has_results(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "attempts.jsonl").write_text("{}\n")
+    config = {"model_name": None, "models": [{"name": "base"}, {"name": "trained"}], "num_tasks": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    before = summarise_folder(tmp_path, "eval")
+    (tmp_path / "results.json").write_text("{}")
+    after = summarise_folder(tmp_path, "eval")
+
+    assert (before.status, before.is_alive, before.progress, before.ended_at) == ("running", False, 0.0, None)
+    assert (after.status, after.num_completed_steps, after.total_steps, after.progress) == ("completed", 0, 0, 1.0)
+    assert after.ended_at is not None
+    assert after.model_name == "base, trained"
+
+
+def test_a_model_is_named_as_it_was_asked_for_or_by_its_folder() -> None:
+    assert model_name({"model_name": "Qwen/Qwen3-VL-4B-Instruct@0123abc"}) == "Qwen/Qwen3-VL-4B-Instruct"
+    assert model_name({"model_name": None, "model_path": "/models/tiny"}) == "tiny"
+    assert model_name({}) is None
