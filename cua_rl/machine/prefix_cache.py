@@ -126,6 +126,8 @@ class PrefixCache:
             if run in self._queue:
                 del self._queue[run]
                 self._num_queued -= run.num_blocks
+        if len(chain.runs) > 3:  # from now on, what stayed before and what stays now come and go together
+            chain.runs[1].num_blocks += chain.runs.pop(2).num_blocks
         self._take(needed - found)
         if chain.runs[0] is self.shared:
             self.shared.num_blocks = max(self.shared.num_blocks, min(self.shared_tokens // size, full))
@@ -161,11 +163,9 @@ def simulate_prefix_cache(shape: RolloutShape, *, num_blocks: int, block_tokens:
     """Rollouts that begin together, each followed by others in its place, on one server with so many blocks."""
     random, cache = Random(0), PrefixCache(num_blocks, block_tokens, shape.shared_tokens)
     lengths = [(shape.prompt_tokens(turn), shape.same_tokens(turn)) for turn in range(shape.num_turns)]
-    chains = [cache.new_chain() for _ in range(num_rollouts)]
-    turns = [0] * num_rollouts
+    chains, turns = [cache.new_chain() for _ in range(num_rollouts)], [0] * num_rollouts
     events: list[tuple[float, int, bool]] = [(0.0, slot, False) for slot in range(num_rollouts)]
-    waiting: list[int] = []
-    hits, endless = 0, 0
+    waiting, hits, endless = list[int](), 0, 0
     while events:
         now, slot, is_end = heappop(events)
         if is_end:

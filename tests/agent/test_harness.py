@@ -55,13 +55,11 @@ async def test_rule_1_a_sampling_failure_is_a_fault_whatever_the_program_reports
 
 
 async def test_rule_1_a_sampling_failure_after_a_result_is_a_fault(bench: Bench) -> None:
-    script = "ask(); report(reward=1.0); print('reported', flush=True); time.sleep(1); ask(); time.sleep(60)"
-    running = asyncio.create_task(bench.run(script))
-    while not (bench.folder / "r1.log").exists() or "reported" not in bench.log():
-        await asyncio.sleep(0.01)
-    bench.fake.failures.append(500)
+    bench.fake.failures.extend([200, 500])
 
-    assert outcome(await running) == (StopReason.SAMPLING_ERROR, None)
+    rollout = await bench.run("ask(); report(reward=1.0); ask(); time.sleep(60)")
+
+    assert outcome(rollout) == (StopReason.SAMPLING_ERROR, None)
 
 
 @pytest.mark.parametrize(

@@ -35,21 +35,33 @@ def call(tool: str, **arguments: Any) -> str:
 
 
 async def run(
-    bench: Bench, name: str, payload: dict[str, Any], *answers: str, limits: TimeLimits | None = None
+    bench: Bench,
+    name: str,
+    payload: dict[str, Any],
+    *answers: str,
+    limits: TimeLimits | None = None,
+    max_turns: int = 5,
 ) -> Rollout:
     wrapper = ROOT / "examples" / "harnesses" / name / "wrapper.py"
     command = AgentCommand(argv=(sys.executable, str(wrapper)), log_folder=bench.folder, variables=("PYTHONPATH",))
     bench.fake.answers.extend(answers)
     return await bench.run_program(
         HarnessCommand(command),
-        row={"task_id": "task", "seed": 3, "max_turns": 5, "payload": payload},
+        row={"task_id": "task", "seed": 3, "max_turns": max_turns, "payload": payload},
         time_limits=limits,
     )
 
 
-async def android(bench: Bench, *answers: str, script: str = "adb", limits: TimeLimits | None = None) -> Rollout:
-    payload = {"task": "PressTheButton", "console_port": 5554, "adb_path": script, "pause": 0.0}
-    return await run(bench, "android_world", payload, *answers, limits=limits)
+async def android(
+    bench: Bench,
+    *answers: str,
+    task: str = "PressTheButton",
+    script: str = "adb",
+    limits: TimeLimits | None = None,
+    max_turns: int = 5,
+) -> Rollout:
+    payload = {"task": task, "console_port": 5554, "adb_path": script, "pause": 0.0}
+    return await run(bench, "android_world", payload, *answers, limits=limits, max_turns=max_turns)
 
 
 async def osworld(bench: Bench, *answers: str, script: str = "docker", limits: TimeLimits | None = None) -> Rollout:
@@ -93,12 +105,13 @@ NONSENSE: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, len(NONSENSE), 3))  # the task ends after three turns
-async def test_what_a_model_writes_into_a_call_is_never_a_fault(first: int, bench: Bench) -> None:
-    calls = NONSENSE[first : first + 3]
-    rollout = await android(bench, *(call("mobile_use", **arguments) for arguments in calls))
+async def test_what_a_model_writes_into_a_call_is_never_a_fault(bench: Bench) -> None:
+    calls = [call("mobile_use", **arguments) for arguments in NONSENSE]
+    done = call("mobile_use", action="terminate", status="failure")
+    rollout = await android(bench, *calls, done, task="PressItInTime", max_turns=20)
 
-    assert (outcome(rollout), len(rollout.turns)) == ((StopReason.FINISHED, 0.0), 3), (rollout.error, calls)
+    assert outcome(rollout) == (StopReason.FINISHED, 0.0), rollout.error
+    assert len(rollout.turns) == len(NONSENSE) + 1
 
 
 async def test_an_osworld_task_is_scored_by_its_own_evaluator(bench: Bench) -> None:

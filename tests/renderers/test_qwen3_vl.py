@@ -292,12 +292,12 @@ def test_many_texts_between_images_are_encoded_until_they_are_too_long(small_ren
 
 
 async def test_other_work_goes_on_while_a_long_text_is_encoded(small_renderer: Qwen3VLRenderer) -> None:
-    started = last = time.monotonic()
+    started = last = time.process_time()
     longest_pause_s = 0.0
     encoding = asyncio.create_task(asyncio.to_thread(small_renderer.encode, "word " * 200_000))
     while not encoding.done():
         await asyncio.sleep(0)
-        longest_pause_s, last = max(longest_pause_s, time.monotonic() - last), time.monotonic()
+        longest_pause_s, last = max(longest_pause_s, time.process_time() - last), time.process_time()
 
     assert len(await encoding) >= 200_000
     assert longest_pause_s < (last - started) / 2  # with the interpreter's lock held, nearly all of it

@@ -122,8 +122,8 @@ class FakeVllm:
             return _Hangup()
         if self.gate is not None:
             await self.gate.wait()
-        if self.failures:
-            return _refusal(self.failures.popleft(), "out of order")
+        if self.failures and (status := self.failures.popleft()) != 200:
+            return _refusal(status, "out of order")
         if self.refusal is not None:
             return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:

@@ -99,12 +99,16 @@ class PressTheButton:
         env.button = None
 
 
+class PressItInTime(PressTheButton):
+    complexity = 1.0
+
+
 class TaskRegistry:
     ANDROID_WORLD_FAMILY = "android_world"
 
     def get_registry(self, family: str) -> dict[str, type[PressTheButton]]:
         assert family == self.ANDROID_WORLD_FAMILY
-        return {"PressTheButton": PressTheButton}
+        return {"PressTheButton": PressTheButton, "PressItInTime": PressItInTime}
 
 
 def run_episode(
