@@ -103,7 +103,7 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     faults += await _too_old(session, training.id, expected.max_lag)
     image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
     for step in steps:
-        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id)).is_equal:
+        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id, {})).is_equal:
             faults.append(f"step {step.step} was trained on other datums than the record has")
     return faults
 

@@ -118,8 +118,8 @@ async def run_source(
             await asyncio.sleep(pause_s)
             return group
 
-        plan = GroupJob(source=source, group_size=size, params=PARAMS)
-        return await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
+        job = GroupJob(source=source, group_size=size, params=PARAMS)
+        return await collect_groups(tasks, partial(run_group, runner, job=job), record_end)
 
 
 async def train(recorder: Recorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:

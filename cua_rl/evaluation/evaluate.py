@@ -1,14 +1,15 @@
-"""Evaluates a policy version on held-out task instances; success rates have confidence intervals."""
+"""Evaluates a policy version on held-out task instances, and compares models; rates have confidence intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from math import fsum
 
-from cua_rl.evaluation.attempts import TaskOutcomes, attempts_of, task_outcomes
-from cua_rl.evaluation.statistics import mean_over_tasks, pass_at_k, sum_tasks
+from cua_rl.evaluation.attempts import Attempt, TaskOutcomes, attempts_of, outcomes_by_position, task_outcomes
+from cua_rl.evaluation.statistics import mean_over_tasks, paired_interval, pass_at_k, sign_flip_test, sum_tasks
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
-from cua_rl.reporting.comparison import EvalResult
+from cua_rl.reporting.comparison import Comparison, EvalResult, PairRow
 from cua_rl.rollout.group import GroupJob, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams
@@ -39,8 +40,8 @@ class Evaluator:
             await self.recorder.record(GroupEnded(source=source, group=group, advantages=None))
             return group
 
-        plan = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
-        groups = await collect_groups(self.tasks, partial(run_group, self.runner, plan=plan), record_end)
+        job = GroupJob(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
+        groups = await collect_groups(self.tasks, partial(run_group, self.runner, job=job), record_end)
         attempts = [attempts_of(group, task, "policy") for group, task in zip(groups, self.tasks, strict=True)]
         result = summarise([*map(task_outcomes, attempts)])
         await self.recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
@@ -89,3 +90,38 @@ def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], s
     for task in sorted(outcomes, key=name_of):
         by_name.setdefault(name_of(task), []).append(task.successes)
     return {name: mean_over_tasks(tasks) for name, tasks in by_name.items() if any(tasks)}
+
+
+def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
+    """The figures of the models in the order of `names`, and the comparison of each later one with the first."""
+    outcomes = {name: outcomes_by_position(attempts, name) for name in names}
+    rows = [summarise(list(tasks.values()), name) for name, tasks in outcomes.items()]
+    pairs = [compare_pair(names[0], outcomes[names[0]], other, outcomes[other]) for other in names[1:]]
+    return Comparison(models=tuple(rows), pairs=tuple(pairs))
+
+
+def compare_pair(
+    first: str, first_tasks: Mapping[int, TaskOutcomes], second: str, second_tasks: Mapping[int, TaskOutcomes]
+) -> PairRow:
+    """A permutation test of two models over tasks, which is McNemar's test if every task was attempted once."""
+    pairs = [
+        (first_tasks[position].successes, outcomes.successes)
+        for position, outcomes in second_tasks.items()
+        if outcomes.successes and position in first_tasks and first_tasks[position].successes
+    ]
+    differences = [Fraction(sum(theirs), len(theirs)) - Fraction(sum(ours), len(ours)) for ours, theirs in pairs]
+    num_worse, num_better = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
+    low, high = paired_interval(differences)
+    is_single = all(len(ours) == len(theirs) == 1 for ours, theirs in pairs)
+    return PairRow(
+        first=first,
+        second=second,
+        num_tasks=len(pairs),
+        difference=float(sum(differences)) / max(1, len(differences)),
+        low=low,
+        high=high,
+        p_value=sign_flip_test(differences),
+        test="McNemar's test, exact" if is_single else "sign-flip permutation test over tasks",
+        num_only_first=num_worse,
+        num_only_second=num_better,
+    )

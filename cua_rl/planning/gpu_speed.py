@@ -71,28 +71,24 @@ def server_speed(model: ModelSizes, gpu: GpuKind, tensor_parallel: int, turn: Tu
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedSequence:
-    """The training sequence of a rollout whose turns all merged, and how it is computed."""
-
-    num_turns: float
-    prompt: float
-    """Tokens before the first turn."""
-    lora_rank: int
-    recomputes: bool
-    """Activations are recomputed in the backward pass."""
-    keeps_attention: bool = False
-    """But for the results of attention."""
-
-
 def trained_token_s(
-    model: ModelSizes, gpu: GpuKind, turn: TurnTokens, sequence: TrainedSequence, assume: Assumptions
+    model: ModelSizes,
+    gpu: GpuKind,
+    turn: TurnTokens,
+    assume: Assumptions,
+    *,
+    num_turns: float,
+    lora_rank: int,
+    recomputes: bool,
+    keeps_attention: bool = False,
 ) -> float:
-    """Seconds of one GPU per token of such sequences; every screenshot passes the vision tower once."""
-    num_tokens = sequence.prompt + sequence.num_turns * turn.total
-    recomputes, keeps = sequence.recomputes, sequence.keeps_attention
-    flop = token_flop(model, num_tokens, sequence.lora_rank, recomputes=recomputes, keeps_attention=keeps)
-    flop += sequence.num_turns * image_flop(model, turn.screen) / num_tokens
+    """Seconds of one GPU per token of rollouts whose turns all merged; every screenshot passes the vision tower once.
+
+    `recomputes`: activations are recomputed in the backward pass, with `keeps_attention` all but attention's results.
+    """
+    num_tokens = assume.prompt_tokens + num_turns * turn.total
+    flop = token_flop(model, num_tokens, lora_rank, recomputes=recomputes, keeps_attention=keeps_attention)
+    flop += num_turns * image_flop(model, turn.screen) / num_tokens
     return flop / (gpu.tflop_per_s * 1e12 * assume.trainer_mfu)
 
 

@@ -214,9 +214,9 @@ class _Runner:
 
     world: _World
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         world, work = self.world, self.world.scenario.workload
-        loop, random = asyncio.get_running_loop(), Random(f"{plan.task.seed}-{plan.member_index}")
+        loop, random = asyncio.get_running_loop(), Random(f"{job.task.seed}-{job.member_index}")
         began, versions = loop.time(), list[int]()
         num_turns = random.choice(work.turns)
         copy = min(range(len(world.servers)), key=lambda index: world.num_rollouts[index])
@@ -232,10 +232,10 @@ class _Runner:
         world.num_rollouts[copy] -= 1
         ended = loop.time()
         world.device_busy_s += ended
-        rollout_id = f"{plan.group_id}-{plan.member_index}"
+        rollout_id = f"{job.group_id}-{job.member_index}"
         world.tokens[rollout_id] = work.prompt_tokens + num_turns * work.turn_tokens
-        is_constant = Random(plan.task.seed).random() < work.constant_group_frac
-        return _rollout(plan, rollout_id, versions, 0.0 if is_constant else float(plan.member_index % 2), ended - began)
+        is_constant = Random(job.task.seed).random() < work.constant_group_frac
+        return _rollout(job, rollout_id, versions, 0.0 if is_constant else float(job.member_index % 2), ended - began)
 
 
 @dataclass
@@ -330,14 +330,14 @@ class _Tasks:
         ]
 
 
-def _rollout(plan: RolloutJob, rollout_id: str, versions: Sequence[int], reward: float, duration_s: float) -> Rollout:
+def _rollout(job: RolloutJob, rollout_id: str, versions: Sequence[int], reward: float, duration_s: float) -> Rollout:
     turns = tuple(_turn(index, version) for index, version in enumerate(versions))
     return Rollout(
         rollout_id=rollout_id,
-        task_id=plan.task.task_id,
-        seed=plan.task.seed,
-        group_index=plan.group_index,
-        member_index=plan.member_index,
+        task_id=job.task.task_id,
+        seed=job.task.seed,
+        group_index=job.group_index,
+        member_index=job.member_index,
         device_id=None,
         turns=turns,
         stop_reason=StopReason.FINISHED,

@@ -19,10 +19,8 @@ from cua_rl.types.errors import ConfigError, boundary
 
 async def cli_main(config: PlanConfig) -> None:
     """Simulate the run and its variations; print tables, and write plot and figures."""
-    from cua_rl.planning.calibration import (
-        RecordedRun,
-        load_recorded_run,
-    )  # after the command line is parsed: see recipes/train.py
+    # after the command line is parsed: see recipes/train.py
+    from cua_rl.planning.calibration import RecordedRun, load_recorded_run
     from cua_rl.planning.report import make_plan, show_plan, write_plan_json, write_plan_plot
     from cua_rl.planning.scenario import find_prices, planned_scenario
     from cua_rl.run_folder.recorded_run import find_training, open_run_database

@@ -58,38 +58,23 @@ class Comparison:
         return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Settings that determine, with the advantages, which groups produce datums."""
-
-    keeps_constant: bool = False
-    """Whether a KL term was used."""
-    min_group_size: int = 1
-
-
-def rules_at(settings: Mapping[str, Any], step: int) -> Rules:
-    """The rules of a step; a run may have been resumed with others."""
-    settings = settings_at(settings, step)
-    return Rules(
-        keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
-        min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
-    )
-
-
 async def rebuild_step(
-    session: AsyncSession, training: Training, step: Step, image_token_id: int, rules: Rules | None = None
+    session: AsyncSession, training: Training, step: Step, image_token_id: int, settings: Mapping[str, Any]
 ) -> Comparison:
-    """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
-    rules = rules or Rules()
+    """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained.
+
+    `settings` are those of the run, which say with the advantages which groups produce datums.
+    """
+    settings = settings_at(settings, step.step)  # a run may have been resumed with others
+    keeps_constant = bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef"))
+    min_group_size = stored_setting(settings, "sampling.min_group_size") or 1
     recorded = await load_groups(session, training.id, step.step)
     advantages = await load_advantages(session, training.id, step.step)
     groups = [
-        ScoredGroup(
-            group=replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size), advantages=tuple(values)
-        )
+        ScoredGroup(group=replace(group, is_incomplete=len(group.rollouts) < min_group_size), advantages=tuple(values))
         for group, values in zip(recorded, advantages, strict=True)
     ]
-    datums = build_batch(groups, image_token_id, keeps_constant=rules.keeps_constant).datums
+    datums = build_batch(groups, image_token_id, keeps_constant=keeps_constant).datums
     return Comparison(
         step=step.step,
         trained=step.datums_sha256,
@@ -122,10 +107,7 @@ async def cli_main(config: RebuildConfig) -> None:
             raise DatabaseError(
                 f"expected trained steps to rebuild, got none for step={config.step}; there are {len(steps)}"
             )
-        comparisons = [
-            await rebuild_step(session, training, step, image_token_id, rules_at(settings, step.step))
-            for step in wanted
-        ]
+        comparisons = [await rebuild_step(session, training, step, image_token_id, settings) for step in wanted]
     for comparison in comparisons:
         print(comparison.line())
     if not all(comparison.is_equal for comparison in comparisons):

@@ -88,8 +88,8 @@ async def sample_groups(
     runner: RolloutRunner, tasks: Sequence[Task], group_size: int, params: SamplingParams
 ) -> list[RolloutGroup]:
     """`group_size` rollouts of every task, all side by side; a group's rollouts are those that no fault ended."""
-    plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=group_size, params=params)
-    return await asyncio.gather(*(run_group(runner, task, index, plan) for index, task in enumerate(tasks)))
+    job = GroupJob(source=RolloutSource(phase="step", step=1), group_size=group_size, params=params)
+    return await asyncio.gather(*(run_group(runner, task, index, job) for index, task in enumerate(tasks)))
 
 
 def mean_reward(groups: Iterable[RolloutGroup]) -> float:

@@ -165,7 +165,7 @@ class _AsyncRun:
         """Run a group, for which one slot is already granted, and put it into the buffer."""
         settings = self._settings
         source = RolloutSource(phase="step", step=place.last_step)
-        plan = GroupJob(
+        job = GroupJob(
             source=source,
             group_size=settings.config.group_size,
             params=settings.params,
@@ -178,7 +178,7 @@ class _AsyncRun:
             while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
                 self._task_batches.pop(min(self._task_batches))
             self._task_batches[number] = self._parts.tasks.batch(number, settings.config.groups_per_batch)
-        group = await run_group(runner, self._task_batches[number][index], place.ordinal, plan)
+        group = await run_group(runner, self._task_batches[number][index], place.ordinal, job)
         group = self._parts.memory.replay.join(group)
         scored = await score_and_record(settings, self._parts, source, group, first_index=place.ordinal - index)
         async with self._changed:

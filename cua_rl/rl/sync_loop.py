@@ -74,7 +74,7 @@ async def sample_groups(
             policy_version=adapter.policy_version,
         )
     )
-    plan = GroupJob(
+    job = GroupJob(
         source=source,
         group_size=settings.config.group_size,
         params=settings.params.seeded(step - 1),
@@ -82,7 +82,7 @@ async def sample_groups(
     )
 
     async def run(task: Task, index: int) -> RolloutGroup:
-        return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
+        return parts.memory.replay.join(await run_group(parts.runner, task, index, job))
 
     end = partial(stages.score_and_record, settings, parts, source)
     return await collect_groups(tasks, run, end, num_groups=settings.config.groups_per_batch)

@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three in a row are not
 class Runner(Protocol):
     """Runs one rollout to its end."""
 
-    async def run(self, plan: RolloutJob) -> Rollout: ...
+    async def run(self, job: RolloutJob) -> Rollout: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ async def collect_groups(
 
 
 async def run_group(
-    runner: Runner, task: Task, index: int, plan: GroupJob, *, group_id: str = "", members: Sequence[int] = ()
+    runner: Runner, task: Task, index: int, job: GroupJob, *, group_id: str = "", members: Sequence[int] = ()
 ) -> RolloutGroup:
     """Run all members of one group, or some, side by side; `index` is its place in its step or evaluation."""
     group_id = group_id or uuid4().hex
@@ -78,18 +78,18 @@ async def run_group(
                 run_member(
                     runner,
                     RolloutJob(
-                        source=plan.source,
+                        source=job.source,
                         group_id=group_id,
                         group_index=index,
                         member_index=member,
                         task=task,
-                        params=plan.params.seeded(index, member),
-                        adapter=plan.adapter,
+                        params=job.params.seeded(index, member),
+                        adapter=job.adapter,
                     ),
                 ),
                 name=f"rollout-{index}-{member}",
             )
-            for member in members or range(plan.group_size)
+            for member in members or range(job.group_size)
         ]
     rollouts = [rollout for member in running_members for rollout in member.result()]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
@@ -100,18 +100,18 @@ async def run_group(
         seed=task.seed,
         rollouts=survivors,
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
-        is_incomplete=len(survivors) < plan.min_group_size,
+        is_incomplete=len(survivors) < job.min_group_size,
         category=task.category,
     )
 
 
-async def run_member(runner: Runner, plan: RolloutJob) -> list[Rollout]:
+async def run_member(runner: Runner, job: RolloutJob) -> list[Rollout]:
     """All attempts for a member: faulty ones, repeated on fresh devices with other seeds, then the one that counts."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:
-        params = plan.params.seeded(len(attempts)) if attempts else plan.params
-        rollout_id = uuid4().hex if attempts else plan.rollout_id
-        attempt = replace(plan, params=params, rollout_id=rollout_id, is_repeat=bool(attempts))
+        params = job.params.seeded(len(attempts)) if attempts else job.params
+        rollout_id = uuid4().hex if attempts else job.rollout_id
+        attempt = replace(job, params=params, rollout_id=rollout_id, is_repeat=bool(attempts))
         attempts.append(await runner.run(attempt))
         if attempts[-1].reward is not None:
             break

@@ -96,14 +96,14 @@ class LimitedRunner:
     limit: RolloutLimit
     num_granted: int = 0
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """Run one rollout in a slot."""
         if self.num_granted:
             self.num_granted -= 1
         else:
-            await self.limit.acquire(is_repeat=plan.is_repeat)
+            await self.limit.acquire(is_repeat=job.is_repeat)
         try:
-            return await self.runner.run(plan)
+            return await self.runner.run(job)
         finally:
             self.limit.release()
 

@@ -41,6 +41,19 @@ class RolloutJob:
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
     is_repeat: bool = False  # after a fault; retries skip the queue: their group waits for them
 
+    def started(self, device_id: str, max_turns: int) -> RolloutStarted:
+        """What is recorded once it has a device; the task may allow fewer turns than `max_turns`."""
+        return RolloutStarted(
+            source=self.source,
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            group_index=self.group_index,
+            member_index=self.member_index,
+            task=self.task,
+            device_id=device_id,
+            max_turns=min(self.task.max_turns, max_turns),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRunner:
@@ -66,32 +79,32 @@ class RolloutRunner:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_check", FreshCheck(devices=self.devices, limits=self.time_limits))
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
         async with self._beginning:  # hundreds starting at once would stay in lockstep and block the loop in each stage
             await asyncio.sleep(0)
-        rollout_id, started_at, clock = plan.rollout_id, time.time(), time.monotonic()
+        rollout_id, started_at, clock = job.rollout_id, time.time(), time.monotonic()
         turns: list[Turn] = []
-        self.gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)
+        self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
         try:
-            outcome = await self._attempt(plan, rollout_id, turns)
+            outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
-            outcome = await ask_judge(self.judge, plan.task, outcome, turns, always=self.judge_all)
+            outcome = await ask_judge(self.judge, job.task, outcome, turns, always=self.judge_all)
         except (CuaError, TimeoutError) as error:
             outcome = Outcome.of_fault(error)
         finally:
             self.gateway.close_rollout(rollout_id)
         if outcome.error:
             logger.warning(
-                "rollout_id=%s task=%s stop=%s %s", rollout_id, plan.task.task_id, outcome.stop_reason, outcome.error
+                "rollout_id=%s task=%s stop=%s %s", rollout_id, job.task.task_id, outcome.stop_reason, outcome.error
             )
         evidence = outcome.evidence(turns)  # None after a fault, which must never become a reward
         return Rollout(
             rollout_id=rollout_id,
-            task_id=plan.task.task_id,
-            seed=plan.task.seed,
-            group_index=plan.group_index,
-            member_index=plan.member_index,
+            task_id=job.task.task_id,
+            seed=job.task.seed,
+            group_index=job.group_index,
+            member_index=job.member_index,
             device_id=outcome.device_id,
             turns=tuple(turns),
             stop_reason=outcome.stop_reason,
@@ -104,24 +117,24 @@ class RolloutRunner:
             judgement=outcome.judgement,
         )
 
-    async def _attempt(self, plan: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
+    async def _attempt(self, job: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
         """Lease, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
         outcome: Outcome | None = None
         try:
-            async with self.devices.lease(plan.task.device_request(rollout_id)) as device:
-                outcome = await self._act(plan, rollout_id, turns, device)
-                if plan.task.validate is None:
+            async with self.devices.lease(job.task.device_request(rollout_id)) as device:
+                outcome = await self._act(job, rollout_id, turns, device)
+                if job.task.validate is None:
                     return outcome
-                validation = await self._check.validate(plan.task, device, outcome.answer)
+                validation = await self._check.validate(job.task, device, outcome.answer)
         except CheckError as failure:  # its device is not reused
             if outcome is None:
                 raise
-            validation = await self._check.verdict(plan.task, failure)
+            validation = await self._check.verdict(job.task, failure)
         return replace(outcome, validation=validation)
 
-    async def _act(self, plan: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
+    async def _act(self, job: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
-        task, max_turns = plan.task, min(plan.task.max_turns, self.max_turns)
+        task, max_turns = job.task, min(job.task.max_turns, self.max_turns)
         clock = RolloutClock(
             task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
         )
@@ -140,18 +153,7 @@ class RolloutRunner:
                         is_reached = (await self._check.validate(task, device, None)).success
                         first_success_turn = len(turns) if is_reached else None
 
-        await self.recorder.record(
-            RolloutStarted(
-                source=plan.source,
-                rollout_id=rollout_id,
-                group_id=plan.group_id,
-                group_index=plan.group_index,
-                member_index=plan.member_index,
-                task=task,
-                device_id=device.device_id,
-                max_turns=max_turns,
-            )
-        )
+        await self.recorder.record(job.started(device.device_id, max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
             await self._check.prepare(task, device)
             instruction = await instruct(task, device)

@@ -21,8 +21,7 @@ from cua_rl.evaluation.attempts import (
     parse_attempts,
     run_missing_attempts,
 )
-from cua_rl.evaluation.compare import compare_models
-from cua_rl.evaluation.evaluate import summarise
+from cua_rl.evaluation.evaluate import compare_models, summarise
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted, TrainingStarted
 from cua_rl.judge.judge import Judge

@@ -16,7 +16,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from cua_rl.environments.pool_meter import MeterReading, merge_readings
-from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
+from cua_rl.events import Recorder, RolloutSource, TurnTaken
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.types.errors import ConfigError, CuaError
 from cua_rl.types.rollout import AdapterRef, Rollout, StopReason
@@ -56,7 +56,7 @@ class Adapters(Protocol):
 class _Lease:
     """A rollout that waits for a worker or has one."""
 
-    plan: RolloutJob
+    job: RolloutJob
     ended: asyncio.Future[Rollout]
     worker: "_Worker | None" = None
     started_at: float = field(default_factory=time.time)
@@ -121,20 +121,20 @@ class RemoteRunner:
         self._readings, self._num_given_up = [], 0
         return metrics
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """Run one rollout in a worker; raises what stops the run."""
-        if plan.source not in self._durable:
+        if job.source not in self._durable:
             await self._recorder.flush()
-            self._durable.add(plan.source)
+            self._durable.add(job.source)
         if self._failure is not None:
             raise self._failure
-        lease = _Lease(plan=plan, ended=asyncio.get_running_loop().create_future())
-        (self._waiting.appendleft if plan.is_repeat else self._waiting.append)(lease)
+        lease = _Lease(job=job, ended=asyncio.get_running_loop().create_future())
+        (self._waiting.appendleft if job.is_repeat else self._waiting.append)(lease)
         self._assign()
         with ExitStack() as pinned:
-            if plan.adapter is not None:
-                self._adapters.pin(plan.adapter)
-                pinned.callback(self._adapters.unpin, plan.adapter)
+            if job.adapter is not None:
+                self._adapters.pin(job.adapter)
+                pinned.callback(self._adapters.unpin, job.adapter)
             try:
                 return await lease.ended
             finally:
@@ -171,7 +171,7 @@ class RemoteRunner:
         if adapter is not None and adapter not in worker.adapters:
             self._adapters.pin(adapter)
             worker.adapters.add(adapter)
-        start = tuple(_planned(lease.plan) for key, lease in worker.leases.items() if key not in worker.known)
+        start = tuple(_planned(lease.job) for key, lease in worker.leases.items() if key not in worker.known)
         cancel = tuple(worker.known - worker.leases.keys())
         return Orders(start=start, cancel=cancel, adapter=adapter)
 
@@ -247,7 +247,7 @@ class RemoteRunner:
             worker = min(free, key=lambda one: len(one.leases) / one.num_slots)
             lease = self._waiting.popleft()
             lease.worker = worker
-            worker.leases[lease.plan.rollout_id] = lease
+            worker.leases[lease.job.rollout_id] = lease
             worker.changed.set()
 
     def _withdraw(self, lease: _Lease) -> None:
@@ -255,7 +255,7 @@ class RemoteRunner:
         worker = lease.worker
         if worker is None:
             self._waiting.remove(lease)
-        elif worker.leases.pop(lease.plan.rollout_id, None) is not None:
+        elif worker.leases.pop(lease.job.rollout_id, None) is not None:
             worker.changed.set()
             self._assign()
 
@@ -294,49 +294,39 @@ class ReportingRunner:
         self._recorder = recorder
         self._max_turns = max_turns
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """Run one rollout."""
-        rollout = await self._runner.run(plan)
+        rollout = await self._runner.run(job)
         if rollout.device_id is not None:
-            started = RolloutStarted(
-                source=plan.source,
-                rollout_id=plan.rollout_id,
-                group_id=plan.group_id,
-                group_index=plan.group_index,
-                member_index=plan.member_index,
-                task=plan.task,
-                device_id=rollout.device_id,
-                max_turns=min(plan.task.max_turns, self._max_turns),
-            )
-            await self._recorder.record(started)
+            await self._recorder.record(job.started(rollout.device_id, self._max_turns))
             for turn in rollout.turns:
-                await self._recorder.record(TurnTaken(rollout_id=plan.rollout_id, turn=turn))
+                await self._recorder.record(TurnTaken(rollout_id=job.rollout_id, turn=turn))
         return rollout
 
 
-def _planned(plan: RolloutJob) -> PlannedRollout:
+def _planned(job: RolloutJob) -> PlannedRollout:
     return PlannedRollout(
-        rollout_id=plan.rollout_id,
-        source=plan.source,
-        group_id=plan.group_id,
-        group_index=plan.group_index,
-        member_index=plan.member_index,
-        task_id=plan.task.task_id,
-        seed=plan.task.seed,
-        params=plan.params,
-        adapter=plan.adapter,
+        rollout_id=job.rollout_id,
+        source=job.source,
+        group_id=job.group_id,
+        group_index=job.group_index,
+        member_index=job.member_index,
+        task_id=job.task.task_id,
+        seed=job.task.seed,
+        params=job.params,
+        adapter=job.adapter,
     )
 
 
 def _lost(lease: _Lease, error: str) -> Rollout:
     """The record of a rollout whose worker is gone, and with it the device."""
-    plan = lease.plan
+    job = lease.job
     return Rollout(
-        rollout_id=plan.rollout_id,
-        task_id=plan.task.task_id,
-        seed=plan.task.seed,
-        group_index=plan.group_index,
-        member_index=plan.member_index,
+        rollout_id=job.rollout_id,
+        task_id=job.task.task_id,
+        seed=job.task.seed,
+        group_index=job.group_index,
+        member_index=job.member_index,
         device_id=None,
         turns=(),
         stop_reason=StopReason.DEVICE_ERROR,

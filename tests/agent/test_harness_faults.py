@@ -112,7 +112,7 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
     async def as_it_is(group: RolloutGroup, _: Task | None) -> RolloutGroup:
         return group
 
-    return await collect_groups(tasks, partial(run_group, runner, plan=plan), as_it_is)
+    return await collect_groups(tasks, partial(run_group, runner, job=plan), as_it_is)
 
 
 def marked_processes() -> list[str]:

@@ -7,7 +7,7 @@ from PIL import Image
 from rich.console import Console
 
 from cua_rl.evaluation.attempts import Attempt
-from cua_rl.evaluation.compare import compare_models
+from cua_rl.evaluation.evaluate import compare_models
 from cua_rl.reporting.comparison import PairRow, format_markdown, pair_sentence, print_comparison, write_comparison
 from cua_rl.reporting.plots import write_comparison_plot
 

@@ -124,7 +124,7 @@ async def run_groups(bench: Bench, num_groups: int, group_size: int) -> list[Rol
     async def end(group: RolloutGroup, _: object) -> RolloutGroup:
         return group
 
-    return await collect_groups([make_task()] * num_groups, partial(run_group, bench.runner, plan=plan), end)
+    return await collect_groups([make_task()] * num_groups, partial(run_group, bench.runner, job=plan), end)
 
 
 async def test_a_faulty_member_is_tried_again_and_the_fault_is_kept_apart() -> None:

@@ -74,7 +74,7 @@ class Engine:
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
         plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
-        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), _with_spread)
+        groups = await collect_groups(tasks, partial(run_group, runner, job=plan), _with_spread)
         scored = [score_group(group, "mean") for group in groups]
         batch = await asyncio.to_thread(build_batch, scored, self.renderer.image_token_id)
         result = await train_step(

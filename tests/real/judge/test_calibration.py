@@ -101,7 +101,7 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
             max_turns=2,
         )
         plan = GroupJob(source=source, group_size=MEMBERS, params=params)
-        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
+        groups = await collect_groups(tasks, partial(run_group, runner, job=plan), record_end)
         await recorder.record(TrainingEnded(status="completed"))
     return [
         (task.instruction, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts
