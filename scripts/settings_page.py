@@ -88,7 +88,7 @@ def format_page() -> str:
     for recipe in RECIPES:
         is_shared = issubclass(recipe.config_class, RolloutConfig)
         takes_all = recipe.config_class in (DoctorConfig, PlanConfig)
-        inherited = trained if takes_all else shared if is_shared else []
+        inherited = trained if takes_all else shared if is_shared else ()
         own = [setting for setting in list_settings(recipe.config_class) if setting not in inherited]
         lines: list[str] = []
         for condition, values in recipe.presets.items():

@@ -4,7 +4,7 @@ A configuration is a chz class; its fields that are chz classes themselves are g
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import cache, wraps
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -50,6 +50,7 @@ def setting(
     return chz.field(default=default, doc=doc, metadata=metadata)
 
 
+@cache
 def setting_fields(config_class: type[Any]) -> Mapping[str, Any]:
     """The chz fields that people set, in the order of declaration."""
     fields: Mapping[str, Any] = chz.chz_fields(config_class)

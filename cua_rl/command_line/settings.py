@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -56,7 +57,8 @@ class _Required:
 REQUIRED = _Required()
 
 
-def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
+@cache
+def list_settings(config_class: type[Any], prefix: str = "") -> tuple[Setting, ...]:
     """All settings of a chz class in the order of declaration, those of a group after the group."""
     settings: list[Setting] = []
     for name, field in setting_fields(config_class).items():
@@ -78,7 +80,7 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
         settings.append(setting)
         if group is not None:
             settings.extend(list_settings(group, f"{setting.name}."))
-    return settings
+    return tuple(settings)
 
 
 def changed_settings(config: object) -> dict[str, object]:
