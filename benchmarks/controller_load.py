@@ -142,7 +142,7 @@ class IdleTrainer(FakeTrainer):
 
 
 def padded(screen: EncodedImage, num_bytes: int, random: Random) -> EncodedImage:
-    """The screenshot with a private chunk of noise before its end: as large as a detailed one, and unlike all others."""
+    """The screenshot with a private chunk of noise before its end: large as a detailed one, unlike all others."""
     body, end = screen.data[:-12], screen.data[-12:]  # IEND is always 12 bytes
     noise = b"noIs" + random.randbytes(max(16, num_bytes - len(screen.data) - 12))
     chunk = (len(noise) - 4).to_bytes(4) + noise + crc32(noise).to_bytes(4)
