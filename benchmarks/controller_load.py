@@ -1,14 +1,16 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--turns 5] [--seconds 600]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--turns 5] [--screen-kb 300]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
-are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
+are far away: an action and a screenshot take 2 s each (lognormal); the trainer computes nothing. Screenshots have
+`--screen-kb`, and no two are alike. Every rollout takes `--turns`, and its prompts hold all its screenshots. No figure
+is printed unless every turn has clicked, has a screenshot before and after, and the longest prompt held that many.
 With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
-`--turns 5` makes rollouts longer than the tasks', which have 1 or 2. `--slow 4` makes model and phones four times as
-slow, where the machine cannot do as many turns at a time. `--seconds 600` goes on for so long, however many steps that
-takes. Memory and the recorder's backlog (events that are not durable yet) are noted every 10 s in each process.
+`--slow 4` makes model and phones four times as slow, where the machine cannot do as many turns at a time. `--seconds
+600` goes on for so long, however many steps that takes. Memory and the recorder's backlog (events that are not durable
+yet) are noted every 10 s in each process.
 One JSON line per figure. `lag` is how much later than asked a sleep of 50 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -26,6 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
+from zlib import crc32
 
 import psutil
 import uvicorn
@@ -72,13 +75,13 @@ from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm
 
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
-MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
-NUM_SCREENS = 256
+MODEL_S, DEVICE_S, GROUP_SIZE = 4.0, 2.0, 8
+NUM_SCREENS = 32
 WATCH_S = 10.0
 MAX_LAG = 6
 SLEEP_S = 0.05  # one of 10 ms costs as much processor time as what it measures: 1 % of a core
 TOKEN = "token-of-the-benchmark"
-CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
+CLICK = '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [500, 125]}}\n</tool_call>'
 
 
 class SlowSampler(SamplingClient):
@@ -107,18 +110,19 @@ class AnnouncedPolicy(SlowPolicy):
 
 
 class RemotePhone(FakeDevice):
-    """Hands out screenshots that somebody else has drawn."""
+    """Hands out screenshots that somebody else has drawn, each unlike all others."""
 
     random = Random(2)
 
-    def __init__(self, screens: Sequence[EncodedImage], slow: float) -> None:
+    def __init__(self, screens: Sequence[EncodedImage], num_bytes: int, slow: float) -> None:
         super().__init__()
         self._screens = screens
+        self._num_bytes = num_bytes
         self._slow = slow
 
     async def observe(self) -> EncodedImage:
         await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
-        return self.random.choice(self._screens)
+        return padded(self.random.choice(self._screens), self._num_bytes, self.random)
 
     async def execute(self, action: Action) -> None:
         await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
@@ -137,16 +141,28 @@ class IdleTrainer(FakeTrainer):
         return ForwardBackwardOutput(training_logprobs=rows, metrics={"loss/policy": 0.0})
 
 
+def padded(screen: EncodedImage, num_bytes: int, random: Random) -> EncodedImage:
+    """The screenshot with a private chunk of noise before its end: large as a detailed one, unlike all others."""
+    body, end = screen.data[:-12], screen.data[-12:]  # IEND is always 12 bytes
+    noise = b"noIs" + random.randbytes(max(16, num_bytes - len(screen.data) - 12))
+    chunk = (len(noise) - 4).to_bytes(4) + noise + crc32(noise).to_bytes(4)
+    return replace(screen, data=body + chunk + end)
+
+
 class CountingRecorder:
-    """Counts turns on their way to the database."""
+    """Counts turns on their way to the database, and those that did what is to be timed."""
 
     def __init__(self, inner: DatabaseRecorder) -> None:
         self.inner = inner
         self.waits_s: list[float] = []
-        self.num_turns = 0
+        self.num_turns = self.num_clicks = self.most_screens = 0
 
     async def record(self, event: Event) -> None:
-        self.num_turns += isinstance(event, TurnTaken)
+        if isinstance(event, TurnTaken):
+            agent, model = event.turn.agent, event.turn.model
+            self.num_turns += 1
+            self.num_clicks += None not in (agent.action, agent.before, agent.after)
+            self.most_screens = max(self.most_screens, len(model.prompt.images))
         clock = time.perf_counter()
         await self.inner.record(event)
         self.waits_s.append(time.perf_counter() - clock)
@@ -247,7 +263,14 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         await stack.aclose()
     files = [folder / f"worker-{number}.json" for number in range(options.workers)]
     workers = [json.loads(await asyncio.to_thread(file.read_text)) for file in files]
-    num_turns = sum(worker["num_turns"] for worker in workers) if workers else recorder.num_turns
+    counts = workers or [vars(recorder)]
+    num_turns = sum(count["num_turns"] for count in counts)
+    for count in counts:
+        if count["num_clicks"] < count["num_turns"] or count["most_screens"] != options.turns:
+            raise SystemExit(
+                f"expected a click and two screenshots in every turn, and {options.turns} in the longest prompt, got "
+                f"{count['num_clicks']} clicks in {count['num_turns']} turns and {count['most_screens']} screenshots"
+            )
     report(options, num_turns, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
     for worker in workers:
         print(json.dumps(worker), flush=True)
@@ -264,7 +287,7 @@ async def start_runner(
     """Workers that end with the stack, or a runner in this process."""
     if not options.workers:
         sampler.slow = options.slow
-        return await make_runner(sampler, recorder, options.rollouts, options.slow)
+        return await make_runner(sampler, recorder, options)
     await recorder.flush()
     setup = WorkerSetup(
         settings={},
@@ -281,27 +304,25 @@ async def start_runner(
 def load_demo(options: argparse.Namespace) -> TaskSet:
     """The tasks of the run."""
     tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
-    if options.turns is None:
-        return tasks
     return replace(tasks, templates=tuple(replace(one, max_turns=options.turns) for one in tasks.templates))
 
 
-async def make_runner(sampler: SamplingClient, recorder: Recorder, max_devices: int, slow: float) -> RolloutRunner:
+async def make_runner(sampler: SamplingClient, recorder: Recorder, options: argparse.Namespace) -> RolloutRunner:
     """Everything real but the phones and the reward."""
     rng = Random(1)
     shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
     screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
 
     async def make_phone(_: DeviceRequest) -> RemotePhone:
-        return RemotePhone(screens, slow)
+        return RemotePhone(screens, 1024 * options.screen_kb, options.slow)
 
     return RolloutRunner(
-        devices=DevicePool(make_phone, max_devices=max_devices),
+        devices=DevicePool(make_phone, max_devices=options.rollouts),
         gateway=Gateway(sampler, make_renderer(TINY_QWEN3_VL), PARAMS),
         agent=GBoxAgent(),
         reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
         recorder=recorder,
-        max_turns=MAX_TURNS,
+        max_turns=options.turns,
     )
 
 
@@ -312,9 +333,9 @@ async def open_workers(
     """Workers as processes of their own, which write their figures to `folder` when the run is over."""
     runner = RemoteRunner(sampler, recorder, lambda: setup)
     async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
-        turns = [] if options.turns is None else ["--turns", str(options.turns)]
-        given = ["--slow", str(options.slow), *turns, "--worker", url]
-        command = [sys.executable, "-m", "benchmarks.controller_load", *given]
+        names = ("slow", "turns", "screen_kb")
+        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
+        command = [sys.executable, "-m", "benchmarks.controller_load", "--worker", url, *given]
         slots = str(-(-options.rollouts // options.workers))
         processes = [
             await asyncio.create_subprocess_exec(
@@ -368,7 +389,7 @@ async def be_worker(options: argparse.Namespace) -> None:
         ):
             sampler.slow = options.slow
             recorder = CountingRecorder(database)
-            runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
+            runner = await make_runner(sampler, recorder, options)
             freeze_loaded_objects()
             lags_s: list[float] = []
             watched = Watched()
@@ -380,6 +401,8 @@ async def be_worker(options: argparse.Namespace) -> None:
             figure = {
                 "figure": "worker_turns",
                 "num_turns": recorder.num_turns,
+                "num_clicks": recorder.num_clicks,
+                "most_screens": recorder.most_screens,
                 "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
                 "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
                 "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
@@ -404,6 +427,8 @@ def report(
     common = {
         "num_rollouts_at_once": options.rollouts,
         "workers": options.workers,
+        "turns": options.turns,
+        "screen_kb": options.screen_kb,
         "load": round(os.getloadavg()[0], 1),
     }
     lag = {
@@ -442,7 +467,8 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--turns", type=int)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--screen-kb", type=int, default=10)
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -451,7 +477,7 @@ def main() -> None:
     parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), default_answer=CLICK, max_model_len=4096)
+        fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), default_answer=CLICK, max_model_len=65536)
         uvicorn.run(fake.app(), uds=options.serve, log_level="warning")
         return
     if options.only_lag is not None:
