@@ -20,6 +20,7 @@ from cua_rl.types.errors import DeviceError, SamplingError
 from cua_rl.types.rollout import AgentTurn, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
+from tests.jumping_time import run_jumping
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
 SOURCE = RolloutSource(phase="step", step=1)
@@ -174,11 +175,11 @@ class Pausing:
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=self._num_turns)
 
 
-async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
+def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
     limits = TimeLimits(turn_timeout_s=0.1)
 
-    slow = await Bench(Pausing(60.0), time_limits=limits).runner.run(plan())
-    steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())
+    slow = run_jumping(Bench(Pausing(60.0), time_limits=limits).runner.run(plan()))
+    steady = run_jumping(Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan()))
 
     assert (slow.stop_reason, slow.reward) == (StopReason.TIME_LIMIT, None)
     assert slow.error == "expected the device to take at most 0.1 s for a turn, it took longer"

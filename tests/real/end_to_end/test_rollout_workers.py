@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,10 +20,10 @@ from cua_rl.database.postgres import running_postgres_url
 from cua_rl.host.processes import free_port
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run_folder.recorded_run import open_run_database
-from cua_rl.sampling.address import server_client
 from cua_rl.sampling.server import VllmServer
 from tests.live_processes import command_line
-from tests.real.end_to_end.runs import Run, survivors
+from tests.patience import IdleClock, slowness
+from tests.real.end_to_end.runs import DEADLINE_S, Run, survivors
 
 _ATTEMPTS = """
     SELECT g.id AS group_pk, r.member_index, r.status, r.error, r.started_at, r.ended_at, r.num_turns,
@@ -40,30 +40,28 @@ def workers(run: Run) -> list[psutil.Process]:
 
 
 @contextmanager
-def held(server: VllmServer) -> Generator[None]:
-    """The model server, stopped as by SIGSTOP while rollouts ask it: none of them ends meanwhile."""
+def in_slices(server: VllmServer, look: Callable[[], bool]) -> Generator[None]:
+    """The model server stopped, as by SIGSTOP, while `look` holds; until then it runs for a moment at a time.
+
+    Rollouts hardly advance meanwhile, so the database, which is behind them, knows all that have started or ended.
+    """
     address = server.base_url.removeprefix("unix:")
     children = psutil.Process().children(recursive=True)
     stopped = {one for served in children if address in command_line(served) for one in served.children(recursive=True)}
     assert stopped
-    for one in stopped:
-        one.suspend()
-    try:
-        yield
-    finally:
+    clock, is_there = IdleClock(), False
+    while not is_there:
+        assert clock.look() < DEADLINE_S
+        time.sleep(0.05)
         for one in stopped:
-            one.resume()
-
-
-def is_asked(server: VllmServer) -> bool:
-    """Whether the model server generates for somebody."""
-    answer = asyncio.run(fetch_metrics(server))
-    return float(re.findall(r"^vllm:num_requests_running\{.*\} (.*)$", answer, re.MULTILINE)[0]) > 0
-
-
-async def fetch_metrics(server: VllmServer) -> str:
-    async with server_client(server.base_url, server.api_key) as client:
-        return (await client.get("/metrics")).raise_for_status().text
+            one.suspend()
+        try:
+            time.sleep(1.5 * slowness())
+            if is_there := look():
+                yield
+        finally:
+            for one in stopped:
+                one.resume()
 
 
 def is_acting(folder: Path) -> bool:
@@ -100,9 +98,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     run.wait_for(lambda: run.steps())
     owned = run.owned()
     killed, _ = workers(run)
-    run.wait_for(lambda: is_asked(server))
-    with held(server):  # the database is behind the rollouts, which would otherwise have ended before it knows of them
-        run.wait_for(lambda: is_acting(folder))
+    with in_slices(server, lambda: is_acting(folder)):
         os.kill(killed.pid, signal.SIGKILL)
 
     assert run.finish() == 0, run.output()
