@@ -36,7 +36,7 @@ export function whenSeen(run: Lived, now: number): string {
 
 /** What is left of a run that goes on, else how long it took. */
 export function timeLeft(run: Lived & Pick<RunSummary, "eta_s" | "eta_is_lower_bound" | "elapsed_s" | "num_completed_steps" | "total_steps">): string {
-  if (run.is_alive && run.num_completed_steps >= run.total_steps && !run.eta_s) return "all steps done";
+  if (run.is_alive && run.total_steps > 0 && run.num_completed_steps >= run.total_steps && !run.eta_s) return "all steps done";
   if (run.eta_s !== null) return `${run.eta_is_lower_bound ? "> " : ""}${formatDuration(run.eta_s)} left`;
   return run.is_alive ? `${formatDuration(run.elapsed_s)} so far` : formatDuration(run.elapsed_s);
 }

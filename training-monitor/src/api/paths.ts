@@ -51,8 +51,9 @@ export function shortSourceName(phase: string, step: number): string {
   return phase === "baseline" ? "baseline" : `${phase} ${step}`;
 }
 
-/** "Step 12", "Baseline", "Evaluation after step 40". */
+/** "Step 12", "Baseline", "Evaluation after 40 steps". */
 export function sourceName(phase: string, step: number): string {
   if (phase === "baseline") return "Baseline";
-  return phase === "eval" ? `Evaluation after ${step} steps` : `Step ${step}`;
+  if (phase === "eval") return step > 0 ? `Evaluation after ${step} steps` : "Evaluation";
+  return `Step ${step}`;
 }

@@ -97,7 +97,7 @@ function TimeStat({ run }: { run: Run }) {
   const hint = `started ${formatTime(run.started_at)}`;
   if (run.is_alive) {
     const evaluation = run.evaluations.find((one) => one.status === "running");
-    const finishing = evaluation ? `final evaluation ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
+    const finishing = evaluation ? `${run.total_steps > 0 ? "final evaluation" : "evaluation"} ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
     return (
       <Stat label="Time left" hint={hint}>
         {run.eta_is_lower_bound && <span title="The duration of the remaining evaluations is not known yet">&gt; </span>}{formatDuration(run.eta_s)}
@@ -116,7 +116,7 @@ function RunStats({ run }: { run: Run }) {
   const bounds = run.evaluations.filter((one) => one.status === "completed").at(-1)?.fault_bounds;
   return (
     <dl className="stats">
-      <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>
+      {run.total_steps > 0 && <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>}
       <TimeStat run={run} />
       <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
         {formatPercent(run.success_rate, 1)}

@@ -183,7 +183,7 @@ function RunProgress({ run }: { run: RunSummary }) {
     <div className="run-progress">
       <Progress value={run.progress} label={`Progress of ${run.run_name}`} />
       <span className="faint num">
-        {run.num_completed_steps} / {run.total_steps} steps · {timeLeft(run)}
+        {run.total_steps > 0 ? `${run.num_completed_steps} / ${run.total_steps} steps` : "evaluation"} · {timeLeft(run)}
       </span>
     </div>
   );
