@@ -156,7 +156,7 @@ def mistaken(recorded: Sequence[tuple[str, Rollout]]) -> tuple[KnownJudge, dict[
 
 def config(base_url: str, folder: Path, **more: Any) -> CalibrateConfig:
     settings: dict[str, Any] = {"run": "known", "num_rollouts": 1000, "log_dir": str(folder)}
-    judge = {"judge_base_url": base_url, "judge_model": MODEL, "judge_max_retries": 0}
+    judge = {"judge_base_url": base_url, "judge_model": MODEL}
     prices = {"judge_input_price": 1.0, "judge_output_price": 5.0}
     return make_config(CalibrateConfig, settings | judge | prices | more)
 
