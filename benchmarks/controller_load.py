@@ -265,15 +265,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     workers = [json.loads(await asyncio.to_thread(file.read_text)) for file in files]
     counts = workers or [vars(recorder)]
     num_turns = sum(count["num_turns"] for count in counts)
-    for count in counts:
-        if count["num_clicks"] < count["num_turns"] or count["most_screens"] != options.turns:
-            raise SystemExit(
-                f"expected a click and two screenshots in every turn, and {options.turns} in the longest prompt, got "
-                f"{count['num_clicks']} clicks in {count['num_turns']} turns and {count['most_screens']} screenshots"
-            )
+    require_clicks(counts, options.turns)
     report(options, num_turns, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
     for worker in workers:
         print(json.dumps(worker), flush=True)
+
+
+def require_clicks(counts: Sequence[Mapping[str, int]], num_screens: int) -> None:
+    """Refuse figures of turns that did not do what is timed."""
+    for count in counts:
+        if count["num_clicks"] < count["num_turns"] or count["most_screens"] != num_screens:
+            raise SystemExit(
+                f"expected a click and two screenshots in every turn, and {num_screens} in the longest prompt, got "
+                f"{count['num_clicks']} clicks in {count['num_turns']} turns and {count['most_screens']} screenshots"
+            )
 
 
 async def start_runner(

@@ -80,7 +80,7 @@ def _remove_own(folder: Path, pid: int) -> None:
 def _end_orphans(folder: Path) -> bool:
     """Kill the dead owner's child processes that have no guard; False if a guard is still running."""
     marked = [pid for pid in _processes() if _has_mark(pid, folder)]
-    guards = {pid for pid in marked if _is_guard(pid)}
+    guards = {pid for pid in marked if _guard_arguments(pid)}
     for pid in marked:
         if not guards & {pid, *_ancestors(pid)}:
             with suppress(ProcessLookupError, PermissionError):
@@ -97,26 +97,23 @@ def _processes() -> list[int]:
 
 def _has_mark(pid: int, folder: Path) -> bool:
     with suppress(OSError):
-        if _is_guard(
-            pid
-        ):  # its environment may be closed to us; other words are of its command, which may name anything
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
-            lifeline, _, *rest = words[
-                next(i for i, word in enumerate(words) if word.endswith("process_guard.py")) + 1 :
-            ]
+        if guard := _guard_arguments(pid):  # its environment may be closed to us, and its command may name any folder
+            lifeline, _, *rest = guard
             options = takewhile(lambda word: word.startswith("--"), rest)
             return lifeline.startswith(f"{folder}/") or f"--scratch={folder}" in options
         return f"{MARK}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 
-def _is_guard(pid: int) -> bool:
+def _guard_arguments(pid: int) -> list[str]:
+    """What a guard of our user was started with: lifeline, time limit, options, command; empty for other processes."""
     with suppress(OSError):
-        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():  # a program of another user may have this name
-            return False
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return any(word.endswith(b"process_guard.py") for word in words[:4])
-    return False
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # a program of another user may have this name
+            words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+            for index, word in enumerate(words[:4]):
+                if word.endswith("process_guard.py"):
+                    return words[index + 1 :]
+    return []
 
 
 def _ancestors(pid: int) -> list[int]:

@@ -38,13 +38,12 @@ class ImageUrls:
 
     def name(self, image: EncodedImage) -> str:
         """A short name of the image, from which `image` gives back this object; no other `ImageUrls` knows it."""
-        name = f"sha256:{image.sha256}"
-        self._images.setdefault(name, image)
-        return name
+        self._images.setdefault(_name(image), image)
+        return _name(image)
 
     def forget_urls(self) -> None:
         """Free the memory of all URLs, which are made or read again when needed; names stay valid."""
-        self._images = {name: image for name, image in self._images.items() if name.startswith("sha256:")}
+        self._images = {name: image for name, image in self._images.items() if name == _name(image)}
         self._urls, self.num_characters = {}, 0
 
     def sha256(self, url: str) -> str:
@@ -77,7 +76,7 @@ class ImageUrls:
     def _without_images(self, value: object) -> object:
         if isinstance(value, str):
             image = self._images.get(value)
-            return value if image is None else f"sha256:{image.sha256}"
+            return value if image is None else _name(image)
         if is_object(value):
             return self.without_images(value)
         if is_array(value):
@@ -92,3 +91,7 @@ class ImageUrls:
         if url.startswith(f"data:image/{image.format};"):
             self._urls.setdefault(image.sha256, url)
         return known
+
+
+def _name(image: EncodedImage) -> str:
+    return f"sha256:{image.sha256}"
