@@ -28,6 +28,7 @@ _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 # what Ray does on macOS: nodes on loopback alone, whatever the address of the machine
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _START_S, _POLL_S = 120.0, 0.1
+_RESERVE_POLL_S = 1.0
 _OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
 
 
@@ -133,15 +134,40 @@ class Cluster:
     ) -> Reservation:
         """Reserve resources, such as `{"CPU": 1, "GPU": 4}` a bundle; raises `ConfigError` if there is no room."""
         group = self._ray.util.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
-        if not await asyncio.to_thread(group.wait, timeout_s):
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await asyncio.to_thread(group.wait, _RESERVE_POLL_S):
+                    pass
+        except TimeoutError:
             self._ray.util.remove_placement_group(group)
             room = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
             raise ConfigError(
                 f"expected a Ray cluster with room for {list(bundles)} ({strategy}) within {timeout_s:g} s, got "
                 f"{room}; add nodes, or ask for less"
-            )
+            ) from None
         placed: dict[int, str] = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
         return Reservation(node_ids=tuple(placed[index] for index in range(len(bundles))), group=group)
+
+    def release(self, reservation: Reservation) -> None:
+        """Give resources back; actors that still use them end."""
+        self._ray.util.remove_placement_group(reservation.group)
+
+    async def put(self, payload: bytes) -> object:
+        """Bytes as an argument of calls: large ones are copied here, and not on the event loop."""
+        return await asyncio.to_thread(self._ray.put, payload)
+
+
+def node_address() -> str:
+    """In an actor: the address of its node."""
+    ray: Any = import_module("ray")
+    return str(ray.util.get_node_ip_address())
+
+
+def node_log_folder() -> Path:
+    """In an actor: where Ray keeps the logs of its node."""
+    ray: Any = import_module("ray")
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name(), "logs")
 
 
 def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None:

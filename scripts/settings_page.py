@@ -21,7 +21,6 @@ from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.trainer_node import TrainerNodeConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
@@ -44,7 +43,6 @@ RECIPES = (
     Recipe(module="train", config_class=CLIConfig, presets=TRAIN_PRESETS),
     Recipe(module="evaluate", config_class=EvaluateConfig, presets=EVALUATE_PRESETS),
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
-    Recipe(module="trainer_node", config_class=TrainerNodeConfig),
     Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="plan", config_class=PlanConfig),
     Recipe(module="rollout_worker", config_class=WorkerConfig),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cua_rl.cluster import check_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
@@ -43,7 +44,6 @@ from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha2
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
-from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.types.errors import ConfigError
 from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
@@ -186,7 +186,7 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
 
 
 def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here: bool = True) -> None:
-    """Raise `ConfigError` if libraries are missing, or a trainer on other hosts could not be reached, or not safely.
+    """Raise `ConfigError` if libraries are missing, or a trainer on other nodes could not be reached, or not safely.
 
     `is_here`: the run is on this machine, not planned for another.
     """
@@ -195,17 +195,21 @@ def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here
             "trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto each GPU, "
             f"got {trainer.sharding!r}; leave one of them out"
         )
-    if trainer.address is None:
+    if trainer.num_nodes is None:
         if is_here:
             require_libraries(trainer.loader, trainer.kernels, has_gpu=bool(visible_gpus(environ)))
         return
-    require_reachable(trainer.address, environ)
-    for name, value in (("gpus", trainer.gpus), ("num_processes", trainer.num_processes)):
-        if value is not None:
-            raise ConfigError(
-                f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "
-                f"{value!r}; leave it out"
-            )
+    if not environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS with {trainer.num_nodes}, got "
+            "none; start a cluster (docs/more_machines.md), or leave trainer.num_nodes out"
+        )
+    check_cluster("trainer.num_nodes", environ)
+    if trainer.gpus is not None:
+        raise ConfigError(
+            f"trainer.gpus: expected None with trainer.num_nodes, as Ray assigns GPUs, got {list(trainer.gpus)}; leave "
+            "it out"
+        )
 
 
 def _require_free_ports(config: CLIConfig) -> None:

@@ -49,6 +49,7 @@ from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.nodes import find_nodes
 from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
@@ -150,9 +151,10 @@ async def _start_engine(
     stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
+    config, logs = prepared.config.trainer, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    servers = make_servers(prepared.config.base_url, prepared.config.server, folder.path / "logs")
-    trainer = TrainingClient(prepared.config.trainer, folder.path / "logs" / "trainer.log")
+    servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
+    trainer = TrainingClient(config, logs / "trainer.log", await find_nodes(stack, config, logs))
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

@@ -13,7 +13,6 @@ from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.endpoints import Endpoint, LocalTrainer
 from cua_rl.training.folders import read_files, write_files
-from cua_rl.training.nodes import ClusterTrainer
 from cua_rl.training.recovery import Journal, require_same
 from cua_rl.types.codec import decode, encode
 from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
@@ -25,10 +24,10 @@ _R = TypeVar("_R", bound=wire.Reply)
 
 
 class TrainingClient:
-    """A trainer; an async context manager that starts or finds it, loads the model, and stops it.
+    """A trainer; an async context manager that starts it, loads the model, and stops it.
 
     Requests are carried out in order. Cancelling a caller does not disturb the worker: it completes the request, and
-    the answer is discarded. The worker's output goes to `log_path`.
+    the answer is discarded. Without an `endpoint` it runs on this machine, and its output goes to `log_path`.
 
     If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
     between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
@@ -40,9 +39,7 @@ class TrainingClient:
 
     def __init__(self, config: TrainerConfig, log_path: Path, endpoint: Endpoint | None = None) -> None:
         self._config = config
-        if endpoint is None:
-            endpoint = LocalTrainer(config, log_path) if config.num_nodes is None else ClusterTrainer(config, log_path)
-        self._endpoint = endpoint
+        self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
         self._is_open = False
         self._lock = asyncio.Lock()
         self._exchanges: set[asyncio.Task[Any]] = set()

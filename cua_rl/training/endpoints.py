@@ -7,7 +7,6 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +16,8 @@ from cua_rl.host.users import computing_environment, computing_prefix
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.link import exchange_frames
 from cua_rl.types.errors import TrainerDeathError
+
+_END_TIMEOUT_S = 10.0
 
 
 class Endpoint(Protocol):
@@ -28,11 +29,11 @@ class Endpoint(Protocol):
         ...
 
     async def open(self) -> None:
-        """Start the processes; raises `TrainerDeathError` if they end, or cannot be started, before rank 0 listens."""
+        """Start the processes; raises `TrainerDeathError` if that fails."""
         ...
 
     async def ask(self, payload: bytes) -> bytes:
-        """Rank 0's answer to an encoded request; raises `TrainerDeathError` if there is none any more."""
+        """Rank 0's answer to an encoded request; raises `TrainerDeathError` if the processes end before."""
         ...
 
     async def close(self) -> None:
@@ -80,57 +81,49 @@ class LocalTrainer:
         self._folder: Path | None = None
         self._process: OwnedProcess | None = None
         self._server: asyncio.Server | None = None
-        self._called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
+        self._rank_0: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
 
     async def open(self) -> None:
-        """Start the processes, and wait until rank 0 connects; raises `TrainerDeathError` if it never does."""
-        await self.start()
-        await self.wait_for_rank_0()
-
-    async def start(self) -> None:
         """Listen, and start the processes."""
         self._folder = folder = make_scratch_folder("trainer")
         socket_path = folder / "trainer.sock"
         module = ["cua_rl.training.worker"]
         if self._num_processes > 1 or self._among_nodes is not None:
             module = ["cua_rl.training.launch_ranks", str(self._num_processes)]
+        words = (sys.executable, "-m", *module, str(socket_path), *self._arguments)
         self._process = OwnedProcess(
-            [
-                *await asyncio.to_thread(computing_prefix),
-                *(sys.executable, "-m", *module, str(socket_path), *self._arguments),
-            ],
+            [*await asyncio.to_thread(computing_prefix), *words],
             name="trainer",
             log_path=self._log_path,
             environment=self._environment,
         )
-        self._called = called = asyncio.get_running_loop().create_future()
+        self._rank_0 = called = asyncio.get_running_loop().create_future()
         self._server = await asyncio.start_unix_server(lambda *streams: called.set_result(streams), socket_path)
         await self._process.start()
 
-    async def wait_for_rank_0(self) -> None:
-        """Wait until it connects; raises `TrainerDeathError` if the processes end before."""
-        assert self._process is not None and self._called is not None and self._server is not None
-        ended = asyncio.create_task(self._process.wait(), name="trainer-ended")
+    async def ask(self, payload: bytes) -> bytes:
+        """Rank 0's answer, to the first request as soon as it connects."""
+        assert self._rank_0 is not None
+        ended = asyncio.create_task(self.ended(), name="trainer-ended")
         try:
-            await asyncio.wait((self._called, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not self._called.done():
-                raise await self.death()
+            await asyncio.wait((self._rank_0, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not self._rank_0.done():
+                raise ended.result()
+            return await exchange_frames(*self._rank_0.result(), payload)
+        except (OSError, EOFError) as error:
+            await asyncio.wait((ended,), timeout=_END_TIMEOUT_S)
+            if not ended.done():
+                raise TrainerDeathError(
+                    f"the trainer closed the connection but is still running; see {self._log_path}"
+                ) from error
+            raise ended.result() from error
         finally:
             ended.cancel()
-            self._server.close()
-
-    async def ask(self, payload: bytes) -> bytes:
-        """Rank 0's answer to an encoded request; raises `TrainerDeathError` if there is none any more."""
-        assert self._called is not None
-        try:
-            return await exchange_frames(*self._called.result(), payload)
-        except (OSError, EOFError) as error:
-            raise await self.death() from error
 
     async def close(self) -> None:
         """End the processes."""
-        if self._called is not None and self._called.done():
-            self._called.result()[1].close()
+        if self._rank_0 is not None and self._rank_0.done():
+            self._rank_0.result()[1].close()
         if self._server is not None:
             self._server.close()
         if self._process is not None:
@@ -138,17 +131,8 @@ class LocalTrainer:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def death(self) -> TrainerDeathError:
-        """The error for a dead trainer: its exit status and the end of its log."""
-        process = self._process
-        assert process is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                return await self.ended()
-        return TrainerDeathError(f"the trainer closed the connection but is still running; see {process.log_path}")
-
     async def ended(self) -> TrainerDeathError:
-        """Wait for the end of the processes, and describe it."""
+        """Wait for the end of the processes; the error that says why."""
         assert self._process is not None
         status = await self._process.wait()
         tail = await asyncio.to_thread(self._process.log_tail)

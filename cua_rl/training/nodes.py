@@ -9,10 +9,11 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import Actor, ActorLost, Cluster, Node, Reservation, node_address, node_log_folder
+from cua_rl.cluster import Actor, ActorLost, Cluster, Node, Reservation, node_address, node_log_folder, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.training import wire
@@ -43,11 +44,11 @@ class ClusterTrainer:
         self._ends: list[asyncio.Task[Any]] = []
 
     async def open(self) -> None:
-        """Reserve the nodes, start their ranks, and wait until rank 0 is there.
+        """Reserve the nodes and start their ranks.
 
         Raises:
             ConfigError: for ten minutes there were too few nodes, or one lacks the model.
-            TrainerDeathError: ranks have ended, or a node is lost.
+            TrainerDeathError: a node is lost.
         """
         num_nodes = self._config.num_nodes or 1
         self._room = self._room or find_room(self._cluster.nodes(), num_nodes, self._config.num_processes)
@@ -68,7 +69,6 @@ class ClusterTrainer:
         starts = (self._call(node, "start", request, of) for node, of in zip(self._nodes, ranks, strict=True))
         logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
         self._ends = [asyncio.create_task(node.call("ended"), name="trainer-node") for node in self._nodes]
-        await self._call(self._nodes[0], "wait_for_rank_0")
 
     async def ask(self, payload: bytes) -> bytes:
         """Rank 0's answer to an encoded request; raises `TrainerDeathError` as soon as anything of a node has died."""
@@ -106,11 +106,6 @@ class TrainerNode:
     def __init__(self) -> None:
         self._ranks: LocalTrainer | None = None
 
-    @property
-    def _started(self) -> LocalTrainer:
-        assert self._ranks is not None
-        return self._ranks
-
     async def free_address(self) -> str:
         """An address of this node at which nothing listens."""
         host = node_address()
@@ -125,25 +120,30 @@ class TrainerNode:
         self._ranks = LocalTrainer(
             config, log_path, among_nodes={**_interfaces(), **variables}, arguments=(str(model_path),)
         )
-        await self._ranks.start()
+        await self._ranks.open()
         return f"{config.num_processes} processes on {node_address()}, log {log_path}"
-
-    async def wait_for_rank_0(self) -> None:
-        """Wait until it can be asked."""
-        await self._started.wait_for_rank_0()
 
     async def ask(self, payload: bytes) -> bytes:
         """Rank 0's answer."""
-        return await self._started.ask(payload)
+        assert self._ranks is not None
+        return await self._ranks.ask(payload)
 
     async def ended(self) -> None:
         """Wait for the end of the ranks, and raise it."""
-        raise await self._started.ended()
+        assert self._ranks is not None
+        raise await self._ranks.ended()
 
     async def close(self) -> None:
         """End the ranks."""
         if self._ranks is not None:
             await self._ranks.close()
+
+
+async def find_nodes(stack: AsyncExitStack, config: TrainerConfig, log_folder: Path) -> ClusterTrainer | None:
+    """The trainer's nodes, in a cluster that stays open as long as the stack; None trains on this machine."""
+    if config.num_nodes is None:
+        return None
+    return ClusterTrainer(config, await stack.enter_async_context(open_cluster(log_folder, num_cpus=0)))
 
 
 def find_room(nodes: Sequence[Node], num_nodes: int, num_processes: int | None) -> dict[str, float]:
