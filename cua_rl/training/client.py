@@ -40,7 +40,6 @@ class TrainingClient:
     def __init__(self, config: TrainerConfig, log_path: Path, endpoint: Endpoint | None = None) -> None:
         self._config = config
         self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
-        self._is_open = False
         self._lock = asyncio.Lock()
         self._exchanges: set[asyncio.Task[Any]] = set()
         self._journal = Journal()
@@ -130,7 +129,7 @@ class TrainingClient:
     async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
-            await self._open()
+            await self._endpoint.open()
             started = await self._ask(wire.Start(config=self._config), wire.Started)
         except BaseException:
             await self._close()
@@ -145,16 +144,8 @@ class TrainingClient:
         for exchange in self._exchanges:
             exchange.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
-        await self._disconnect()
-        await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
-
-    async def _open(self) -> None:
-        await self._endpoint.open()
-        self._is_open = True
-
-    async def _disconnect(self) -> None:
-        self._is_open = False
         await self._endpoint.close()
+        await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
 
     async def _ask(self, request: wire.Request, expected: type[_R]) -> _R:
         exchange = asyncio.create_task(self._exchange(request), name=f"trainer-{type(request).__name__}")
@@ -204,9 +195,9 @@ class TrainingClient:
                 self._config.max_restarts,
                 death,
             )
-            await self._disconnect()
+            await self._endpoint.close()
             try:
-                await self._open()
+                await self._endpoint.open()
                 for earlier, expected in self._journal.entries:
                     require_same(earlier, expected, await self._send(earlier))
             except TrainerDeathError as again:
@@ -229,8 +220,6 @@ class TrainingClient:
 
     async def _send(self, request: wire.Request) -> wire.Reply:
         """Send a request and read its answer; folders travel along where the trainer does not see ours."""
-        if not self._is_open:
-            raise TrainingError("expected a running trainer: use TrainingClient in an `async with` block")
         if self._endpoint.reads_our_files:
             return await self._answer(request)
         match request:

@@ -51,9 +51,7 @@ class TrainerConfig:
         None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
     )
     num_processes: int | None = setting(
-        None,
-        "data-parallel processes, with trainer.num_nodes of each node; None is one per GPU, one without GPUs",
-        at_least=1,
+        None, "data-parallel processes (of each node); None is one per GPU of the trainer, one without GPUs", at_least=1
     )
     num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", at_least=1)
     sharding: Sharding | None = setting(
@@ -72,10 +70,7 @@ class TrainerConfig:
         1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
     )
     num_nodes: int | None = setting(
-        None,
-        "nodes of the Ray cluster at RAY_ADDRESS that train together (docs/more_machines.md); None trains on this "
-        "machine",
-        at_least=1,
+        None, "nodes of a Ray cluster that train (docs/more_machines.md); None trains on this machine", at_least=1
     )
     max_restarts: int = setting(
         2,

@@ -23,10 +23,8 @@ _END_TIMEOUT_S = 10.0
 class Endpoint(Protocol):
     """The trainer's processes, as the client sees them; after a death they are closed and opened again."""
 
-    @property
-    def reads_our_files(self) -> bool:
-        """Whether a path means the same to them as to the controller."""
-        ...
+    reads_our_files: bool
+    """Whether a path means the same to them as to the controller."""
 
     async def open(self) -> None:
         """Start the processes; raises `TrainerDeathError` if that fails."""
@@ -98,7 +96,11 @@ class LocalTrainer:
             environment=self._environment,
         )
         self._rank_0 = called = asyncio.get_running_loop().create_future()
-        self._server = await asyncio.start_unix_server(lambda *streams: called.set_result(streams), socket_path)
+
+        def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            called.set_result((reader, writer))
+
+        self._server = await asyncio.start_unix_server(answer, socket_path)
         await self._process.start()
 
     async def ask(self, payload: bytes) -> bytes:

@@ -37,11 +37,11 @@ class WorkerLink:
         self._connection.sendall(payload)
 
     def receive(self) -> bytearray:
-        """An encoded request; raises `EOFError` if the controller has ended, and `OSError` if the connection broke."""
-        (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
-        return self._read_exactly(length)
+        """An encoded request, or nothing if the controller has closed the connection."""
+        header = self._read(_LENGTH.size)
+        return self._read(*_LENGTH.unpack(header)) if header else header
 
-    def _read_exactly(self, length: int) -> bytearray:
+    def _read(self, length: int) -> bytearray:
         if length > _MAX_FRAME_BYTES:
             raise ConnectionError(f"expected a frame of at most {_MAX_FRAME_BYTES} bytes, got one of {length}")
         buffer = bytearray(length)
@@ -49,6 +49,6 @@ class WorkerLink:
         while read < length:
             count = self._connection.recv_into(view[read:])
             if count == 0:
-                raise EOFError("the controller closed the connection")
+                return bytearray()
             read += count
         return buffer

@@ -58,15 +58,15 @@ class ClusterTrainer:
         for index in range(num_nodes):
             bundle = (self._reservation, index)
             self._nodes.append(self._cluster.start(TrainerNode, num_cpus=num_cpus, num_gpus=num_gpus, bundle=bundle))
-        variables = {
-            "NUM_NODES": str(num_nodes),
+        meeting = {
             MEETING_VARIABLE: await self._call(self._nodes[0], "free_address"),
             MEETING_TOKEN_VARIABLE: secrets.token_hex(32),
         }
-        config = with_values(self._config, num_processes=int(num_cpus + num_gpus), gpu_names=())
-        request = encode(wire.Start(config=config))
-        ranks = [variables | {"NODE_RANK": str(index)} for index in range(num_nodes)]
-        starts = (self._call(node, "start", request, of) for node, of in zip(self._nodes, ranks, strict=True))
+        request = encode(wire.Start(config=with_values(self._config, num_processes=int(num_cpus + num_gpus))))
+        starts = (
+            self._call(node, "start", request, meeting | {"NUM_NODES": str(num_nodes), "NODE_RANK": str(index)})
+            for index, node in enumerate(self._nodes)
+        )
         logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
         self._ends = [asyncio.create_task(node.call("ended"), name="trainer-node") for node in self._nodes]
 

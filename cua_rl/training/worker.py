@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,27 +36,17 @@ def main(arguments: list[str]) -> int:
     refuse_inspection()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    socket_path = Path(arguments[0])
-    meeting = Meeting.from_environment(os.environ)
-    model = Path(arguments[1]) if len(arguments) > 1 else None
-    ranks = Ranks.meet(meeting or socket_path.parent, Place.from_environment(os.environ))
-    serve_ranks(ranks, lambda: _call(socket_path), model)
-    return 0
-
-
-def _call(socket_path: Path) -> WorkerLink:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(socket_path))
-    return WorkerLink(connection)
-
-
-def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | None = None) -> None:
-    """Rank 0 connects to the controller and passes its requests on to the others."""
+    socket_path, model = Path(arguments[0]), Path(arguments[1]) if len(arguments) > 1 else None
+    where = Meeting.from_environment(os.environ) or socket_path.parent
+    ranks = Ranks.meet(where, Place.from_environment(os.environ))
     if ranks.rank == 0:
-        serve(connect(), ranks, model)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(socket_path))
+            serve(WorkerLink(connection), ranks, model)
     else:
         follow(ranks, model)
     ranks.close()
+    return 0
 
 
 def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
@@ -68,22 +57,13 @@ def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
     worker = _Worker(ranks, model)
     while True:
         with ranks.together():
-            request = _receive(link)
+            request = link.receive()
         ranks.next_request(request)
         if not request:
             return
         reply = worker.reply(request)
         with ranks.together(), suppress(BrokenPipeError):  # it closed the connection, as the next read says
             link.send(reply)
-
-
-def _receive(link: WorkerLink) -> bytearray:
-    """The next request, or nothing if the controller has closed the connection."""
-    try:
-        return link.receive()
-    except EOFError as error:
-        logger.info("the controller is gone: %s", error)
-        return bytearray()
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:

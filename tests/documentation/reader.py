@@ -235,17 +235,23 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
         case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
-        case ["ray", command, *options] if find_spec("ray") is not None:
-            said = subprocess.run([sys.executable, "-m", "ray.scripts.scripts", command, "--help"], capture_output=True)
-            unknown = [word for word in options if word.partition("=")[0] not in said.stdout.decode().split()]
-            if unknown:
-                raise WrongExample(f"expected options of ray {command}, got {unknown}")
-        case ["ray", *_]:
-            pass  # an extra that the tests may do without
+        case ["ray", *arguments]:
+            _check_ray(arguments)
         case ["pre-commit", "install"] if (ROOT / ".pre-commit-config.yaml").is_file():
             pass
         case _:
             raise WrongExample(f"expected a rule for {words[0]!r} in tests/documentation/reader.py, got none")
+
+
+def _check_ray(arguments: Sequence[str]) -> None:
+    """Ray, if it is installed, has the command and its options."""
+    if find_spec("ray") is None:
+        return  # an extra that the tests do without
+    command = [sys.executable, "-m", "ray.scripts.scripts", arguments[0], "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    unknown = [word for word in arguments[1:] if word.partition("=")[0] not in known]
+    if unknown or not known:
+        raise WrongExample(f"expected options of ray {arguments[0]}, got {unknown}")
 
 
 def _check_deployment(words: Sequence[str]) -> None:
