@@ -146,7 +146,7 @@ async def start_trainer(exam: Examination) -> Finding:
     """The trainer loads the model, on its GPUs where it has some."""
     config, logs = exam.prepared.config.trainer, exam.folder / "logs"
     nodes = await find_nodes(exam.stack, config, logs)
-    exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, logs / "trainer.log", nodes))
+    exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, logs / "trainer.log", endpoint=nodes))
     exam.there.add("trainer")
     if config.num_nodes is not None:  # Ray decides on GPUs
         return finding_of(f"nodes of the cluster: {config.num_nodes}")

@@ -92,7 +92,7 @@ async def _start_trainer(
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
     config, logs = prepared.config.trainer, folder.path / "logs"
-    client = TrainingClient(config, logs / "trainer.log", await find_nodes(stack, config, logs))
+    client = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)

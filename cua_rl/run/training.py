@@ -154,7 +154,7 @@ async def _start_engine(
     config, logs = prepared.config.trainer, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
-    trainer = TrainingClient(config, logs / "trainer.log", await find_nodes(stack, config, logs))
+    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

@@ -37,7 +37,7 @@ class TrainingClient:
         TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
-    def __init__(self, config: TrainerConfig, log_path: Path, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, config: TrainerConfig, log_path: Path, *, endpoint: Endpoint | None = None) -> None:
         self._config = config
         self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
         self._lock = asyncio.Lock()

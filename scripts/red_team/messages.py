@@ -136,7 +136,7 @@ async def _answer_controller(trap: Path) -> bool:
     """Whether a controller that asks a trainer got a pickle as the answer."""
     trainer = _PickledAnswers(trap)
     with suppress(CuaError):
-        async with TrainingClient(TrainerConfig(), trap.with_name("trainer.log"), trainer):
+        async with TrainingClient(TrainerConfig(), trap.with_name("trainer.log"), endpoint=trainer):
             pass
     return trainer.num_answers == 1
 

@@ -87,7 +87,7 @@ def _name(request: wire.Request) -> str:
 
 def _client(nodes: FakeNodes, tmp_path: Path, max_restarts: int = 2) -> TrainingClient:
     config = TrainerConfig(model_path=tmp_path, num_nodes=1, max_restarts=max_restarts)
-    return TrainingClient(config, tmp_path / "logs" / "trainer.log", nodes)
+    return TrainingClient(config, tmp_path / "logs" / "trainer.log", endpoint=nodes)
 
 
 async def _train(client: TrainingClient, number: int) -> None:

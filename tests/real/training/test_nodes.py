@@ -141,7 +141,7 @@ async def trainer_on(config: TrainerConfig, folder: Path) -> AsyncGenerator[Trai
     """A trainer on the nodes of the cluster at RAY_ADDRESS."""
     async with AsyncExitStack() as stack:
         nodes = await find_nodes(stack, config, folder)
-        yield await stack.enter_async_context(TrainingClient(config, folder / "logs" / "trainer.log", nodes))
+        yield await stack.enter_async_context(TrainingClient(config, folder / "logs" / "trainer.log", endpoint=nodes))
 
 
 async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_death(
