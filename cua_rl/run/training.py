@@ -53,7 +53,7 @@ from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
 from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
-from cua_rl.workers.worker_config import LINGER_S
+from cua_rl.workers.worker import LINGER_S
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,10 @@ async def _run(
         url = await open_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
-        image_token_id, linger_s = prepared.renderer.image_token_id, LINGER_S if prepared.config.has_workers else 0.0
+        image_token_id, linger_s = (
+            prepared.renderer.image_token_id,
+            LINGER_S if prepared.config.rollout_workers else 0.0,
+        )
         own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
         recorder = await send_events(stack, own, prepared.monitor, folder.path, image_token_id)
         if prepared.config.trace:
