@@ -2,7 +2,8 @@
 
 A cluster runs whatever it is sent, so all of them ask for a token. With RAY_ADDRESS a run uses that cluster, whose
 token and TLS are set by Ray's own variables (RAY_AUTH_*, RAY_USE_TLS, RAY_TLS_*). Without, it starts one: a token of
-its own, every port on loopback, everything in a temporary folder, and processes that cannot outlive the run.
+its own, every port on loopback, everything in a temporary folder, no secret of the run in the environment of its
+processes, and none that outlives the run.
 
 The only module that knows Ray, which is imported when a cluster is opened.
 """
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from cua_rl.host.masking import make_key, remember_secrets
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.host.users import computing_environment
 from cua_rl.types.errors import ConfigError, CuaError, boundary
 
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
@@ -197,7 +199,8 @@ async def open_cluster(
         address = environ.get("RAY_ADDRESS", "")
         if not address:
             address, variables = await _start_cluster(stack, log_folder / "ray.log", num_cpus, num_gpus, environ)
-            stack.callback(_replace_variables, _replace_variables(variables))
+            os.environ.update(variables)  # Ray reads them; without RAY_ADDRESS nobody else needs them
+            stack.callback(_forget, variables)
         ray: Any = await asyncio.to_thread(_connect, address)
         stack.push_async_callback(asyncio.to_thread, ray.shutdown)
         yield Cluster(ray, address, is_local=not environ.get("RAY_ADDRESS"))
@@ -227,7 +230,7 @@ async def _start_cluster(
         name="ray",
         log_path=log_path,
         # the machine's memory is not the cluster's alone: it ends no worker because others need much
-        environment={**environ, **variables, "RAY_memory_monitor_refresh_ms": "0"},
+        environment={**computing_environment(environ), **variables, "RAY_memory_monitor_refresh_ms": "0"},
     )
     await stack.enter_async_context(program)
     written = folder / "ray_current_cluster"
@@ -245,15 +248,9 @@ async def _start_cluster(
     return written.read_text().strip(), variables
 
 
-def _replace_variables(variables: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables of this process, which Ray reads; returns what they were."""
-    before = {name: os.environ.get(name) for name in variables}
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    return before
+def _forget(variables: Collection[str]) -> None:
+    for name in variables:
+        os.environ.pop(name, None)
 
 
 def _connect(address: str) -> Any:

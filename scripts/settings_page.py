@@ -25,7 +25,6 @@ from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
-from cua_rl.workers.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -45,7 +44,6 @@ RECIPES = (
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="plan", config_class=PlanConfig),
-    Recipe(module="rollout_worker", config_class=WorkerConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_model", config_class=ServeModelConfig, presets=SERVE_PRESETS),
     Recipe(module="serve_monitor", config_class=MonitorConfig),

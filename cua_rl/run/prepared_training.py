@@ -11,7 +11,7 @@ from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
-from cua_rl.host.processes import free_port, is_loopback
+from cua_rl.host.processes import free_port
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform, visible_gpus
 from cua_rl.machine.machine import find_machine
@@ -26,7 +26,6 @@ from cua_rl.run.judge import prepare_judge
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
-from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.checkpoints import find_checkpoint
@@ -46,7 +45,6 @@ from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.types.errors import ConfigError
-from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +215,6 @@ def _require_free_ports(config: CLIConfig) -> None:
         "server": config.server.port,
         "gateway": config.gateway.port,
         "monitor": config.monitor.port,
-        "workers": config.workers.port,
     }
     for group, port in ports.items():
         if port is None:
@@ -269,22 +266,15 @@ def check_learning(config: CLIConfig) -> None:
 
 def check_workers(config: CLIConfig, environment: Environment, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings of workers that cannot work."""
-    host, num_workers = config.workers.host, config.rollout_workers
-    num_characters = len(environ.get(TOKEN_VARIABLE, ""))
-    # a short one is refused on loopback too: a proxy may stand before it
-    if num_characters < MIN_TOKEN_CHARACTERS and (num_characters or not is_loopback(host)):
-        raise ConfigError(
-            f"workers.host: expected a token of at least {MIN_TOKEN_CHARACTERS} random characters where other machines "
-            f"can register, got {num_characters or 'none'} for {host!r}; set {TOKEN_VARIABLE} for the run and for its "
-            "workers"
-        )
-    if num_workers and config.workers.launcher == "ray":
-        require_ray(environ)
     if environment.check_workers is not None:
-        environment.check_workers(num_workers, config.devices)
-    listening = with_values(config.gateway, allowed_media_domains=[])
-    if config.has_workers and listening != GatewaySettings():
+        environment.check_workers(config.rollout_workers, config.devices)
+    if not config.rollout_workers:
+        return
+    check_cluster("rollout_workers", environ)
+    gateway = config.gateway
+    if gateway.port is not None or gateway.public_url is not None:
         raise ConfigError(
-            "gateway: expected no host, port or public_url with rollout workers, which have a gateway each, got "
-            f"{listening!r}; give them to each worker that is started by hand"
+            "gateway: expected no port or public_url with rollout workers, which have a gateway each, got "
+            f"port={gateway.port!r} and public_url={gateway.public_url!r}; leave them out: with gateway.host=0.0.0.0 "
+            "agents reach each at the address of its machine and a free port"
         )

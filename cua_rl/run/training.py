@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cua_rl.cluster import Cluster, open_cluster
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
@@ -54,7 +55,7 @@ from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
 from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
-from cua_rl.workers.worker_config import LINGER_S
+from cua_rl.workers.worker import LINGER_S
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,10 @@ async def _run(
         url = await open_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
-        image_token_id, linger_s = prepared.renderer.image_token_id, LINGER_S if prepared.config.has_workers else 0.0
+        image_token_id, linger_s = (
+            prepared.renderer.image_token_id,
+            LINGER_S if prepared.config.rollout_workers else 0.0,
+        )
         own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
         recorder = await send_events(stack, own, prepared.monitor, folder.path, image_token_id)
         if prepared.config.trace:
@@ -129,8 +133,9 @@ async def _run(
             devices = await open_local_devices(stack, prepared)
             memory = await load_memory(prepared.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
-                engine = await _start_engine(stack, prepared, folder, checkpoint)
-            rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices)
+                cluster = await _open_cluster(stack, prepared.config, folder.path / "logs")
+                engine = await _start_engine(stack, prepared, folder, checkpoint, cluster)
+            rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices, cluster)
             ready = time.monotonic()
             report.display.begin_steps()
             settings = _loop_settings(prepared, first_step, resumed.owed_evaluations, curve)
@@ -147,14 +152,25 @@ class Engine:
     sampler: SamplingClient
 
 
+async def _open_cluster(stack: AsyncExitStack, config: CLIConfig, log_folder: Path) -> Cluster | None:
+    """The cluster of rollout workers and of the trainer's nodes; None without either."""
+    if not config.rollout_workers and config.trainer.num_nodes is None:
+        return None
+    return await stack.enter_async_context(open_cluster(log_folder, num_cpus=config.rollout_workers))
+
+
 async def _start_engine(
-    stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
+    stack: AsyncExitStack,
+    prepared: PreparedTraining,
+    folder: LogDirectory,
+    checkpoint: Checkpoint | None,
+    cluster: Cluster | None,
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     config, logs = prepared.config.trainer, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
-    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
+    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs, cluster))
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

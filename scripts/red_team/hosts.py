@@ -33,7 +33,6 @@ ROW = 15
 _START_S = 240.0
 SECRETS = {
     "VLLM_API_KEY": "key-of-the-model-server",
-    "ROLLOUT_WORKER_TOKEN": "token-of-the-workers",
     "MONITOR_READ_TOKEN": "token-to-read-the-monitor",
 }
 QUESTIONS = (
@@ -41,8 +40,8 @@ QUESTIONS = (
         ("GET", path)
         for path in ("/v1/models", "/health", "/metrics", "/openapi.json", "/cua_rl/adapters", "/api/runs")
     ),
-    *(("POST", path) for path in ("/v1/load_lora_adapter", "/tokenize", "/v1/completions", "/workers")),
-    *(("POST", path) for path in ("/workers/1/orders", "/rollouts/1/v1/responses", "/api/session")),
+    *(("POST", path) for path in ("/v1/load_lora_adapter", "/tokenize", "/v1/completions")),
+    *(("POST", path) for path in ("/rollouts/1/v1/responses", "/api/session")),
     *(("POST", path) for path in ("/api/ingest/batch", "/api/runs/1/rollouts/1/overrides")),
     *(("PUT", path) for path in ("/cua_rl/adapters/policy-1/adapter_config.json",)),
 )
@@ -92,21 +91,12 @@ def programs(host: SecondHost) -> Sequence[Program]:
             name="run",
             words=(
                 *(f"{recipes}.train", f"base_url=http://{here}:8000"),
-                *(f"workers.host={here}", "workers.port=8300", "agent=external", "agent.command=sleep 900"),
+                *("rollout_workers=1", f"gateway.host={here}", "agent=external", "agent.command=sleep 900"),
                 *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
                 *("monitor=false", "log_path=run"),
             ),
-            secret="ROLLOUT_WORKER_TOKEN",
-            says=f"other machines can connect to http://{here}:8300",
-        ),
-        Program(
-            name="worker",
-            words=(
-                *(f"{recipes}.rollout_worker", f"controller=http://{here}:8300", "device_slots=2"),
-                f"gateway.host={here}",
-            ),
-            secret="ROLLOUT_WORKER_TOKEN",
-            says=f"other machines can connect to http://{here}:",
+            secret="CUA_RL_TRAINER_TOKEN",
+            says="run run in ",
         ),
     )
 
