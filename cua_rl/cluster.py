@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ from cua_rl.types.errors import ConfigError, CuaError, boundary
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 # what Ray does on macOS: nodes on loopback alone, whatever the address of the machine
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+PACKAGE = Path(__file__).parent
 _START_S, _POLL_S = 120.0, 0.1
 _RESERVE_POLL_S = 1.0
 _OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
@@ -170,6 +172,16 @@ def node_log_folder() -> Path:
     ray: Any = import_module("ray")
     context = ray.get_runtime_context()
     return Path(context.get_temp_dir(), context.get_session_name(), "logs")
+
+
+def digest_of(*paths: Path) -> str:
+    """Changes with the content of files, or with the files of folders: members of a cluster compare what they have."""
+    total = sha256()
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                total.update(file.relative_to(path).as_posix().encode() + sha256(file.read_bytes()).digest())
+    return total.hexdigest()
 
 
 def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -13,7 +13,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import Actor, ActorLost, Cluster, Node, Reservation, node_address, node_log_folder, open_cluster
+from cua_rl.cluster import (
+    PACKAGE,
+    Actor,
+    ActorLost,
+    Cluster,
+    Node,
+    Reservation,
+    digest_of,
+    node_address,
+    node_log_folder,
+    open_cluster,
+)
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.training import wire
@@ -63,8 +74,9 @@ class ClusterTrainer:
             MEETING_TOKEN_VARIABLE: secrets.token_hex(32),
         }
         request = encode(wire.Start(config=with_values(self._config, num_processes=int(num_cpus + num_gpus))))
+        code = await asyncio.to_thread(digest_of, PACKAGE)
         starts = (
-            self._call(node, "start", request, meeting | {"NUM_NODES": str(num_nodes), "NODE_RANK": str(index)})
+            self._call(node, "start", code, request, meeting | {"NUM_NODES": str(num_nodes), "NODE_RANK": str(index)})
             for index, node in enumerate(self._nodes)
         )
         logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
@@ -111,8 +123,10 @@ class TrainerNode:
         host = node_address()
         return f"{host}:{free_port(host=host)}"
 
-    async def start(self, request: bytes, variables: Mapping[str, str]) -> str:
+    async def start(self, code: str, request: bytes, variables: Mapping[str, str]) -> str:
         """Start the ranks that a `Start` describes; returns where they are."""
+        if await asyncio.to_thread(digest_of, PACKAGE) != code:
+            raise ConfigError(f"expected the run's code of cua_rl on {node_address()}, got another; install the same")
         config: TrainerConfig = decode(request, wire.Start).config
         model_path = await asyncio.to_thread(_find_model, config.model_path)
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, which knows nothing of the ranks

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-import cua_rl
-from cua_rl.cluster import node_address
+from cua_rl.cluster import PACKAGE, digest_of, node_address
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
@@ -261,21 +260,11 @@ def identify(config: CLIConfig, model_path: Path, tasks: TaskSet) -> dict[str, s
     files = [Path(str(name)).expanduser() for name in named if name is not None]
     reward = find_spec(config.reward.partition(":")[0]) if ":" in config.reward else None
     return {
-        "code": _digest(Path(cua_rl.__file__).parent),
-        "task files": _digest(*files) + sha256(repr(tasks.task_ids).encode()).hexdigest(),
-        "model": _digest(*(file for pattern in _MODEL_FILES for file in sorted(model_path.glob(pattern)))),
-        "reward function": "" if reward is None or reward.origin is None else _digest(Path(reward.origin)),
+        "code": digest_of(PACKAGE),
+        "task files": digest_of(*files) + sha256(repr(tasks.task_ids).encode()).hexdigest(),
+        "model": digest_of(*(file for pattern in _MODEL_FILES for file in sorted(model_path.glob(pattern)))),
+        "reward function": "" if reward is None or reward.origin is None else digest_of(Path(reward.origin)),
     }
-
-
-def _digest(*paths: Path) -> str:
-    """Changes with the content of files, or with the files of folders."""
-    total = sha256()
-    for path in paths:
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                total.update(file.relative_to(path).as_posix().encode() + sha256(file.read_bytes()).digest())
-    return total.hexdigest()
 
 
 async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
