@@ -203,9 +203,9 @@ def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None
 async def open_cluster(
     log_folder: Path, *, num_cpus: int, num_gpus: int = 0, environ: Mapping[str, str] = os.environ
 ) -> AsyncGenerator[Cluster]:
-    """The cluster at RAY_ADDRESS, or one of this machine with this room; its actors end with the block.
+    """The cluster at RAY_ADDRESS, or one of this machine with this room; its actors end with the outermost block.
 
-    One at a time in a process. Raises `ConfigError` if it cannot be reached.
+    Raises `ConfigError` if it cannot be reached.
     """
     async with AsyncExitStack() as stack:
         address = environ.get("RAY_ADDRESS", "")
@@ -213,8 +213,10 @@ async def open_cluster(
             address, variables = await _start_cluster(stack, log_folder / "ray.log", num_cpus, num_gpus, environ)
             os.environ.update(variables)  # Ray reads them; without RAY_ADDRESS nobody else needs them
             stack.callback(_forget, variables)
-        ray: Any = await asyncio.to_thread(_connect, address)
-        stack.push_async_callback(asyncio.to_thread, ray.shutdown)
+        ray: Any = await asyncio.to_thread(import_module, "ray")
+        if not ray.is_initialized():  # several parts of a run may use the same cluster
+            await asyncio.to_thread(_connect, ray, address)
+            stack.push_async_callback(asyncio.to_thread, ray.shutdown)
         yield Cluster(ray, address, is_local=not environ.get("RAY_ADDRESS"))
 
 
@@ -230,13 +232,8 @@ async def _start_cluster(
     program = OwnedProcess(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
-            *(
-                "--node-ip-address=127.0.0.1",
-                f"--temp-dir={folder}",
-                f"--num-cpus={num_cpus}",
-                f"--num-gpus={num_gpus}",
-            ),
-            *(f"--object-store-memory={_OBJECT_STORE_BYTES}", "--disable-usage-stats", "--no-monitor"),
+            *("--node-ip-address=127.0.0.1", f"--temp-dir={folder}", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+            *(f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", "--disable-usage-stats", "--no-monitor"),
             *("--include-dashboard=false", "--include-log-monitor=false", "--ray-client-server-port=0"),
         ],
         name="ray",
@@ -265,10 +262,9 @@ def _forget(variables: Collection[str]) -> None:
         os.environ.pop(name, None)
 
 
-def _connect(address: str) -> Any:
+def _connect(ray: Any, address: str) -> None:
     """Connect this process; in a thread, because in the main thread Ray would take SIGTERM for itself."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    ray: Any = import_module("ray")
     core: Any = import_module("ray._raylet")
     # an earlier cluster of this process had another token, which Ray keeps
     core.Config.initialize("")
@@ -277,4 +273,3 @@ def _connect(address: str) -> Any:
         ConfigError, f"expected a Ray cluster with this token at {address}, whose node is on this machine too"
     ):
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="cua_rl")
-    return ray

@@ -159,7 +159,6 @@ class RolloutWorker:
 
     async def _work(self, opened: "asyncio.Future[Workplace]") -> None:
         async with self._open_place() as place:
-            freeze_loaded_objects()
             opened.set_result(place)
             await self._over.wait()
             for running in self._running.values():
@@ -235,6 +234,7 @@ async def open_workplace(
             recorder=recorder,
         )
         make_runner = await stack.enter_async_context(runners)
+        freeze_loaded_objects()
         yield Workplace(
             runner=make_runner(),
             recorder=recorder,
