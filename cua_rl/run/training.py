@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import Cluster, open_cluster
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
@@ -131,9 +130,8 @@ async def _run(
             devices = await open_local_devices(stack, prepared)
             memory = await load_memory(prepared.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
-                cluster = await _open_cluster(stack, prepared.config, folder.path / "logs")
-                engine = await _start_engine(stack, prepared, folder, checkpoint, cluster)
-            rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices, cluster)
+                engine = await _start_engine(stack, prepared, folder, checkpoint)
+            rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()
             settings = _loop_settings(prepared, first_step, resumed.owed_evaluations, curve)
@@ -150,25 +148,14 @@ class Engine:
     sampler: SamplingClient
 
 
-async def _open_cluster(stack: AsyncExitStack, config: CLIConfig, log_folder: Path) -> Cluster | None:
-    """The cluster of rollout workers and of the trainer's nodes; None without either."""
-    if not config.rollout_workers and config.trainer.num_nodes is None:
-        return None
-    return await stack.enter_async_context(open_cluster(log_folder, num_cpus=config.rollout_workers))
-
-
 async def _start_engine(
-    stack: AsyncExitStack,
-    prepared: PreparedTraining,
-    folder: LogDirectory,
-    checkpoint: Checkpoint | None,
-    cluster: Cluster | None,
+    stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     config, logs = prepared.config.trainer, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
-    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs, cluster))
+    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

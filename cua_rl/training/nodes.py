@@ -153,13 +153,11 @@ class TrainerNode:
             await self._ranks.close()
 
 
-async def find_nodes(
-    stack: AsyncExitStack, config: TrainerConfig, log_folder: Path, cluster: Cluster | None = None
-) -> ClusterTrainer | None:
-    """The trainer's nodes, in a cluster that is open or stays so as long as the stack; None trains on this machine."""
+async def find_nodes(stack: AsyncExitStack, config: TrainerConfig, log_folder: Path) -> ClusterTrainer | None:
+    """The trainer's nodes, in a cluster that stays open as long as the stack; None trains on this machine."""
     if config.num_nodes is None:
         return None
-    return ClusterTrainer(config, cluster or await stack.enter_async_context(open_cluster(log_folder, num_cpus=0)))
+    return ClusterTrainer(config, await stack.enter_async_context(open_cluster(log_folder, num_cpus=0)))
 
 
 def find_room(nodes: Sequence[Node], num_nodes: int, num_processes: int | None) -> dict[str, float]:

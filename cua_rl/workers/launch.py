@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
-from cua_rl.cluster import ActorLost, Cluster
+from cua_rl.cluster import ActorLost, Cluster, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import Recorder
@@ -61,9 +61,8 @@ async def open_rollouts(
     own: DatabaseRecorder,
     url: str,
     devices: OpenDevices | None,
-    cluster: Cluster | None,
 ) -> Rollouts:
-    """What runs the rollouts, on `devices` or in workers of the cluster.
+    """What runs the rollouts, on `devices` or in workers.
 
     Workers write to the database themselves; if `recorder` is not only `own`, others learn of rollouts at their end.
     """
@@ -81,7 +80,8 @@ async def open_rollouts(
         make = await stack.enter_async_context(runners)
         # of their own each: evaluations and training share the devices
         return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
-    assert cluster is not None, "a run with workers opens one"
+    num_cpus = prepared.config.rollout_workers
+    cluster = await stack.enter_async_context(open_cluster(prepared.log_path / "logs", num_cpus=num_cpus))
     workers = await stack.enter_async_context(open_workers(cluster, prepared, sampler, recorder, own, url))
     runner = workers if recorder is own else ReportingRunner(workers, recorder, prepared.config.max_turns)
     return Rollouts(
