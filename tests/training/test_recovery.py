@@ -28,6 +28,8 @@ class FakeRank:
         match request:
             case wire.Start():
                 return wire.Started(device="cpu", num_trainable_parameters=1)
+            case wire.Forward():
+                return wire.ForwardOutput(training_logprobs=())
             case wire.ForwardBackward(loss=loss):
                 self._has_gradient = loss.name != "gspo"
                 if self._has_gradient:
