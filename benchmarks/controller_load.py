@@ -25,9 +25,9 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from uuid import UUID
 from zlib import crc32
 
 import psutil
@@ -35,6 +35,7 @@ import uvicorn
 
 from benchmarks.async_against_sync import SlowPolicy
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.cluster import Actor, open_cluster
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
@@ -43,7 +44,6 @@ from cua_rl.database.writer import write_worker_events
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
-from cua_rl.host.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.planning.fleet import Spread
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
@@ -58,18 +58,15 @@ from cua_rl.run.rollouts import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.sampling.server import ExternalServer, ServedModel, VllmServer
 from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.rollout import AdapterRef, Datum, Reward, SamplingParams
-from cua_rl.workers.remote import RemoteRunner
-from cua_rl.workers.worker import Workplace, open_link, work
-from cua_rl.workers.worker_app import make_worker_app
-from cua_rl.workers.worker_config import FLUSH_LINGER_S, LINGER_S
-from cua_rl.workers.worker_wire import PlannedRollout, WorkerSetup
+from cua_rl.workers.fleet import End, Fleet
+from cua_rl.workers.worker import FLUSH_LINGER_S, LINGER_S, RolloutWorker, Workplace
 from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm
@@ -80,7 +77,6 @@ NUM_SCREENS = 32
 WATCH_S = 10.0
 MAX_LAG = 6
 SLEEP_S = 0.05  # one of 10 ms costs as much processor time as what it measures: 1 % of a core
-TOKEN = "token-of-the-benchmark"
 CLICK = '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [500, 125]}}\n</tool_call>'
 
 
@@ -294,16 +290,7 @@ async def start_runner(
         sampler.slow = options.slow
         return await make_runner(sampler, recorder, options)
     await recorder.flush()
-    setup = WorkerSetup(
-        settings={},
-        log_path=str(folder),
-        database_url=database_url,
-        training_id=recorder.inner.training_id or 0,
-        attempt_id=recorder.inner.attempt_id.hex,
-        servers=sampler.addresses,
-        namespace=sampler.namespace,
-    )
-    return await stack.enter_async_context(open_workers(options, sampler, recorder, setup, folder))
+    return await stack.enter_async_context(open_workers(options, sampler, recorder, database_url, folder))
 
 
 def load_demo(options: argparse.Namespace) -> TaskSet:
@@ -333,87 +320,91 @@ async def make_runner(sampler: SamplingClient, recorder: Recorder, options: argp
 
 @asynccontextmanager
 async def open_workers(
-    options: argparse.Namespace, sampler: SamplingClient, recorder: Recorder, setup: WorkerSetup, folder: Path
-) -> AsyncGenerator[RemoteRunner]:
-    """Workers as processes of their own, which write their figures to `folder` when the run is over."""
-    runner = RemoteRunner(sampler, recorder, lambda: setup)
-    async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
-        names = ("slow", "turns", "screen_kb")
-        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
-        command = [sys.executable, "-m", "benchmarks.controller_load", "--worker", url, *given]
-        slots = str(-(-options.rollouts // options.workers))
-        processes = [
-            await asyncio.create_subprocess_exec(
-                *command, "--rollouts", slots, "--figures", f"{folder}/worker-{n}.json"
+    options: argparse.Namespace,
+    sampler: SamplingClient,
+    recorder: CountingRecorder,
+    database_url: str,
+    folder: Path,
+) -> AsyncGenerator[Fleet]:
+    """Workers on a Ray cluster of this machine, which write their figures to `folder` when the run is over."""
+    names = [f"worker-{number}" for number in range(options.workers)]
+    fleet = Fleet(sampler, recorder, names)
+    given = argparse.Namespace(**{**vars(options), "rollouts": -(-options.rollouts // options.workers)})
+    async with open_cluster(folder, num_cpus=options.workers) as cluster:
+        actors: list[Actor] = []
+        serving: list[asyncio.Task[End]] = []
+        for name in names:
+            opening = partial(
+                open_place,
+                given,
+                sampler.addresses[0],
+                sampler.namespace,
+                database_url,
+                recorder.inner.scope,
+                folder / f"{name}.json",
             )
-            for n in range(options.workers)
-        ]
-        watching = asyncio.create_task(runner.watch())
-        while len(runner.workers) < options.workers:  # noqa: ASYNC110 - nothing else waits for them
-            await asyncio.sleep(0.1)
+            actor = cluster.start(RolloutWorker, name, given.rollouts, opening, max_concurrency=2 * given.rollouts)
+            await actor.call("open")
+            actors.append(actor)
+            serving.append(asyncio.create_task(fleet.serve(name, given.rollouts, actor)))
         try:
-            yield runner
+            yield fleet
         finally:
-            runner.end()
-            await asyncio.gather(*(process.wait() for process in processes))
-            watching.cancel()
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.gather(*(actor.call("close") for actor in actors))
 
 
-async def be_worker(options: argparse.Namespace) -> None:
-    """A rollout worker with phones that are far away."""
+@asynccontextmanager
+async def open_place(
+    options: argparse.Namespace,
+    served: tuple[str, str | None, ServedModel],
+    namespace: str,
+    database_url: str,
+    scope: Scope,
+    figures: Path,
+) -> AsyncGenerator[Workplace]:
+    """What a rollout worker needs, with phones that are far away."""
     templates = {template.task_id: template for template in load_demo(options).templates}
 
-    def make_job(planned: PlannedRollout) -> RolloutJob:
-        return RolloutJob(
-            source=planned.source,
-            group_id=planned.group_id,
-            group_index=planned.group_index,
-            member_index=planned.member_index,
-            task=templates[planned.task_id].make_task(planned.seed),
-            params=planned.params,
-            adapter=planned.adapter,
-            rollout_id=planned.rollout_id,
-        )
+    def complete_job(job: RolloutJob) -> RolloutJob:
+        return replace(job, task=templates[job.task.task_id].make_task(job.task.seed))
 
-    token_id = make_renderer(TINY_QWEN3_VL).image_token_id
-    async with open_link(options.worker, TOKEN, patience_s=60.0) as link:
-        setup = (await link.register(f"worker-{os.getpid()}", options.rollouts)).setup
-        scope = Scope(image_token_id=token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id)
-        (address, key, _), *_ = setup.servers
-        async with (
-            ExternalServer(address, api_key=key) as server,
-            SlowSampler(server, namespace=setup.namespace) as sampler,
-            DatabaseRecorder(
-                setup.database_url,
-                image_token_id=token_id,
-                scope=scope,
-                write=write_worker_events,
-                linger_s=LINGER_S,
-                flush_linger_s=FLUSH_LINGER_S,
-            ) as database,
-        ):
-            sampler.slow = options.slow
-            recorder = CountingRecorder(database)
-            runner = await make_runner(sampler, recorder, options)
-            freeze_loaded_objects()
-            lags_s: list[float] = []
-            watched = Watched()
-            watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
-            cpu = time.process_time()
-            await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_job=make_job))
-            for watcher in watchers:
-                watcher.cancel()
-            figure = {
-                "figure": "worker_turns",
-                "num_turns": recorder.num_turns,
-                "num_clicks": recorder.num_clicks,
-                "most_screens": recorder.most_screens,
-                "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
-                "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
-                "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
-                **asdict(watched),
-            }
-            await asyncio.to_thread(Path(options.figures).write_text, json.dumps(figure))
+    address, key, _ = served
+    async with (
+        ExternalServer(address, api_key=key) as server,
+        SlowSampler(server, namespace=namespace) as sampler,
+        DatabaseRecorder(
+            database_url,
+            image_token_id=scope.image_token_id,
+            scope=scope,
+            write=write_worker_events,
+            linger_s=LINGER_S,
+            flush_linger_s=FLUSH_LINGER_S,
+        ) as database,
+    ):
+        sampler.slow = options.slow
+        recorder = CountingRecorder(database)
+        runner = await make_runner(sampler, recorder, options)
+        lags_s: list[float] = []
+        watched = Watched()
+        watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
+        cpu = time.process_time()
+        yield Workplace(runner=runner, recorder=recorder, policies=sampler, complete_job=complete_job)
+        for watcher in watchers:
+            watcher.cancel()
+        figure = {
+            "figure": "worker_turns",
+            "num_turns": recorder.num_turns,
+            "num_clicks": recorder.num_clicks,
+            "most_screens": recorder.most_screens,
+            "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
+            "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
+            "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
+            **asdict(watched),
+        }
+        await asyncio.to_thread(figures.write_text, json.dumps(figure))
 
 
 def report(
@@ -477,8 +468,6 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--figures", help=argparse.SUPPRESS)
     parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -487,9 +476,6 @@ def main() -> None:
         return
     if options.only_lag is not None:
         print(json.dumps(asyncio.run(only_lag(options.only_lag))))
-        return
-    if options.worker is not None:
-        asyncio.run(be_worker(options))
         return
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(options, Path(folder)))

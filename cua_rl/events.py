@@ -64,6 +64,8 @@ class RolloutStarted:
     task: Task
     device_id: str
     max_turns: int
+    worker: str | None = None
+    """The rollout worker that runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

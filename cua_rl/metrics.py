@@ -157,7 +157,8 @@ METRICS: Mapping[str, str] = {
     "device/create_s/max": "time to create a device, slowest",
     "device/busy_frac": "share of device time spent in leases",
     "device/num_workers": "rollout workers that take rollouts",
-    "device/num_workers_lost": "rollout workers that died or fell silent; their rollouts were run again",
+    "device/num_workers_missing": "rollout workers that were asked for and do not run: no room, refused, or starting",
+    "device/num_workers_lost": "rollout workers that died, fell silent or were replaced because their devices failed",
 }
 
 FAMILIES: Mapping[str, str] = {
@@ -165,6 +166,7 @@ FAMILIES: Mapping[str, str] = {
     "rollout/policy_lag/turns/<lag>": "number of turns trained with this policy lag",
     "rollout/forks/<reason>": "turns that started a new training sequence for this reason",
     "rollout/faults/<reason>": "number of rollouts that ended as this kind of fault",
+    "rollout/worker_faults/<worker>": "number of rollouts that ended as a fault in this rollout worker",
     "rollout/harness/<metric>": "mean of a number that the harness reports, over the rollouts that have it",
     "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), unusable, broken",
     "curriculum/success_rate/<task>": "running success rate of a task, used to sample tasks",

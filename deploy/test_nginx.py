@@ -28,18 +28,12 @@ from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.security import AccessRules
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.workers.remote import RemoteRunner
-from cua_rl.workers.worker_app import make_worker_app
-from tests.fakes import FakeRecorder
 from tests.sampling.fake_vllm import FakeVllm, RequireKey
-from tests.workers.test_workers import SETUP, FakeAdapters
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx: apt-get install nginx-light")
 
 CONFIG = Path(__file__).with_name("nginx.conf")
-WRITE_TOKEN, READ_TOKEN, WORKER_TOKEN, SERVER_KEY = (
-    f"a-long-{name}-token" for name in ("write", "read", "worker", "server")
-)
+WRITE_TOKEN, READ_TOKEN, SERVER_KEY = (f"a-long-{name}-token" for name in ("write", "read", "server"))
 MAIN = """
 {user}
 pid {folder}/nginx.pid;
@@ -56,15 +50,12 @@ http {{
     include {folder}/cua_rl.conf;
 }}
 """
-# a worker and a run verify certificates as they do outside of tests: by what SSL_CERT_FILE holds when they start
+# a run verifies certificates as it does outside of tests: by what SSL_CERT_FILE holds when it starts
 CLIENT = """
 import asyncio, sys
-from cua_rl.workers.worker import open_link
 from cua_rl.sampling.server import ExternalServer
 
-async def main(workers, worker_token, model, key):
-    async with open_link(workers, worker_token, patience_s=0.0) as link:
-        print("registered", (await link.register("behind-tls", 2)).setup.namespace)
+async def main(model, key):
     async with ExternalServer(model, api_key=key) as server:
         print("found", server.model.name, server.model.version)
 
@@ -78,7 +69,6 @@ class Proxy:
 
     certificate: Path
     monitor: str
-    workers: str
     model: str
     plain: str
 
@@ -93,19 +83,15 @@ async def store(request: Request) -> PlainTextResponse:
 
 @pytest_asyncio.fixture
 async def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Proxy]:
-    """nginx with this repository's servers behind it: monitor, address of workers, and a model server's double."""
+    """nginx with this repository's servers behind it: monitor, and a model server's double."""
     monkeypatch.setenv("VLLM_API_KEY", SERVER_KEY)
     rules = AccessRules(write_token=WRITE_TOKEN, read_token=READ_TOKEN, is_https=True)
     monitor = guard(make_app(Databases([]), rules, feed=LiveFeed(), results_folder=tmp_path), rules)
-    runner = RemoteRunner(FakeAdapters(), FakeRecorder(), lambda: SETUP, lease_s=60.0)
     model = Starlette(routes=[Route("/upload", store, methods=["PUT"])])
     model.mount("/", FakeVllm(load_qwen3_vl(TINY_QWEN3_VL)).app())
     async with AsyncExitStack() as stack:
         behind = {
             8720: await stack.enter_async_context(serve_app(monitor, "127.0.0.1", 0, grace_s=0)),
-            8300: await stack.enter_async_context(
-                serve_app(make_worker_app(runner, WORKER_TOKEN), "127.0.0.1", 0, grace_s=0)
-            ),
             8000: await stack.enter_async_context(serve_app(RequireKey(model), "127.0.0.1", 0, grace_s=0)),
         }
         proxy, config = _configure(tmp_path, behind)
@@ -131,7 +117,7 @@ def _configure(folder: Path, behind: dict[int, str]) -> tuple[Proxy, Path]:
     text = text.replace("listen 80;", f"listen 127.0.0.1:{plain};")
     ports: list[int] = []
 
-    def own_port(_: re.Match[str]) -> str:  # each of the three servers is the default one of its port
+    def own_port(_: re.Match[str]) -> str:  # each of the two servers is the default one of its port
         ports.append(free_port())
         return f"listen 127.0.0.1:{ports[-1]} ssl;"
 
@@ -141,11 +127,10 @@ def _configure(folder: Path, behind: dict[int, str]) -> tuple[Proxy, Path]:
     # its worker stores large bodies in our folder, which other users cannot enter
     user = "user root;" if os.geteuid() == 0 else ""
     config.write_text(MAIN.format(folder=folder, user=user), encoding="utf-8")
-    monitor, workers, model = (f"https://localhost:{port}" for port in ports)
+    monitor, model = (f"https://localhost:{port}" for port in ports)
     return Proxy(
         certificate=certificate,
         monitor=monitor,
-        workers=workers,
         model=model,
         plain=f"http://127.0.0.1:{plain}",
     ), config
@@ -200,16 +185,16 @@ async def test_a_page_of_another_site_cannot_use_the_session_for_a_verdict(proxy
     assert statuses[1] == 404  # our own page gets as far as the rollout, which does not exist
 
 
-async def test_workers_and_runs_reach_their_servers_over_tls_with_a_private_authority(proxy: Proxy) -> None:
+async def test_runs_reach_a_model_server_over_tls_with_a_private_authority(proxy: Proxy) -> None:
     def connect(certificate: str) -> subprocess.CompletedProcess[str]:
-        arguments = [proxy.workers, WORKER_TOKEN, proxy.model, SERVER_KEY]
+        arguments = [proxy.model, SERVER_KEY]
         environment = {"SSL_CERT_FILE": certificate, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(CONFIG.parents[1])}
         return subprocess.run(
             [sys.executable, "-c", CLIENT, *arguments], env=environment, capture_output=True, text=True, check=False
         )
 
     trusted = await asyncio.to_thread(connect, str(proxy.certificate))
-    assert trusted.stdout.split("\n")[:2] == ["registered run", "found base 0.32.0"], trusted.stderr
+    assert trusted.stdout.split("\n")[:1] == ["found base 0.32.0"], trusted.stderr
     untrusted = await asyncio.to_thread(connect, "/etc/ssl/certs/ca-certificates.crt")
     assert untrusted.returncode != 0
     assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stderr
@@ -217,7 +202,6 @@ async def test_workers_and_runs_reach_their_servers_over_tls_with_a_private_auth
 
 async def test_without_its_secret_no_server_answers_behind_the_proxy_either(proxy: Proxy) -> None:
     for url, method, path in (
-        (proxy.workers, "POST", "/workers"),
         (proxy.model, "GET", "/v1/models"),
         (proxy.model, "GET", "/health"),
         (proxy.model, "POST", "/v1/load_lora_adapter"),
@@ -241,11 +225,10 @@ async def test_bodies_as_large_as_ours_pass(proxy: Proxy) -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
 
 
-@pytest.mark.parametrize("name", ["workers.example.com", "model.example.com"])
-async def test_programs_that_leave_tls_out_get_no_answer(proxy: Proxy, name: str) -> None:
+async def test_programs_that_leave_tls_out_get_no_answer(proxy: Proxy) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
         with pytest.raises(httpx.RemoteProtocolError):
-            await client.get(proxy.plain, headers={"Host": name})
+            await client.get(proxy.plain, headers={"Host": "model.example.com"})
 
 
 async def test_people_who_leave_tls_out_are_sent_to_it(proxy: Proxy) -> None:

@@ -6,9 +6,10 @@
     controller, database,           cable        trainer (two ranks),
     a rollout worker, a model server ───────── a rollout worker, a model server
 
-The hosts share no folder: each hides the other's from its processes. When the run has taken two steps, the cable is
-dead for `cut_s` seconds. Then the rollout worker of host b, its model server and rank 1 of the trainer get SIGKILL, one
-after the other, each after two more steps. Programs that end are started again, as systemd would do.
+The hosts are nodes of a Ray cluster, whose head is host a. They share no folder: each hides the other's from its
+processes. When the run has taken two steps, the cable is dead for `cut_s` seconds. Then the rollout worker of host b,
+its model server, rank 1 of the trainer and Ray itself there get SIGKILL, one after the other, each after two more
+steps. Programs that end are started again, as systemd would do.
 
 At the end, what `chaos_kill` demands must hold, the run must have ended by itself, and held-out success must have risen
 by more than two standard errors. Prints what each disturbance took until the second step after it, and a JSON line.
@@ -31,15 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import chz
-import psutil
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.environments.browser.site_relay import copy
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.sampling.address import API_KEY_VARIABLE
-from cua_rl.training.link import TOKEN_VARIABLE as TRAINER_TOKEN
-from cua_rl.workers.worker_config import TOKEN_VARIABLE as WORKER_TOKEN
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary, wait_until
 
 NUM_EVAL_ROLLOUTS = 64
@@ -52,7 +50,7 @@ class ChaosHostsConfig:
     """Two hosts and what happens to them."""
 
     folder: Path = chz.field(doc="folder for the folders of the hosts and the database; must not exist")
-    steps: int = chz.field(default=10, doc="training steps of the run; the disturbances need eight")
+    steps: int = chz.field(default=12, doc="training steps of the run; the disturbances need ten")
     group_size: int = chz.field(default=8, doc="rollouts per group")
     groups_per_batch: int = chz.field(default=8, doc="groups per step")
     max_lag: int = chz.field(default=1, doc="max_steps_off_policy of the run, 0 for synchronous training")
@@ -166,20 +164,15 @@ async def cut(host: Host, seconds: float) -> None:
     _ip("-n", host.name, "link", "set", _CABLE, "up")
 
 
-async def kill_rank(trainer: OwnedProcess, rank: int) -> None:
+async def kill_rank(node: OwnedProcess, rank: int) -> None:
     """Kill one trainer process of a node."""
-    ranks = processes_of(trainer.command_pid(), "cua_rl.training.worker")
+    ranks = processes_of(node.command_pid(), "cua_rl.training.worker")
     next(process for process in ranks if process.environ().get("RANK") == str(rank)).kill()
 
 
-async def kill_server(server: OwnedProcess) -> None:
-    """Kill the model server under `serve_model`, which starts it again."""
-    processes_of(server.command_pid(), "vllm")[0].kill()
-
-
-async def kill(program: OwnedProcess) -> None:
-    """Kill a program itself."""
-    psutil.Process(program.command_pid()).kill()
+async def kill_in(program: OwnedProcess, word: str) -> None:
+    """Kill the first process of a program with this word on its command line."""
+    processes_of(program.command_pid(), word)[0].kill()
 
 
 def run_options(config: ChaosHostsConfig, a: Host, b: Host) -> list[str]:
@@ -187,7 +180,7 @@ def run_options(config: ChaosHostsConfig, a: Host, b: Host) -> list[str]:
     off_policy = ("loss=ppo", "clip_low=0.5", "clip_high=1", f"max_steps_off_policy={config.max_lag}")
     return [
         *("log_path=run", f"base_url=http://{a.address}:8000,http://{b.address}:8000"),
-        *(f"trainer.address={b.address}:29400", "rollout_workers=1", f"workers.host={a.address}", "workers.port=8300"),
+        *("trainer.num_nodes=1", "trainer.num_processes=2", "rollout_workers=2"),
         *(
             f"max_steps={config.steps}",
             f"group_size={config.group_size}",
@@ -203,9 +196,10 @@ async def disturb(config: ChaosHostsConfig, b: Host, programs: Mapping[str, Owne
     """Let everything happen to host b, one thing after the other, and see the run go on each time."""
     disturbances: Mapping[str, Callable[[], Awaitable[None]]] = {
         f"the cable was cut for {config.cut_s:g} s": lambda: cut(b, config.cut_s),
-        "the rollout worker was killed": lambda: kill(programs["worker"]),
-        "the model server was killed": lambda: kill_server(programs["server"]),
-        "rank 1 was killed": lambda: kill_rank(programs["trainer"], 1),
+        "the rollout worker was killed": lambda: kill_in(programs["node"], "RolloutWorker"),
+        "the model server was killed": lambda: kill_in(programs["server"], "vllm"),
+        "rank 1 was killed": lambda: kill_rank(programs["node"], 1),
+        "the node was killed": lambda: kill_in(programs["node"], "raylet/raylet"),
     }
     rng, step = random.Random(config.seed), 2
     for what, happen in disturbances.items():
@@ -218,29 +212,35 @@ async def disturb(config: ChaosHostsConfig, b: Host, programs: Mapping[str, Owne
         print(f"  {what} at step {before}, +2 steps after {time.monotonic() - began:.1f} s", flush=True)
 
 
-async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, urls: tuple[str, str]) -> int:
+async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database_url: str) -> int:
     """The run and what happens to it; returns the exit status of the run."""
     secret = {
-        WORKER_TOKEN: secrets.token_urlsafe(32),
-        TRAINER_TOKEN: secrets.token_hex(32),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         API_KEY_VARIABLE: secrets.token_urlsafe(32),
     }
-    here, there = ({"DATABASE_URL": url} | secret for url in urls)
     served = ("cua_rl.recipes.serve_model", "lora_rank=16", "max_model_len=2048", "port=8000")
     server = a.program("server", *served, f"host={a.address}", environment=secret)
-    run = a.program("train", "cua_rl.recipes.train", *run_options(config, a, b), environment=here)
-    node = ("cua_rl.recipes.trainer_node", f"listen={b.address}:29400", "num_processes=2")
-    controller = ("cua_rl.recipes.rollout_worker", f"controller=http://{a.address}:8300", "name=b")
+    cluster = f"{a.address}:6379"
+    told = {"DATABASE_URL": database_url, "RAY_ADDRESS": cluster} | secret
+    run = a.program("train", "cua_rl.recipes.train", *run_options(config, a, b), environment=told)
+    # room for a rollout worker on each host, and for the trainer on host b
+    ray = ("ray.scripts.scripts", "start", "--block", "--object-store-memory=200000000")
+    first = (*ray, "--head", "--port=6379", "--include-dashboard=false", "--num-cpus=1")
+    head = a.program("node", *first, f"--node-ip-address={a.address}", environment=secret)
+    other = (*ray, f"--address={cluster}", "--num-cpus=3", f"--node-ip-address={b.address}")
     programs = {
         "server": b.program("server", *served, f"host={b.address}", environment=secret),
-        "trainer": b.program("trainer", *node, environment=secret),
-        "worker": b.program("worker", *controller, "device_slots=32", environment=there),
+        "node": b.program("node", *other, environment=secret),
     }
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(head)
+        await wait_until(lambda: "Ray runtime started" in _log(head), "for the head of the cluster")
         kept = [asyncio.create_task(keep_running(program)) for program in (server, *programs.values())]
         stack.push_async_callback(_end, kept)
         servers = (server, programs["server"])
         await wait_until(lambda: all("model server:" in _log(one) for one in servers), "for the model servers")
+        await wait_until(lambda: "Ray runtime started" in _log(programs["node"]), "for the second node")
         await stack.enter_async_context(run)
         disturbing = asyncio.create_task(disturb(config, b, programs, a.folder / "run"))
         stack.push_async_callback(_end, [disturbing])
@@ -267,7 +267,7 @@ async def cli_main(config: ChaosHostsConfig) -> None:
     with connected_hosts(config.folder.absolute()) as (a, b):
         run_folder = a.folder / "run"
         async with open_database(config.folder, a) as urls:
-            status = await train_and_disturb(config, a, b, urls)
+            status = await train_and_disturb(config, a, b, urls[1])
             expected = ExpectedRun(
                 run_folder=run_folder,
                 num_steps=config.steps,

@@ -147,7 +147,7 @@ class Chaos:
 
     async def kill_parts(self, process: asyncio.subprocess.Process, rng: random.Random) -> None:
         """Kill a rollout worker and then a model server, of those that come back, and see the run go on each time."""
-        parts = [("rollout worker", process.pid, "cua_rl.recipes.rollout_worker")] if self.config.workers else []
+        parts = [("rollout worker", process.pid, "ray::RolloutWorker")] if self.config.workers else []
         if self.config.replicas > 1:
             parts.append(("model server", os.getpid(), rng.choice(self.server_url.split(",")).removeprefix("unix:")))
         for name, owner, word in parts:

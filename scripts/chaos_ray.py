@@ -2,7 +2,7 @@
 
     python -m scripts.chaos_ray folder=/tmp/chaos-ray    # needs cua_rl[ray]
 
-Starts a cluster of two nodes on this machine and a synchronous run with `launcher=ray`, one rollout worker per node.
+Starts a cluster of two nodes on this machine and a synchronous run with two rollout workers, one per node.
 When most devices are in use after the first step, the raylet of the second node gets SIGKILL, which ends the node and
 its actors.
 
@@ -62,7 +62,7 @@ async def open_cluster(folder: Path, environment: Mapping[str, str]) -> AsyncGen
 
     def node(name: str, *options: str) -> OwnedProcess:
         program = Path(sys.executable).with_name("ray")
-        sizes = ("--num-cpus=2", "--object-store-memory=100000000", "--block")
+        sizes = ("--num-cpus=1", "--object-store-memory=100000000", "--block")
         command = [str(program), "start", *options, *sizes]
         return OwnedProcess(command, name=name, log_path=folder / f"{name}.log", environment=environment)
 
@@ -78,7 +78,7 @@ async def open_cluster(folder: Path, environment: Mapping[str, str]) -> AsyncGen
 def train(config: ChaosRayConfig, environment: Mapping[str, str]) -> OwnedProcess:
     """A run with a worker on each node."""
     options = [
-        *(f"log_path={config.folder / 'run'}", "workers.launcher=ray", "rollout_workers=2"),
+        *(f"log_path={config.folder / 'run'}", "rollout_workers=2"),
         *(f"max_steps={config.steps}", f"group_size={config.group_size}"),
         *(f"groups_per_batch={config.groups_per_batch}", f"max_concurrent_rollouts={2 * config.slots}"),
         *("skip_baseline=true", "eval_every=0", "num_eval_rollouts=4", "monitor=false", *config.options.split()),

@@ -287,8 +287,7 @@ async def _seed(given: argparse.Namespace, num_steps: int) -> None:
         await recorder.record(begin(given.name, num_steps))
         await record_templates(recorder, policy, given.turns)
         await recorder.flush()
-        assert recorder.training_id is not None
-        await asyncio.to_thread(copy_steps, given.database_url, recorder.training_id, num_steps)
+        await asyncio.to_thread(copy_steps, given.database_url, recorder.scope.require_training(), num_steps)
         if given.live:
             print("copied, going on", flush=True)
             policy.turn_s = given.turn_s

@@ -21,12 +21,10 @@ from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.trainer_node import TrainerNodeConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
-from cua_rl.workers.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -44,10 +42,8 @@ RECIPES = (
     Recipe(module="train", config_class=CLIConfig, presets=TRAIN_PRESETS),
     Recipe(module="evaluate", config_class=EvaluateConfig, presets=EVALUATE_PRESETS),
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
-    Recipe(module="trainer_node", config_class=TrainerNodeConfig),
     Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="plan", config_class=PlanConfig),
-    Recipe(module="rollout_worker", config_class=WorkerConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_model", config_class=ServeModelConfig, presets=SERVE_PRESETS),
     Recipe(module="serve_monitor", config_class=MonitorConfig),

@@ -226,6 +226,8 @@ class RolloutRow(Base):
     position: Mapped[int | None]
     """Place in the group's `rollouts` or, if it has no reward, in its `faulty`."""
     device_id: Mapped[str | None]
+    worker: Mapped[str | None]
+    """The rollout worker that ran it; None for the run's own process."""
     max_turns: Mapped[int | None]
     status: Mapped[str]
     num_turns: Mapped[int] = mapped_column(default=0)

@@ -193,6 +193,7 @@ def _build_rollout(
         group_index=row.group_index,
         member_index=row.member_index,
         device_id=row.device_id,
+        worker=row.worker,
         turns=tuple(turns),
         stop_reason=StopReason(row.stop_reason),
         answer=row.answer,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Self
-from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Engine
@@ -72,14 +71,9 @@ class DatabaseRecorder:
         self._is_away = False
 
     @property
-    def attempt_id(self) -> UUID:
-        """`trainings.attempt_id` while this attempt owns the run."""
-        return self._scope.attempt_id
-
-    @property
-    def training_id(self) -> int | None:
-        """`trainings.id` of the run, known once `TrainingStarted` has been written."""
-        return self._scope.training_id
+    def scope(self) -> Scope:
+        """The attempt that owns the run, and the run once `TrainingStarted` has been written."""
+        return self._scope
 
     @property
     def backlog(self) -> int:

@@ -145,6 +145,7 @@ def _running_values(member: RolloutStarted | Rollout, parent: Parent, started_at
         "group_index": member.group_index,
         "member_index": member.member_index,
         "device_id": member.device_id,
+        "worker": member.worker,
         "started_at": started_at,
     }
 

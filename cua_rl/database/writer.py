@@ -27,6 +27,7 @@ from cua_rl.database.rows import (
     require_source,
     source_table,
 )
+from cua_rl.database.session import make_writer_engine, shown_url
 from cua_rl.database.turn_writer import write_turns
 from cua_rl.events import (
     BatchTaken,
@@ -42,7 +43,7 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
-from cua_rl.types.errors import DatabaseError
+from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,21 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
         raise DatabaseError("expected the attempt that this worker belongs to, another one has taken over the run")
     _write_inner(connection, scope, _of_running_rollouts(connection, scope, events))
     return scope
+
+
+def require_attempt(url: str, scope: Scope) -> None:
+    """Raise `ConfigError` unless this attempt runs in this database: the variables of a worker may name another."""
+    engine = make_writer_engine(url)
+    expected = f"expected the run's database, got {shown_url(url)}"
+    try:
+        with boundary(DatabaseError, expected), engine.connect() as connection:
+            owner = connection.scalar(select(Training.attempt_id).where(Training.id == scope.require_training()))
+    finally:
+        engine.dispose()
+    if owner != scope.attempt_id:
+        raise ConfigError(
+            f"{expected}, where this attempt does not run; set DATABASE_URL as for the run, or not at all"
+        )
 
 
 def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:

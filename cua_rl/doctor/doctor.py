@@ -45,6 +45,7 @@ from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
+from cua_rl.training.nodes import find_nodes
 from cua_rl.types.errors import CuaError, TrainingError
 
 _MISSING: Mapping[Need, str] = {
@@ -143,11 +144,12 @@ async def start_server(exam: Examination) -> Finding:
 
 async def start_trainer(exam: Examination) -> Finding:
     """The trainer loads the model, on its GPUs where it has some."""
-    config = exam.prepared.config.trainer
-    exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, exam.folder / "logs" / "trainer.log"))
+    config, logs = exam.prepared.config.trainer, exam.folder / "logs"
+    nodes = await find_nodes(exam.stack, config, logs)
+    exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, logs / "trainer.log", endpoint=nodes))
     exam.there.add("trainer")
-    if config.address is not None:  # its nodes decide on processes and GPUs
-        return finding_of(f"reached at {config.address}")
+    if config.num_nodes is not None:  # Ray decides on GPUs
+        return finding_of(f"nodes of the cluster: {config.num_nodes}")
     where = f"GPU {', '.join(config.gpu_names)}" if config.gpu_names else "CPU"
     return finding_of(f"processes: {config.num_processes}, on {where}")
 
@@ -299,8 +301,8 @@ async def check_sampling(exam: Examination) -> Finding:
 async def check_two_processes(exam: Examination) -> Finding:
     """Two trainer processes give the gradient of one; the last check, because it ends server and trainer."""
     config, gpus = exam.prepared.config.trainer, exam.prepared.memory.machine.gpus
-    if config.address is not None:
-        return Finding(verdict="not tried", got="a trainer on other hosts, whose nodes decide on its processes")
+    if config.num_nodes is not None:
+        return Finding(verdict="not tried", got="a trainer on nodes of a cluster, whose GPUs Ray assigns")
     if (config.num_processes or 1) > 1:
         return finding_of(f"{config.num_processes} processes made the steps above")
     if len(gpus) == 1:

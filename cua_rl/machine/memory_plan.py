@@ -108,7 +108,7 @@ class MemoryBudget:
             micro_batch_tokens=self.micro_batch_tokens,
             sharding=self.sharding,
             keeps_attention=self.keeps_attention,
-            num_processes=self.gpus.num_trainer_processes,
+            num_processes=self.gpus.num_trainer_processes if trainer.num_nodes is None else trainer.num_processes,
             gpu_names=self.gpus.trainer_gpus,
             memory_fraction=self.trainer_fraction,
             vision_cache_gib=self.vision_cache_gib if cache_gib is None else cache_gib,

@@ -162,7 +162,7 @@ class ItemMaker:
         yield SentItem(
             kind="environments",
             client_id=f"{event.rollout_id}:env",
-            payload={"status": "running", "gbox_id": event.device_id, "creation_time": _iso(at)},
+            payload={"status": "running", "gbox_id": event.device_id.rpartition("/")[2], "creation_time": _iso(at)},
         )
         payload = {
             "group_num": event.group_index,
@@ -236,7 +236,7 @@ class ItemMaker:
             client_id=f"{rollout.rollout_id}:env",
             payload={
                 "status": "error" if is_broken else "terminated",
-                "gbox_id": rollout.device_id or "none",
+                "gbox_id": (rollout.device_id or "none").rpartition("/")[2],
                 "termination_time": _iso(at),
                 "error_message": rollout.error if is_broken else None,
             },

@@ -26,10 +26,17 @@ def format_step_line(step: int, total_steps: int, metrics: Mapping[str, float], 
     parts = [f"Step {step}/{total_steps} ({100 * step / max(1, total_steps):.1f}%)"]
     parts += [f"{label}: {form.format(metrics[name])}" for name, label, form in STEP_FIELDS if name in metrics]
     if metrics.get("rollout/num_faults"):
-        parts.append(f"Faults: {metrics['rollout/num_faults']:.0f}")
+        parts.append(f"Faults: {metrics['rollout/num_faults']:.0f}{_faulty_workers(metrics)}")
     if left is not None:
         parts.append(f"ETA: {format_left(left)}")
     return " | ".join(parts)
+
+
+def _faulty_workers(metrics: Mapping[str, float]) -> str:
+    """The workers of these faults, the worst first: " (worker-3: 20, worker-1: 5)"."""
+    prefix = "rollout/worker_faults/"
+    counts = sorted((-count, name.removeprefix(prefix)) for name, count in metrics.items() if name.startswith(prefix))
+    return f" ({', '.join(f'{worker}: {-count:.0f}' for count, worker in counts)})" if counts else ""
 
 
 def format_group_line(index: int, rewards: Sequence[float]) -> str:

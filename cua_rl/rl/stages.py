@@ -174,7 +174,9 @@ def _warn_of_outliers(groups: Sequence[RolloutGroup]) -> None:
 
 def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None:
     """A harness costs more than it needs to if its prompts do not extend each other, which is visible nowhere else."""
-    ids = {one.rollout_id for scored in groups for one in scored.group.compared if one.device_id == HARNESS_ID}
+    compared = [one for scored in groups for one in scored.group.compared]
+    # in a worker, its name stands before the device's
+    ids = {one.rollout_id for one in compared if (one.device_id or "").rpartition("/")[2] == HARNESS_ID}
     num_sequences = sum(datum.rollout_id in ids for datum in batch.datums)
     num_rollouts = len({datum.rollout_id for datum in batch.datums} & ids)
     if num_sequences > num_rollouts:

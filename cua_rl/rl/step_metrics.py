@@ -30,6 +30,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "time/rollout_s/max": durations[-1] if durations else 0.0,
     } | {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
     faults = Counter(rollout.stop_reason for group in groups for rollout in group.faulty)
+    workers = Counter(rollout.worker for group in groups for rollout in group.faulty if rollout.worker is not None)
     bounds: dict[str, float] = {}
     if faults:
         worst, best = zip(*map(_first_try_bounds, groups), strict=True)
@@ -37,6 +38,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     return merge_metrics(
         metrics,
         {f"rollout/faults/{reason}": float(count) for reason, count in faults.items()},
+        {f"rollout/worker_faults/{worker}": float(count) for worker, count in workers.items()},
         bounds,
         _reward_metrics(groups),
         _turn_metrics(turns),

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cua_rl.cluster import check_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
 from cua_rl.environments.table import find_environment
-from cua_rl.host.processes import free_port, is_loopback
+from cua_rl.host.processes import free_port
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform, visible_gpus
 from cua_rl.machine.machine import find_machine
@@ -25,7 +26,6 @@ from cua_rl.run.judge import prepare_judge
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
-from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.checkpoints import find_checkpoint
@@ -43,10 +43,8 @@ from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha2
 from cua_rl.tasks.task import Task
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.libraries import require_libraries
-from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.types.errors import ConfigError
-from cua_rl.workers.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE, require_ray
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +184,7 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
 
 
 def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here: bool = True) -> None:
-    """Raise `ConfigError` if libraries are missing, or a trainer on other hosts could not be reached, or not safely.
+    """Raise `ConfigError` if libraries are missing, or a trainer on other nodes could not be reached, or not safely.
 
     `is_here`: the run is on this machine, not planned for another.
     """
@@ -195,17 +193,21 @@ def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here
             "trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto each GPU, "
             f"got {trainer.sharding!r}; leave one of them out"
         )
-    if trainer.address is None:
+    if trainer.num_nodes is None:
         if is_here:
             require_libraries(trainer.loader, trainer.kernels, has_gpu=bool(visible_gpus(environ)))
         return
-    require_reachable(trainer.address, environ)
-    for name, value in (("gpus", trainer.gpus), ("num_processes", trainer.num_processes)):
-        if value is not None:
-            raise ConfigError(
-                f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "
-                f"{value!r}; leave it out"
-            )
+    if not environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS with {trainer.num_nodes}, got "
+            "none; start a cluster (docs/more_machines.md), or leave trainer.num_nodes out"
+        )
+    check_cluster("trainer.num_nodes", environ)
+    if trainer.gpus is not None:
+        raise ConfigError(
+            f"trainer.gpus: expected None with trainer.num_nodes, as Ray assigns GPUs, got {list(trainer.gpus)}; leave "
+            "it out"
+        )
 
 
 def _require_free_ports(config: CLIConfig) -> None:
@@ -213,7 +215,6 @@ def _require_free_ports(config: CLIConfig) -> None:
         "server": config.server.port,
         "gateway": config.gateway.port,
         "monitor": config.monitor.port,
-        "workers": config.workers.port,
     }
     for group, port in ports.items():
         if port is None:
@@ -265,22 +266,15 @@ def check_learning(config: CLIConfig) -> None:
 
 def check_workers(config: CLIConfig, environment: Environment, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings of workers that cannot work."""
-    host, num_workers = config.workers.host, config.rollout_workers
-    num_characters = len(environ.get(TOKEN_VARIABLE, ""))
-    # a short one is refused on loopback too: a proxy may stand before it
-    if num_characters < MIN_TOKEN_CHARACTERS and (num_characters or not is_loopback(host)):
-        raise ConfigError(
-            f"workers.host: expected a token of at least {MIN_TOKEN_CHARACTERS} random characters where other machines "
-            f"can register, got {num_characters or 'none'} for {host!r}; set {TOKEN_VARIABLE} for the run and for its "
-            "workers"
-        )
-    if num_workers and config.workers.launcher == "ray":
-        require_ray(environ)
     if environment.check_workers is not None:
-        environment.check_workers(num_workers, config.devices)
-    listening = with_values(config.gateway, allowed_media_domains=[])
-    if config.has_workers and listening != GatewaySettings():
+        environment.check_workers(config.rollout_workers, config.devices)
+    if not config.rollout_workers:
+        return
+    check_cluster("rollout_workers", environ)
+    gateway = config.gateway
+    if gateway.port is not None or gateway.public_url is not None:
         raise ConfigError(
-            "gateway: expected no host, port or public_url with rollout workers, which have a gateway each, got "
-            f"{listening!r}; give them to each worker that is started by hand"
+            "gateway: expected no port or public_url with rollout workers, which have a gateway each, got "
+            f"port={gateway.port!r} and public_url={gateway.public_url!r}; leave them out: with gateway.host=0.0.0.0 "
+            "agents reach each at the address of its machine and a free port"
         )

@@ -65,8 +65,8 @@ def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIC
 def rounding_limit(config: CLIConfig) -> float:
     """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
     trainer, server = config.trainer, config.server
-    # whether the hosts at an address have GPUs is not known here
-    trains_on_cpu = not trainer.gpu_names and trainer.address is None
+    # whether other nodes have GPUs is not known here
+    trains_on_cpu = not trainer.gpu_names and trainer.num_nodes is None
     trains_exactly = trainer.dtype == "float32" or (trainer.dtype == "auto" and trains_on_cpu)
     family = find_family(server.model_path)
     assert family is not None, "other models have been refused"
@@ -76,12 +76,12 @@ def rounding_limit(config: CLIConfig) -> float:
 
 
 def plan_trainer(request: Request) -> MemoryBudget:
-    """The memory of what the run starts; its trainer may be on other hosts. Raises `ConfigError` if it cannot fit."""
-    trainer, is_here = request.trainer, request.trainer.address is None
+    """The memory of what the run starts; its trainer may be on other nodes. Raises `ConfigError` if it cannot fit."""
+    trainer, is_here = request.trainer, request.trainer.num_nodes is None
     if trainer.loader == "unsloth":  # loads the whole model onto each GPU
         trainer = with_values(trainer, sharding="none")
     if trainer.gradient_checkpointing is None and not is_here:
-        trainer = with_values(trainer, gradient_checkpointing=True)  # the memory of other hosts is not known here
+        trainer = with_values(trainer, gradient_checkpointing=True)  # the memory of other nodes is not known here
     memory = plan_memory(replace(request, trainer=trainer, has_trainer=is_here))
     num_processes = memory.gpus.num_trainer_processes
     if is_here and num_processes % trainer.context_parallel:
@@ -91,7 +91,7 @@ def plan_trainer(request: Request) -> MemoryBudget:
         )
     if is_here and trainer.sharding == "hybrid":
         raise ConfigError(
-            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
-            "trainer.address; set trainer.sharding=full"
+            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for trainer.num_nodes; set "
+            "trainer.sharding=full"
         )
     return memory

@@ -173,8 +173,6 @@ async def load_memory(
     ids = newest_success_ids(outcomes, memory.replay.capacity_per_task)
     if ids:
         await recorder.flush()  # the training has its id once its start is written
-        if recorder.training_id is None:
-            raise ValueError("expected TrainingStarted to be recorded before memory is loaded")
         async with open_sessions(url) as sessions, sessions() as session:
-            memory.replay.add(await load_rollouts(session, recorder.training_id, ids))
+            memory.replay.add(await load_rollouts(session, recorder.scope.require_training(), ids))
     return memory

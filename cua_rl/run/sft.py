@@ -28,6 +28,7 @@ from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
+from cua_rl.training.nodes import find_nodes
 from cua_rl.types.rollout import Datum
 
 
@@ -90,7 +91,8 @@ async def _start_trainer(
     stack: AsyncExitStack, prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    client = TrainingClient(prepared.config.trainer, folder.path / "logs" / "trainer.log")
+    config, logs = prepared.config.trainer, folder.path / "logs"
+    client = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)

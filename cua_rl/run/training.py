@@ -49,11 +49,12 @@ from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.nodes import find_nodes
 from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
 from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
-from cua_rl.workers.worker_config import LINGER_S
+from cua_rl.workers.worker import LINGER_S
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ async def _run(
         url = await start_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
-        image_token_id, linger_s = prepared.renderer.image_token_id, LINGER_S if prepared.config.has_workers else 0.0
+        image_token_id = prepared.renderer.image_token_id
+        linger_s = LINGER_S if prepared.config.rollout_workers else 0.0
         own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
         recorder = await send_events(stack, own, prepared.monitor, folder.path, image_token_id)
         if prepared.config.trace:
@@ -150,9 +152,10 @@ async def _start_engine(
     stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
+    config, logs = prepared.config.trainer, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    servers = make_servers(prepared.config.base_url, prepared.config.server, folder.path / "logs")
-    trainer = TrainingClient(prepared.config.trainer, folder.path / "logs" / "trainer.log")
+    servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
+    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

@@ -19,7 +19,6 @@ from cua_rl.run.rollout_config import (
     given_environment,
 )
 from cua_rl.training.config import LossName
-from cua_rl.workers.worker_config import WorkerSettings
 
 EMBEDDED_DEMO: dict[str, object] = {
     "tasks": {"source_type": "demo_training", "tags": ["demo"]},
@@ -99,18 +98,12 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
     rollout_workers: int = setting(
         0,
-        "processes on this machine that operate devices and agents, each a share of max_concurrent_rollouts; with 0 "
-        "the run itself does (docs/more_machines.md)",
+        "actors of the Ray cluster at RAY_ADDRESS, or of one on this machine, that operate devices and agents, each a "
+        "share of max_concurrent_rollouts; with 0 the run itself does (docs/more_machines.md)",
         at_least=0,
     )
 
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
-    workers: WorkerSettings = chz.field(default_factory=WorkerSettings)
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether rollouts run in other processes."""
-        return self.rollout_workers > 0 or self.workers.port is not None
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from typing import Any, Self, TypeVar
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
+from cua_rl.training.endpoints import Endpoint, LocalTrainer
 from cua_rl.training.folders import read_files, write_files
-from cua_rl.training.link import ControllerLink, parse_address, require_token
 from cua_rl.training.recovery import Journal, require_same
+from cua_rl.types.codec import decode, encode
 from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum
 
@@ -25,10 +24,10 @@ _R = TypeVar("_R", bound=wire.Reply)
 
 
 class TrainingClient:
-    """A trainer; an async context manager that starts or finds it, loads the model, and stops it.
+    """A trainer; an async context manager that starts it, loads the model, and stops it.
 
     Requests are carried out in order. Cancelling a caller does not disturb the worker: it completes the request, and
-    the answer is discarded. The worker's output goes to `log_path`.
+    the answer is discarded. Without an `endpoint` it runs on this machine, and its output goes to `log_path`.
 
     If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
     between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
@@ -38,14 +37,9 @@ class TrainingClient:
         TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
-    def __init__(self, config: TrainerConfig, log_path: Path) -> None:
+    def __init__(self, config: TrainerConfig, log_path: Path, *, endpoint: Endpoint | None = None) -> None:
         self._config = config
-        if config.address is None:
-            self._endpoint = LocalTrainer(config, log_path)
-        else:
-            address = parse_address(config.address, "trainer.address")
-            self._endpoint = RemoteTrainer(address, require_token(os.environ))
-        self._link: ControllerLink | None = None
+        self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
         self._lock = asyncio.Lock()
         self._exchanges: set[asyncio.Task[Any]] = set()
         self._journal = Journal()
@@ -135,7 +129,7 @@ class TrainingClient:
     async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
-            self._link = await self._endpoint.open()
+            await self._endpoint.open()
             started = await self._ask(wire.Start(config=self._config), wire.Started)
         except BaseException:
             await self._close()
@@ -150,14 +144,8 @@ class TrainingClient:
         for exchange in self._exchanges:
             exchange.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
-        await self._disconnect()
-        await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
-
-    async def _disconnect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
         await self._endpoint.close()
+        await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
 
     async def _ask(self, request: wire.Request, expected: type[_R]) -> _R:
         exchange = asyncio.create_task(self._exchange(request), name=f"trainer-{type(request).__name__}")
@@ -207,9 +195,9 @@ class TrainingClient:
                 self._config.max_restarts,
                 death,
             )
-            await self._disconnect()
+            await self._endpoint.close()
             try:
-                self._link = await self._endpoint.open()
+                await self._endpoint.open()
                 for earlier, expected in self._journal.entries:
                     require_same(earlier, expected, await self._send(earlier))
             except TrainerDeathError as again:
@@ -232,26 +220,20 @@ class TrainingClient:
 
     async def _send(self, request: wire.Request) -> wire.Reply:
         """Send a request and read its answer; folders travel along where the trainer does not see ours."""
-        link = self._link
-        if link is None:
-            raise TrainingError("expected a running trainer: use TrainingClient in an `async with` block")
         if self._endpoint.reads_our_files:
-            return await self._answer(link, request)
+            return await self._answer(request)
         match request:
             case wire.LoadState(path=path) | wire.LoadReference(path=path):
                 files = await asyncio.to_thread(read_files, path)
-                output = await self._answer(link, wire.WithFiles(request=request, files=files))
+                output = await self._answer(wire.WithFiles(request=request, files=files))
             case wire.SaveState(path=path) | wire.SaveWeightsForSampler(path=path):
-                output = await self._answer(link, wire.WithFiles(request=request, files={}))
+                output = await self._answer(wire.WithFiles(request=request, files={}))
                 if isinstance(output, wire.FilesOutput):
                     await asyncio.to_thread(write_files, path, output.files)
             case _:
-                output = await self._answer(link, request)
+                output = await self._answer(request)
         return output.reply if isinstance(output, wire.FilesOutput) else output
 
-    async def _answer(self, link: ControllerLink, request: wire.Request) -> wire.Reply:
-        try:
-            return await link.ask(request)
-        except (OSError, EOFError) as error:
-            link.abort()
-            raise await self._endpoint.death() from error
+    async def _answer(self, request: wire.Request) -> wire.Reply:
+        payload = await asyncio.to_thread(encode, request, wire.Request)
+        return await asyncio.to_thread(decode, await self._endpoint.ask(payload), wire.Reply)

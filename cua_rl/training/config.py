@@ -51,14 +51,14 @@ class TrainerConfig:
         None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
     )
     num_processes: int | None = setting(
-        None, "data-parallel processes; None is one per GPU of the trainer, one without GPUs", at_least=1
+        None, "data-parallel processes (of each node); None is one per GPU of the trainer, one without GPUs", at_least=1
     )
     num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", at_least=1)
     sharding: Sharding | None = setting(
         None,
         "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
-        "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
-        "first of none, full and offload that fits, and none with trainer.address",
+        "each of trainer.num_nodes holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer.num_nodes",
     )
     vision_cache_gib: float | None = setting(
         None,
@@ -69,10 +69,8 @@ class TrainerConfig:
     context_parallel: int = setting(
         1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
     )
-    address: str | None = setting(
-        None,
-        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/more_machines.md); needs "
-        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
+    num_nodes: int | None = setting(
+        None, "nodes of a Ray cluster that train (docs/more_machines.md); None trains on this machine", at_least=1
     )
     max_restarts: int = setting(
         2,

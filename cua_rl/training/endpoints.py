@@ -1,27 +1,42 @@
-"""Where the controller finds rank 0: in processes that it starts on this machine, or at an address on another host.
+"""Where the trainer's processes are: on this machine (`LocalTrainer`), or on the nodes of a cluster (`nodes.py`).
 
 Does not import torch.
 """
 
 import asyncio
-import logging
 import shutil
 import sys
-import time
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import computing_environment, computing_prefix
 from cua_rl.training.config import TrainerConfig
-from cua_rl.training.link import Address, ControllerLink
+from cua_rl.training.link import exchange_frames
 from cua_rl.types.errors import TrainerDeathError
 
-logger = logging.getLogger(__name__)
+_END_TIMEOUT_S = 10.0
 
-_CONNECT_TIMEOUT_S = 600.0  # nodes are allocated, and Python and torch loaded from a slow disk
-_RETRY_S = 1.0
+
+class Endpoint(Protocol):
+    """The trainer's processes, as the client sees them; after a death they are closed and opened again."""
+
+    reads_our_files: bool
+    """Whether a path means the same to them as to the controller."""
+
+    async def open(self) -> None:
+        """Start the processes; raises `TrainerDeathError` if that fails."""
+        ...
+
+    async def ask(self, payload: bytes) -> bytes:
+        """Rank 0's answer to an encoded request; raises `TrainerDeathError` if the processes end before."""
+        ...
+
+    async def close(self) -> None:
+        """End the processes."""
+        ...
 
 
 def rank_environment(num_processes: int, num_threads: int | None = None) -> dict[str, str]:
@@ -39,106 +54,88 @@ def rank_environment(num_processes: int, num_threads: int | None = None) -> dict
 
 
 class LocalTrainer:
-    """Trainer processes on this machine; rank 0 connects to a Unix socket in a folder that other users cannot enter."""
+    """Trainer processes on this machine; rank 0 connects to a Unix socket in a folder that other users cannot enter.
+
+    `among_nodes` are variables that place them among those of other machines, and `arguments` further ones of a worker.
+    """
 
     reads_our_files = True
 
-    def __init__(self, config: TrainerConfig, log_path: Path) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        log_path: Path,
+        *,
+        among_nodes: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self._num_processes = config.num_processes or 1
         self._log_path = log_path
-        self._environment = rank_environment(self._num_processes, config.num_threads)
+        self._among_nodes = among_nodes
+        self._arguments = arguments
+        self._environment = rank_environment(self._num_processes, config.num_threads) | dict(among_nodes or {})
         if config.gpu_names:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
         self._folder: Path | None = None
         self._process: OwnedProcess | None = None
+        self._server: asyncio.Server | None = None
+        self._rank_0: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
 
-    async def open(self) -> ControllerLink:
-        """Listen, start the processes, and wait until rank 0 connects; raises `TrainerDeathError` if it never does."""
+    async def open(self) -> None:
+        """Listen, and start the processes."""
         self._folder = folder = make_scratch_folder("trainer")
         socket_path = folder / "trainer.sock"
-        module = ["cua_rl.training.worker", str(socket_path)]
-        if self._num_processes > 1:
-            module = ["cua_rl.training.launch_ranks", str(self._num_processes), str(socket_path)]
+        module = ["cua_rl.training.worker"]
+        if self._num_processes > 1 or self._among_nodes is not None:
+            module = ["cua_rl.training.launch_ranks", str(self._num_processes)]
+        words = (sys.executable, "-m", *module, str(socket_path), *self._arguments)
         self._process = OwnedProcess(
-            [*await asyncio.to_thread(computing_prefix), sys.executable, "-m", *module],
+            [*await asyncio.to_thread(computing_prefix), *words],
             name="trainer",
             log_path=self._log_path,
             environment=self._environment,
         )
-        called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._rank_0 = called = asyncio.get_running_loop().create_future()
 
         def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             called.set_result((reader, writer))
 
-        server = await asyncio.start_unix_server(answer, socket_path)
+        self._server = await asyncio.start_unix_server(answer, socket_path)
         await self._process.start()
-        ended = asyncio.create_task(self._process.wait(), name="trainer-ended")
+
+    async def ask(self, payload: bytes) -> bytes:
+        """Rank 0's answer, to the first request as soon as it connects."""
+        assert self._rank_0 is not None
+        ended = asyncio.create_task(self.ended(), name="trainer-ended")
         try:
-            await asyncio.wait((called, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not called.done():
-                raise await self.death()
-            return ControllerLink(*called.result())
+            await asyncio.wait((self._rank_0, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not self._rank_0.done():
+                raise ended.result()
+            return await exchange_frames(*self._rank_0.result(), payload)
+        except (OSError, EOFError) as error:
+            await asyncio.wait((ended,), timeout=_END_TIMEOUT_S)
+            if not ended.done():
+                raise TrainerDeathError(
+                    f"the trainer closed the connection but is still running; see {self._log_path}"
+                ) from error
+            raise ended.result() from error
         finally:
             ended.cancel()
-            server.close()
 
     async def close(self) -> None:
         """End the processes."""
+        if self._rank_0 is not None and self._rank_0.done():
+            self._rank_0.result()[1].close()
+        if self._server is not None:
+            self._server.close()
         if self._process is not None:
             await self._process.stop()
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def death(self) -> TrainerDeathError:
-        """The error for a dead trainer: its exit status and the end of its log."""
-        process = self._process
-        assert process is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                status = await process.wait()
-                tail = await asyncio.to_thread(process.log_tail)
-                return TrainerDeathError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
-        return TrainerDeathError(f"the trainer closed the connection but is still running; see {process.log_path}")
-
-
-class RemoteTrainer:
-    """Ranks that somebody starts on other hosts: `python -m cua_rl.recipes.trainer_node`."""
-
-    reads_our_files = False
-
-    def __init__(self, address: Address, token: str) -> None:
-        self._address = address
-        self._token = token
-
-    async def open(self) -> ControllerLink:
-        """Connect as soon as rank 0 listens; after a death, its node starts it again.
-
-        Raises:
-            ConfigError: the trainer there has another token.
-            TrainerDeathError: nothing has listened for ten minutes.
-        """
-        deadline, is_first = time.monotonic() + _CONNECT_TIMEOUT_S, True
-        while True:
-            try:
-                return await ControllerLink.connect(self._address, self._token)
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise TrainerDeathError(
-                        f"expected a trainer at {self._address}, got {error} for {_CONNECT_TIMEOUT_S:.0f} s; start "
-                        "python -m cua_rl.recipes.trainer_node there, or correct trainer.address"
-                    ) from error
-                if is_first:
-                    logger.info("waiting for the trainer address=%s: %s", self._address, error)
-                is_first = False
-            await asyncio.sleep(_RETRY_S)
-
-    async def close(self) -> None:
-        """The ranks end with the connection."""
-
-    async def death(self) -> TrainerDeathError:
-        """The error for a connection that broke."""
-        return TrainerDeathError(
-            f"the trainer at {self._address} closed the connection; the output of its node says why"
-        )
+    async def ended(self) -> TrainerDeathError:
+        """Wait for the end of the processes; the error that says why."""
+        assert self._process is not None
+        status = await self._process.wait()
+        tail = await asyncio.to_thread(self._process.log_tail)
+        return TrainerDeathError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")

@@ -17,7 +17,7 @@ from cua_rl.types.errors import ConfigError
 
 _UNSLOTH_REMEDY = (
     "install it where the trainer runs (pip install unsloth; while it needs an older Transformers than this package, "
-    "in a separate environment for recipes.trainer_node, with trainer.address), or set trainer.loader=hf"
+    "in a separate environment for the nodes of trainer.num_nodes), or set trainer.loader=hf"
 )
 _COMPILERS = {True: ("CC", "gcc", "clang"), False: ("CXX", "g++", "clang++")}
 """By whether there is a GPU: a variable that names the compiler, and those that Triton and PyTorch look for."""

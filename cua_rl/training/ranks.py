@@ -33,6 +33,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from cua_rl.training.context import ALONE, Context
+from cua_rl.training.launch_ranks import MEETING_TOKEN_VARIABLE, MEETING_VARIABLE
 from cua_rl.types.codec import Codec, Put, Take
 from cua_rl.types.errors import ConfigError, TrainingError
 
@@ -58,7 +59,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Read the variables that `launch_ranks` and torchrun set; without them, the process is the only rank."""
+        """Read the variables that `launch_ranks` sets; without them, the process is the only rank."""
         return cls(
             rank=int(environ.get("RANK", 0)),
             size=int(environ.get("WORLD_SIZE", 1)),
@@ -69,13 +70,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the ranks of several nodes find each other: a store that rank 0, or torchrun beside it, serves."""
+    """Where the ranks of several nodes find each other: a store that rank 0 serves."""
 
     host: str
     port: int
     token: str
-    torchrun_attempt: int | None = None
-    """torchrun serves the store, also to later attempts, which must not find the addresses of earlier ones."""
+    """Known to all ranks and nobody else."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
+        """Read the variables that `nodes.py` sets; None on a single machine."""
+        if MEETING_VARIABLE not in environ:
+            return None
+        host, _, port = environ[MEETING_VARIABLE].rpartition(":")
+        return cls(host=host, port=int(port), token=environ[MEETING_TOKEN_VARIABLE])
 
 
 class Ranks:
@@ -261,21 +269,19 @@ def _new_group() -> distributed.ProcessGroup:
 
 def _open_store(meeting: Meeting, place: Place) -> Any:
     """The store of a meeting; rank 0 serves it only on the meeting's address; PyTorch would listen on all."""
-    is_server = place.rank == 0 and meeting.torchrun_attempt is None
     listener = None
-    if is_server:
+    if place.rank == 0:
         family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
         listener = socket.create_server((meeting.host, meeting.port), family=family)
-    store = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+    return distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         meeting.host,
         meeting.port,
         place.size,
-        is_server,
+        place.rank == 0,
         timeout=_MEETING_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
-    return distributed.PrefixStore(f"attempt {meeting.torchrun_attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def prove_ranks(secret: bytes, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:

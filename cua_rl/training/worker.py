@@ -1,16 +1,14 @@
-"""A trainer process: serves requests, ends with the connection.
+"""A trainer process: serves requests, ends with the connection: `python -m cua_rl.training.worker SOCKET [MODEL]`.
 
-`python -m cua_rl.training.worker SOCKET` connects to the controller of this machine, which listens there. With
-`HOST:PORT` instead, rank 0 listens for a controller on another host; MODEL, if it follows, is the model's folder here.
-RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE make it one of several, MASTER_ADDR and MASTER_PORT let several nodes
-meet: torchrun sets them too.
+Rank 0 connects to whoever started it, who listens at SOCKET; the ranks of one machine meet in its folder. MODEL is the
+model's folder here, if it is not that of the request. RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE make this
+process one of several; with MEETING and MEETING_TOKEN, those of several machines meet at that address.
 """
 
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from cua_rl.host.system import refuse_inspection
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
 from cua_rl.training.libraries import require_libraries
-from cua_rl.training.link import Address, WorkerLink, parse_address, require_token
+from cua_rl.training.link import WorkerLink
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
 from cua_rl.types.codec import decode
@@ -32,97 +30,40 @@ from cua_rl.types.errors import ConfigError, CuaError, TrainingError, boundary
 
 logger = logging.getLogger(__name__)
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-
 
 def main(arguments: list[str]) -> int:
     """Serve one controller until it closes the connection."""
     refuse_inspection()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    place = Place.from_environment(os.environ)
-    if arguments[0].startswith("/"):
-        socket_path = Path(arguments[0])
-        serve_ranks(Ranks.meet(socket_path.parent, place), lambda: _call(socket_path))
-        return 0
-    try:
-        address, token = parse_address(arguments[0], "ADDRESS"), require_token(os.environ)
-        meeting = find_meeting(os.environ, token, place)
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    model = Path(arguments[1]) if len(arguments) > 1 else None
-    serve_ranks(Ranks.meet(meeting, place), lambda: _wait_for_call(address, token), model)
-    return 0
-
-
-def find_meeting(environ: Mapping[str, str], token: str, place: Place) -> Meeting | None:
-    """Where the ranks meet; None for a single one.
-
-    Raises:
-        ConfigError: no place to meet, or no interface to talk on, is given.
-    """
-    if place.size == 1:
-        return None
-    master = parse_address(f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}", "MASTER_ADDR, MASTER_PORT")
-    if not environ.get(_INTERFACE):
-        raise ConfigError(
-            f"{_INTERFACE}: expected the interface of the private network on which the ranks talk to each other, such "
-            "as eth1, got none; set it"
-        )
-    logger.info("ranks talk on interface=%s, meet at %s; nothing is encrypted", environ[_INTERFACE], master)
-    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = int(environ["TORCHELASTIC_RESTART_COUNT"]) if is_served else None
-    return Meeting(host=master.host, port=master.port, token=token, torchrun_attempt=attempt)
-
-
-def _call(socket_path: Path) -> WorkerLink:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(socket_path))
-    return WorkerLink(connection)
-
-
-def _wait_for_call(address: Address, token: str) -> WorkerLink:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.create_server((address.host, address.port), family=family) as listener:
-        logger.info("rank 0 listens at %s for a controller with the token; nothing is encrypted", address)
-        return WorkerLink.accept(listener, token)
-
-
-def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | None = None) -> None:
-    """Rank 0 connects to the controller and passes its requests on to the others."""
+    socket_path, model = Path(arguments[0]), Path(arguments[1]) if len(arguments) > 1 else None
+    where = Meeting.from_environment(os.environ) or socket_path.parent
+    ranks = Ranks.meet(where, Place.from_environment(os.environ))
     if ranks.rank == 0:
-        serve(connect(), ranks, model)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(socket_path))
+            serve(WorkerLink(connection), ranks, model)
     else:
         follow(ranks, model)
     ranks.close()
+    return 0
 
 
 def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
     """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged.
 
-    Returns when the controller closes the connection. If it breaks, the run may still be there: this process fails, so
-    that its node starts the ranks again and the run finds them.
+    Returns when the controller closes the connection.
     """
     worker = _Worker(ranks, model)
     while True:
         with ranks.together():
-            request = _receive(link)
+            request = link.receive()
         ranks.next_request(request)
         if not request:
             return
         reply = worker.reply(request)
         with ranks.together(), suppress(BrokenPipeError):  # it closed the connection, as the next read says
             link.send(reply)
-
-
-def _receive(link: WorkerLink) -> bytearray:
-    """The next request, or nothing if the controller has closed the connection."""
-    try:
-        return link.receive()
-    except EOFError as error:
-        logger.info("the controller is gone: %s", error)
-        return bytearray()
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:

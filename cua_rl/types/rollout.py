@@ -216,6 +216,8 @@ class Rollout:
     duration_s: float
     judgement: Judgement | None = None
     """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
+    worker: str | None = None
+    """The rollout worker that ran it."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:

@@ -1,49 +1,37 @@
-"""Rollout workers of a run, seen by the controller: the processes that it starts, and the address for others.
-
-A run gives its workers its configuration, the addresses and keys of model servers and database, and a token. The token
-and the keys of devices and judges are in the environment of the worker; no secret is on a command line.
-"""
+"""Rollout workers of a run: actors of a Ray cluster, each of which gets the run's configuration, addresses and keys."""
 
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
-import chz
-
-from cua_rl.command_line.fields import walk_settings, with_values
-from cua_rl.command_line.recipe import EXIT_CONFIG
-from cua_rl.command_line.values import as_argument
+from cua_rl.cluster import ActorLost, Cluster, open_cluster
+from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import Recorder
-from cua_rl.host.http_server import serve_app
-from cua_rl.host.masking import is_secret_name, make_key, remember_secrets
-from cua_rl.host.processes import OwnedProcess
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run.rollouts import open_runners
-from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.model_folder import find_model
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.types.errors import ConfigError, CuaError, boundary
-from cua_rl.workers.remote import RemoteRunner, ReportingRunner
-from cua_rl.workers.worker_app import make_worker_app
-from cua_rl.workers.worker_config import TOKEN_VARIABLE
-from cua_rl.workers.worker_wire import WorkerSetup
+from cua_rl.workers.fleet import End, Fleet, ReportingRunner
+from cua_rl.workers.worker import RolloutWorker, WorkerSetup, identify, open_workplace
 
 logger = logging.getLogger(__name__)
 
-Attempt = Callable[[], Awaitable[str]]
-"""Runs a worker to its end and returns the cause; raises `ConfigError` if a restart would end the same way."""
+Attempt = Callable[[], Awaitable[End]]
+"""Runs a worker to its end; raises `ConfigError` if a restart would end the same way."""
 
-
-_PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)  # before each start: what a worker needs, such as the database, may be down
+# before each start that follows one without a rollout: what a worker needs, such as the database, may be down
+_PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)
+_CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +47,7 @@ class Rollouts:
 
 async def open_local_devices(stack: AsyncExitStack, prepared: PreparedTraining) -> OpenDevices | None:
     """The devices of the run, unless workers have them."""
-    if prepared.config.has_workers:
+    if prepared.config.rollout_workers:
         return None
     devices = open_devices(prepared.devices, max_devices=prepared.config.max_concurrent_rollouts)
     return await stack.enter_async_context(devices)
@@ -92,7 +80,9 @@ async def open_rollouts(
         make = await stack.enter_async_context(runners)
         # of their own each: evaluations and training share the devices
         return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
-    workers = await stack.enter_async_context(open_workers(prepared, sampler, recorder, own, url))
+    num_cpus = prepared.config.rollout_workers
+    cluster = await stack.enter_async_context(open_cluster(prepared.log_path / "logs", num_cpus=num_cpus))
+    workers = await stack.enter_async_context(open_workers(cluster, prepared, sampler, recorder, own, url))
     runner = workers if recorder is own else ReportingRunner(workers, recorder, prepared.config.max_turns)
     return Rollouts(
         for_training=runner, for_evaluation=runner, device_metrics=workers.take_metrics, announce=workers.announce
@@ -101,128 +91,94 @@ async def open_rollouts(
 
 @asynccontextmanager
 async def open_workers(
+    cluster: Cluster,
     prepared: PreparedTraining,
     sampler: SamplingClient,
     recorder: Recorder,
     own: DatabaseRecorder,
     url: str,
-    environ: Mapping[str, str] = os.environ,
-) -> AsyncGenerator[RemoteRunner]:
-    """Serve workers and start the run's own; they end with the block."""
+) -> AsyncGenerator[Fleet]:
+    """Keep the run's workers alive in the cluster; they end with the block."""
     config = prepared.config
-    token = environ.get(TOKEN_VARIABLE) or make_key()
-    remember_secrets({TOKEN_VARIABLE: token})
     await recorder.flush()  # from now on the row of this attempt has a key
-    setup = make_setup(prepared, sampler, own, url)
-    runner = RemoteRunner(sampler, recorder, lambda: setup)
-    async with AsyncExitStack() as stack:
-        app = make_worker_app(runner, token)
-        address = await stack.enter_async_context(serve_app(app, config.workers.host, config.workers.port or 0))
-        logger.info("rollout workers register at %s", address)
-        tasks = [asyncio.create_task(runner.watch(), name="watch-workers")]
-        for number in range(1, config.rollout_workers + 1):
-            name = f"{'ray' if config.workers.launcher == 'ray' else 'local'}-{number}"
-            attempt = _make_attempt(prepared, address, token, name, environ)
-            tasks.append(asyncio.create_task(keep_alive(runner, name, attempt), name=f"worker-{name}"))
-        stack.push_async_callback(_cancel, tasks)
-        stack.callback(runner.end)
-        yield runner
+    environ = os.environ if cluster.is_local else {}
+    setup = await asyncio.to_thread(make_setup, prepared, sampler, own, url, environ)
+    names = [f"worker-{number}" for number in range(1, config.rollout_workers + 1)]
+    num_slots = ceil(config.max_concurrent_rollouts / len(names))
+    fleet = Fleet(sampler, recorder, names)
+    tasks = [asyncio.create_task(fleet.remind(), name="remind-of-workers")]
+    for name in names:
+        attempt = partial(_attempt, cluster, fleet, setup, name, num_slots)
+        tasks.append(asyncio.create_task(keep_alive(fleet, name, attempt), name=name))
+    try:
+        yield fleet
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def make_setup(prepared: PreparedTraining, sampler: SamplingClient, own: DatabaseRecorder, url: str) -> WorkerSetup:
-    """What the workers of a run need to know."""
-    if own.training_id is None:
-        raise RuntimeError("expected the recorder to know its training; record TrainingStarted first")
-    return WorkerSetup(
-        settings=settings_of(_share(prepared.config)),
-        log_path=str(prepared.log_path),
-        database_url=url,
-        training_id=own.training_id,
-        attempt_id=own.attempt_id.hex,
-        servers=sampler.addresses,
-        namespace=sampler.namespace,
-    )
-
-
-def _share(config: CLIConfig) -> CLIConfig:
-    """The configuration of one of the run's own workers: limits of services are shared evenly."""
-    num, rate = max(1, config.rollout_workers), config.devices.device_creations_per_s
+def make_setup(
+    prepared: PreparedTraining, sampler: SamplingClient, own: DatabaseRecorder, url: str, environ: Mapping[str, str]
+) -> WorkerSetup:
+    """What the workers of a run need to know; limits of services are shared evenly."""
+    config, judge, num = prepared.config, prepared.judge, prepared.config.rollout_workers
+    own.scope.require_training()
+    rate = config.devices.device_creations_per_s
     devices = with_values(
         config.devices,
         device_creations_per_s=None if rate is None else rate / num,
         gym_parallel_creates=max(1, config.devices.gym_parallel_creates // num),
     )
-    judge = with_values(config.judge, max_concurrent=ceil(config.judge.max_concurrent / num))
-    return with_values(config, devices=devices, judge=judge)
-
-
-def settings_of(config: CLIConfig) -> dict[str, str]:
-    """All settings but the secret ones, each as an argument of a command line."""
-    return {
-        path: as_argument(value)
-        for path, _, value in walk_settings(config)
-        if not chz.is_chz(value) and not is_secret_name(path)
-    }
-
-
-def _make_attempt(
-    prepared: PreparedTraining, address: str, token: str, name: str, environ: Mapping[str, str]
-) -> Attempt:
-    """How one of the run's own workers runs; they share the run's devices evenly."""
-    config = prepared.config
-    num_slots = ceil(config.max_concurrent_rollouts / config.rollout_workers)
-    settings = {"controller": address, "name": name, "device_slots": num_slots}
-    secret = {TOKEN_VARIABLE: token} | ({"GBOX_API_KEY": config.gbox_api_key} if config.gbox_api_key else {})
-    if config.workers.launcher == "ray":
-        from cua_rl.workers.ray_workers import make_ray_attempt
-
-        return make_ray_attempt(settings, secret)
-    process = OwnedProcess(
-        [
-            *(sys.executable, "-m", "cua_rl.recipes.rollout_worker"),
-            *(f"{key}={value}" for key, value in settings.items()),
-        ],
-        name=f"rollout worker {name}",
-        log_path=prepared.log_path / "logs" / f"worker-{name}.log",
-        environment={**environ, **secret},
+    return WorkerSetup(
+        config=with_values(config, devices=devices),
+        judge=judge and with_values(judge, max_concurrent=ceil(judge.max_concurrent / num)),
+        identity=identify(config, find_model(config.model_name), prepared.train_tasks),
+        environ=dict(environ),
+        log_path=prepared.log_path,
+        database_url=url,
+        scope=own.scope,
+        servers=sampler.addresses,
+        namespace=sampler.namespace,
     )
-    return partial(_attempt_process, process)
 
 
-async def _attempt_process(process: OwnedProcess) -> str:
-    async with process:
-        status = await process.wait()
-    tail = await asyncio.to_thread(process.log_tail, 10)
-    if status == EXIT_CONFIG:
-        raise ConfigError(f"{process.name} cannot work here; {process.log_path} ends:\n{tail}")
-    logger.warning("%s ended status=%d; its log ends:\n%s", process.name, status, tail)
-    return f"its process ended with status {status}"
+async def _attempt(cluster: Cluster, fleet: Fleet, setup: WorkerSetup, name: str, num_slots: int) -> End:
+    """Start a worker, let it serve the fleet, and end it."""
+    place = partial(open_workplace, setup, name, num_slots)
+    actor = cluster.start(RolloutWorker, name, num_slots, place, max_concurrency=2 * num_slots + 100)
+    end = End(why="its process ended while it started")
+    try:
+        await actor.call("open")
+        end = End(why="the run is over", is_lost=False)
+        end = await fleet.serve(name, num_slots, actor)
+    except ActorLost as lost:
+        end = End(why=str(lost))
+    finally:
+        if not end.is_lost:  # its devices are given back
+            with suppress(CuaError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await actor.call("close")
+        actor.kill()
+    return end
 
 
-async def keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
-    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run.
+async def keep_alive(fleet: Fleet, name: str, attempt: Attempt) -> None:
+    """Run a worker until cancelled; one that ends is started again, unless it ends again and again without a rollout.
 
-    An error of `attempt` stops the run.
+    The run goes on without one that cannot be started.
     """
-    why = ""
-    for pause_s in _PAUSES_S:
-        await asyncio.sleep(pause_s)
+    num_in_vain, why = 0, ""
+    while num_in_vain < len(_PAUSES_S):
+        await asyncio.sleep(_PAUSES_S[num_in_vain])
         try:
             with boundary(CuaError, f"cannot start rollout worker {name}"):
-                why = await attempt()
-        except CuaError as error:
-            runner.fail(error)
+                end = await attempt()
+        except ConfigError as error:
+            fleet.refuse(name, error)
             return
-        runner.give_up(name, why)
-    runner.fail(
-        CuaError(
-            f"expected rollout worker {name} to run, it ended {num_of(len(_PAUSES_S), 'time')}, the last time because "
-            f"{why}; read its log"
-        )
-    )
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        except CuaError as error:
+            end = End(why=str(error))
+        why, num_in_vain = end.why, 0 if end.has_worked else num_in_vain + 1
+        await asyncio.sleep(end.rest_s)
+    fleet.refuse(name, CuaError(f"it ended {num_of(num_in_vain, 'time')}, at last because {why}; read its log"))

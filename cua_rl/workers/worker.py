@@ -1,43 +1,90 @@
-"""A rollout worker: asks the controller what to run, runs it, and delivers how it ended."""
+"""A rollout worker: an actor that opens what rollouts need, and runs those that the fleet gives it."""
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from http import HTTPStatus
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
-import aiohttp
-
+from cua_rl.cluster import PACKAGE, digest_of, node_address
+from cua_rl.command_line.fields import with_values
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.rows import Scope
+from cua_rl.database.session import check_connection, database_url
+from cua_rl.database.writer import require_attempt, write_worker_events
+from cua_rl.environments.pool_meter import MeterReading
 from cua_rl.events import Recorder
+from cua_rl.host.masking import MaskingFormatter, remember_secrets
+from cua_rl.host.processes import is_loopback
+from cua_rl.host.system import raise_descriptor_limit, refuse_inspection
+from cua_rl.judge.config import JudgeConfig
+from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.types.codec import decode, encode
-from cua_rl.types.errors import ConfigError, CuaError
-from cua_rl.types.rollout import AdapterRef
-from cua_rl.workers.worker_wire import (
-    Ended,
-    Failure,
-    Hello,
-    Orders,
-    PlannedRollout,
-    Report,
-    Welcome,
-    code_version,
-)
+from cua_rl.run.devices import open_devices, prepare_devices
+from cua_rl.run.prepared_training import load_task_sets
+from cua_rl.run.reporting import LOG_FORMAT
+from cua_rl.run.rollouts import freeze_loaded_objects, open_runners
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.model_folder import find_model, make_image_renderer
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.server import ExternalServer, ServedModel
+from cua_rl.task_loader import TaskSet
+from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import is_array, is_object
+from cua_rl.types.rollout import AdapterRef, Rollout
 
 logger = logging.getLogger(__name__)
 
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
-_REPLY_S = 12.0  # orders come within five seconds
-_MAX_DELIVERIES = 16  # at a time; all rollouts of a step may end together, and reports must get through
-_BYTES_PER_S = 100_000  # the slowest link that the controller accepts
+LINGER_S = 1.0
+"""How long events wait to be written together, in workers and their controller, unless a query needs them."""
+FLUSH_LINGER_S = 0.1
+"""The same in a worker once a rollout has ended: others end at that time too."""
+
+# three minutes: what a model server may take to load its weights again after a crash
+_MODEL_ATTEMPTS, _SERVERS_S = 40, 180.0
+_SERVER_RETRY_S = 2.0
+_TASK_FILES = ("file_path", "tasks_dir")
+_MODEL_FILES = ("*config.json", "tokenizer.json", "chat_template*")
 
 
-class GivenUp(CuaError):
-    """The controller has given this worker up, or has restarted: it registers again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """What a worker needs to run rollouts; it holds secrets, and is never stored or logged."""
+
+    config: CLIConfig
+    judge: JudgeConfig | None
+    identity: Mapping[str, str]
+    """See `identify`."""
+    environ: Mapping[str, str]
+    """The run's environment on its own machine; other nodes have theirs."""
+    log_path: Path
+    database_url: str
+    scope: Scope
+    """The attempt of the run, whose rows the worker may write."""
+    servers: tuple[tuple[str, str | None, ServedModel], ...]
+    """Address and key of each model server, and what it serves: one may be down when the worker starts."""
+    namespace: str
+    """Ends the names of the run's adapters on the servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a worker does; that it comes at all is the worker's sign of life."""
+
+    adapters: frozenset[AdapterRef]
+    """The policy that it follows, and those that requests and pins still need."""
+    devices: MeterReading
+    """Since the last report."""
 
 
 class Policies(Protocol):
@@ -58,130 +105,196 @@ class Workplace:
     runner: Runner
     recorder: Recorder
     policies: Policies
-    make_job: Callable[[PlannedRollout], RolloutJob]
+    complete_job: Callable[[RolloutJob], RolloutJob] = lambda job: job
+    """Gives a job back what its task does, which it leaves behind on its way."""
     device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
     """Metrics of the devices since the last call."""
 
 
-class ControllerLink:
-    """Requests to the controller, repeated through failures of the network for at most `patience_s` seconds."""
+class RolloutWorker:
+    """The actor; the fleet calls its methods, in order, and not before `open` has returned."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, patience_s: float) -> None:
-        self._session = session
-        self._url = url.rstrip("/")
-        self._patience_s = patience_s
-        self._worker_id = ""
-        self._delivering = asyncio.Semaphore(_MAX_DELIVERIES)
+    def __init__(
+        self, name: str, num_slots: int, open_place: Callable[[], AbstractAsyncContextManager[Workplace]]
+    ) -> None:
+        self._name, self._num_slots, self._open_place = name, num_slots, open_place
+        self._running: dict[str, asyncio.Task[Rollout]] = {}
+        self._over = asyncio.Event()
 
-    async def register(self, name: str, num_slots: int) -> Welcome:
-        """Become a worker of the run."""
-        hello = Hello(name=name, num_slots=num_slots, code_version=code_version())
-        try:
-            welcome = decode(await self._post("/workers", hello), Welcome)
-        except GivenUp as refused:
-            raise ConfigError(str(refused)) from refused
-        self._worker_id = welcome.worker_id
-        return welcome
+    async def open(self) -> None:
+        """Open everything; raises `ConfigError` if this is not what the run's other members have."""
+        opened: asyncio.Future[Workplace] = asyncio.get_running_loop().create_future()
+        self._working = asyncio.create_task(self._work(opened), name=self._name)
+        await asyncio.wait([opened, self._working], return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            await self._working
+        self._place, self._reported_at = opened.result(), time.monotonic()
 
-    async def report(self, report: Report) -> Orders:
-        """Report rollouts, receive orders; raises `GivenUp`."""
-        return decode(await self._post(f"/workers/{self._worker_id}/orders", report), Orders)
+    async def run(self, job: RolloutJob, policy: AdapterRef | None) -> Rollout:
+        """Run one rollout under this policy; its turns are in the database when it has ended."""
+        self._follow(policy)
+        running = asyncio.create_task(self._run(job), name=f"rollout-{job.rollout_id}")
+        self._running[job.rollout_id] = running
+        running.add_done_callback(lambda _: self._running.pop(job.rollout_id))
+        return await running
 
-    async def deliver(self, rollout_id: str, ended: Ended) -> None:
-        """Hand over the end of a rollout, or drop it if nothing waits for it."""
-        path = f"/workers/{self._worker_id}/rollouts/{rollout_id}"
-        try:
-            async with self._delivering:
-                await self._post(path, ended)
-        except GivenUp as refused:  # if it concerns the worker and not only the rollout, the next report says so
-            logger.info("rollout_id=%s dropped: %s", rollout_id, refused)
+    async def cancel(self, rollout_id: str) -> None:
+        """End a rollout, if it still runs."""
+        if rollout_id in self._running:
+            self._running[rollout_id].cancel()
 
-    async def _post(self, path: str, message: object) -> bytes:
-        body = await asyncio.to_thread(encode, message)
-        deadline, delay_s = time.monotonic() + self._patience_s, _FIRST_RETRY_S
-        while True:
-            try:
-                timeout = aiohttp.ClientTimeout(total=_REPLY_S + len(body) / _BYTES_PER_S, sock_connect=_REPLY_S)
-                async with self._session.post(f"{self._url}{path}", data=body, timeout=timeout) as response:
-                    reply = await response.read()
-                    if response.ok:
-                        return reply
-                    failure = f"{response.status}: {reply[:500].decode(errors='replace')}"
-                    status = response.status
-            except (aiohttp.ClientError, TimeoutError) as error:
-                failure, status = f"{type(error).__name__} {error}", 0
-            if status == HTTPStatus.GONE:
-                raise GivenUp(failure)
-            if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (408, 429):
-                raise ConfigError(f"expected the controller at {self._url} to take this worker, got {failure}")
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"expected a controller at {self._url}, got none within {self._patience_s:g} s ({failure}); "
-                    "check the address"
-                )
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+    async def report(self, policy: AdapterRef | None) -> Report:
+        """Follow the policy, and say what has been done since the last report."""
+        self._follow(policy)
+        since, self._reported_at = self._reported_at, time.monotonic()
+        device_s = (self._reported_at - since) * self._num_slots
+        reading = MeterReading(pool=self._name, device_s=device_s, metrics=self._place.device_metrics())
+        current = self._place.policies.current
+        return Report(adapters=self._place.policies.used.union([current] if current else []), devices=reading)
+
+    async def close(self) -> None:
+        """End all rollouts and give everything back."""
+        self._over.set()
+        await self._working
+
+    async def _work(self, opened: "asyncio.Future[Workplace]") -> None:
+        async with self._open_place() as place:
+            opened.set_result(place)
+            await self._over.wait()
+            for running in self._running.values():
+                running.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _run(self, job: RolloutJob) -> Rollout:
+        rollout = await self._place.runner.run(self._place.complete_job(replace(job, worker=self._name)))
+        await self._place.recorder.flush()
+        return rollout
+
+    def _follow(self, policy: AdapterRef | None) -> None:
+        if policy is not None and policy != self._place.policies.current:
+            self._place.policies.follow(policy)
 
 
 @asynccontextmanager
-async def open_link(url: str, token: str, patience_s: float) -> AsyncGenerator[ControllerLink]:
-    """A link to the controller at `url`."""
-    headers = {"Authorization": f"Bearer {token}"}
-    connector = aiohttp.TCPConnector(keepalive_timeout=4.0)  # less than the 5 s after which the controller closes them
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-        yield ControllerLink(session, url, patience_s)
+async def open_workplace(
+    setup: WorkerSetup, name: str, num_slots: int, environ: Mapping[str, str] = os.environ
+) -> AsyncGenerator[Workplace]:
+    """Everything a rollout needs in this process: devices, agent, gateway, judge and a recorder of turns."""
+    refuse_inspection()
+    raise_descriptor_limit()
+    os.environ.update(setup.environ)
+    url = database_url(environ) or setup.database_url
+    keys = [{"api_key": key} for _, key, _ in setup.servers]
+    remember_secrets({"database_url": url, "servers": keys, "gbox_api_key": setup.config.gbox_api_key})
+    await asyncio.to_thread(_log_to, setup.log_path / "logs" / f"{name}.log")
+    config = with_values(setup.config, max_concurrent_rollouts=num_slots)
+    if config.gateway.host in ("0.0.0.0", "::") and not is_loopback(
+        node_address()
+    ):  # it means something else elsewhere
+        config = with_values(config, gateway=with_values(config.gateway, host=node_address()))
+    # a folder and name of its own keep its files, and its devices at services, apart from those of other workers
+    folder = setup.log_path / "workers" / f"{setup.log_path.name}-{name}"
+    prepared = prepare_devices(config, folder, environ)
+    model_path = find_model(config.model_name)
+    renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
+    train_tasks, eval_tasks = load_task_sets(config, prepared)
+    reward = load_reward(config.reward, config.reward_clip)
+    own = await asyncio.to_thread(identify, config, model_path, train_tasks)
+    if others := [part for part, digest in own.items() if digest != setup.identity[part]]:
+        raise ConfigError(f"expected the run's {' and '.join(others)} on {socket.gethostname()}, got others; copy them")
+    await check_connection(url)
+    await asyncio.to_thread(require_attempt, url, setup.scope)
+    async with AsyncExitStack() as stack:
+        recorder = DatabaseRecorder(
+            url,
+            image_token_id=renderer.image_token_id,
+            scope=setup.scope,
+            write=write_worker_events,
+            linger_s=LINGER_S,
+            flush_linger_s=FLUSH_LINGER_S,
+        )
+        recorder = await stack.enter_async_context(recorder)
+        servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
+        client = SamplingClient(
+            *servers,
+            namespace=setup.namespace,
+            max_attempts=_MODEL_ATTEMPTS,
+            stall_timeout_s=config.devices.turn_timeout_s,
+        )
+        sampler = await stack.enter_async_context(client)
+        devices = await stack.enter_async_context(open_devices(prepared, max_devices=num_slots))
+        runners = open_runners(
+            config,
+            devices,
+            sampler,
+            renderer,
+            setup.judge,
+            reward=reward,
+            log_folder=folder / "agents",
+            recorder=recorder,
+        )
+        make_runner = await stack.enter_async_context(runners)
+        freeze_loaded_objects()
+        yield Workplace(
+            runner=make_runner(),
+            recorder=recorder,
+            policies=sampler,
+            complete_job=partial(_complete_job, train_tasks, eval_tasks),
+            device_metrics=devices.pool.take_metrics,
+        )
 
 
-async def work(link: ControllerLink, place: Workplace) -> None:
-    """Run what the controller orders until the run is over; raises `GivenUp`, or the error of a bug in a rollout.
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(MaskingFormatter(LOG_FORMAT))
+    ours = logging.getLogger("cua_rl")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(handler)
 
-    However it ends, all rollouts have stopped and their devices are returned.
+
+def identify(config: CLIConfig, model_path: Path, tasks: TaskSet) -> dict[str, str]:
+    """Digests of what all members of a run must have alike, by name; blocks for some milliseconds."""
+    sources = [one for given in (config.tasks, config.eval_tasks) for one in (given if is_array(given) else [given])]
+    named = [source.get(key) for source in sources if is_object(source) for key in _TASK_FILES]
+    files = [Path(str(name)).expanduser() for name in named if name is not None]
+    reward = find_spec(config.reward.partition(":")[0]) if ":" in config.reward else None
+    return {
+        "code": digest_of(PACKAGE),
+        "task files": digest_of(*files) + sha256(repr(tasks.task_ids).encode()).hexdigest(),
+        "model": digest_of(*(file for pattern in _MODEL_FILES for file in sorted(model_path.glob(pattern)))),
+        "reward function": "" if reward is None or reward.origin is None else digest_of(Path(reward.origin)),
+    }
+
+
+async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
+    """The model servers of the run, as soon as one of them answers; the others may be down.
+
+    The order differs between workers, to spread their rollouts: a worker does not know the load from others. Raises
+    `ConfigError` if none answers within `patience_s`.
     """
-    running: dict[str, asyncio.Task[None]] = {}
-    cancelled: set[asyncio.Task[None]] = set()
-    reported_at = time.monotonic()
-
-    try:
-        while True:
-            for rollout_id in [one for one, task in running.items() if task.done()]:
-                running.pop(rollout_id).result()
-            now = time.monotonic()
-            report = Report(
-                running=tuple(running),
-                adapters=_adapters(place.policies),
-                period_s=now - reported_at,
-                device_metrics=place.device_metrics(),
-            )
-            orders, reported_at = await link.report(report), now
-            if orders.is_over:
-                return
-            if orders.adapter is not None and orders.adapter != place.policies.current:
-                place.policies.follow(orders.adapter)
-            for task in [running.pop(rollout_id) for rollout_id in orders.cancel if rollout_id in running]:
-                task.cancel()
-                cancelled.add(task)
-                task.add_done_callback(cancelled.discard)
-            for planned in orders.start:
-                if planned.rollout_id in running:  # the order crossed the report that says so
-                    continue
-                name = f"rollout-{planned.rollout_id}"
-                running[planned.rollout_id] = asyncio.create_task(_run(link, place, planned), name=name)
-    finally:
-        for task in running.values():
-            task.cancel()
-        await asyncio.gather(*running.values(), *cancelled, return_exceptions=True)
+    deadline = time.monotonic() + patience_s
+    probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]
+    while True:
+        ends = await asyncio.gather(*(probe.refresh() for probe in probes), return_exceptions=True)
+        failures = [end for end in ends if end is not None]
+        if len(failures) < len(ends):
+            break
+        if time.monotonic() > deadline:
+            raise failures[0]
+        logger.warning("no model server answers, trying again: %s", failures[0])
+        await asyncio.sleep(min(_SERVER_RETRY_S, patience_s))
+    first = crc32(name.encode()) % len(setup.servers)
+    servers = (*setup.servers[first:], *setup.servers[:first])
+    return [ExternalServer(address, api_key=key, model=model) for address, key, model in servers]
 
 
-def _adapters(policies: Policies) -> tuple[AdapterRef, ...]:
-    current = policies.current
-    return tuple(policies.used) if current is None else (current, *(policies.used - {current}))
-
-
-async def _run(link: ControllerLink, place: Workplace, planned: PlannedRollout) -> None:
-    try:
-        rollout = await place.runner.run(place.make_job(planned))
-        await place.recorder.flush()  # the controller finds the turns in the database
-        ended = Ended(outcome=rollout)
-    except CuaError as error:  # not an infrastructure fault: it would have stopped a run in one process
-        ended = Ended(outcome=Failure(is_config_error=isinstance(error, ConfigError), message=str(error)))
-    await link.deliver(planned.rollout_id, ended)
+def _complete_job(train_tasks: TaskSet, eval_tasks: TaskSet | None, job: RolloutJob) -> RolloutJob:
+    tasks = train_tasks if job.source.phase == "step" or eval_tasks is None else eval_tasks
+    template = next((one for one in tasks.templates if one.task_id == job.task.task_id), None)
+    if template is None:
+        raise ConfigError(
+            f"expected the task files of the run on {socket.gethostname()}, got none with {job.task.task_id!r}; copy "
+            "them there"
+        )
+    return replace(job, task=template.make_task(job.task.seed))

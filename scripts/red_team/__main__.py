@@ -34,7 +34,7 @@ from scripts.red_team.doors import (
 )
 from scripts.red_team.findings import Finding, Findings, Targets
 from scripts.red_team.installation import attack_installation
-from scripts.red_team.messages import attack_messages, attack_silence
+from scripts.red_team.messages import attack_messages
 from scripts.red_team.run_folders import attack_run_folders
 from scripts.red_team.services import (
     attack_agent,
@@ -51,7 +51,6 @@ ATTACKS: tuple[tuple[int, Callable[[Targets], Findings]], ...] = (
     (21, attack_installation),
     (16, attack_run_folders),
     (3, attack_messages),
-    (18, attack_silence),
     (14, attack_environment_file),
     (1, attack_database),
     (2, attack_browser),

@@ -33,8 +33,6 @@ ROW = 15
 _START_S = 240.0
 SECRETS = {
     "VLLM_API_KEY": "key-of-the-model-server",
-    "CUA_RL_TRAINER_TOKEN": "0123456789abcdef" * 2,
-    "ROLLOUT_WORKER_TOKEN": "token-of-the-workers",
     "MONITOR_READ_TOKEN": "token-to-read-the-monitor",
 }
 QUESTIONS = (
@@ -42,8 +40,8 @@ QUESTIONS = (
         ("GET", path)
         for path in ("/v1/models", "/health", "/metrics", "/openapi.json", "/cua_rl/adapters", "/api/runs")
     ),
-    *(("POST", path) for path in ("/v1/load_lora_adapter", "/tokenize", "/v1/completions", "/workers")),
-    *(("POST", path) for path in ("/workers/1/orders", "/rollouts/1/v1/responses", "/api/session")),
+    *(("POST", path) for path in ("/v1/load_lora_adapter", "/tokenize", "/v1/completions")),
+    *(("POST", path) for path in ("/rollouts/1/v1/responses", "/api/session")),
     *(("POST", path) for path in ("/api/ingest/batch", "/api/runs/1/rollouts/1/overrides")),
     *(("PUT", path) for path in ("/cua_rl/adapters/policy-1/adapter_config.json",)),
 )
@@ -74,20 +72,8 @@ class Program:
 
 
 def programs(host: SecondHost) -> Sequence[Program]:
-    """A run whose model server, trainer of two nodes, rollout worker and monitor could all be on other hosts."""
+    """A run whose model server, rollout worker and monitor could all be on other hosts."""
     here, recipes = host.our_address, "cua_rl.recipes"
-    nodes = [
-        Program(
-            name=f"node{rank}",
-            words=(
-                *(f"{recipes}.trainer_node", f"listen={here}:29400", f"rendezvous={here}:29500", "num_processes=1"),
-                *("num_nodes=2", f"node_rank={rank}", f"interface={host.interface}", f"log_file=node{rank}.log"),
-            ),
-            secret="CUA_RL_TRAINER_TOKEN",
-            says="nothing is encrypted",
-        )
-        for rank in range(2)
-    ]
     return (
         Program(
             name="model",
@@ -95,7 +81,6 @@ def programs(host: SecondHost) -> Sequence[Program]:
             secret="VLLM_API_KEY",
             says=f"model server: http://{here}:8000, which asks for VLLM_API_KEY; nothing is encrypted",
         ),
-        *nodes,
         Program(
             name="monitor",
             words=(f"{recipes}.serve_monitor", f"host={here}", "port=8720"),
@@ -105,22 +90,13 @@ def programs(host: SecondHost) -> Sequence[Program]:
         Program(
             name="run",
             words=(
-                *(f"{recipes}.train", f"base_url=http://{here}:8000", f"trainer.address={here}:29400"),
-                *(f"workers.host={here}", "workers.port=8300", "agent=external", "agent.command=sleep 900"),
+                *(f"{recipes}.train", f"base_url=http://{here}:8000"),
+                *("rollout_workers=1", f"gateway.host={here}", "agent=external", "agent.command=sleep 900"),
                 *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
                 *("monitor=false", "log_path=run"),
             ),
-            secret="ROLLOUT_WORKER_TOKEN",
-            says=f"other machines can connect to http://{here}:8300",
-        ),
-        Program(
-            name="worker",
-            words=(
-                *(f"{recipes}.rollout_worker", f"controller=http://{here}:8300", "device_slots=2"),
-                f"gateway.host={here}",
-            ),
-            secret="ROLLOUT_WORKER_TOKEN",
-            says=f"other machines can connect to http://{here}:",
+            secret="CUA_RL_TRAINER_TOKEN",
+            says="run run in ",
         ),
     )
 
@@ -160,12 +136,12 @@ def attack_ports(host: SecondHost, processes: Sequence[psutil.Process], folder: 
 
 
 def attack(host: SecondHost, folder: Path) -> Iterator[Finding]:
-    """All attacks, while the trainer waits for a run and while the run goes on."""
+    """All attacks, before the run and while it goes on."""
     yield from attack_without_secrets(programs(host), folder)
     with ExitStack() as stack:
         for program in programs(host):
             if program.name == "run":
-                _wait_until(lambda: _is_said(folder, "model", "model server: ") and _listens(host, 29400), folder)
+                _wait_until(lambda: _is_said(folder, "model", "model server: "), folder)
                 yield from attack_ports(host, _ours(), folder)
             process = program.start(folder, SECRETS)
             stack.callback(process.wait)
@@ -185,10 +161,6 @@ def _ours() -> list[psutil.Process]:
 
 def _is_said(folder: Path, name: str, text: str) -> bool:
     return text in (folder / f"{name}.out").read_text(errors="replace")
-
-
-def _listens(host: SecondHost, port: int) -> bool:
-    return any((ip, at) == (host.our_address, port) for ip, at, _ in listeners(_ours()))
 
 
 def _wait_until(condition: Callable[[], bool], folder: Path) -> None:

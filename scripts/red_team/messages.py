@@ -1,43 +1,21 @@
-"""Attacks on what carries messages between the parts of a run: pickles, and peers that say nothing."""
+"""Attacks on what carries messages between the parts of a run: pickles."""
 
 import asyncio
-import hmac
-import os
 import pickle
-import secrets
 import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import httpx
-import psutil
-
-from cua_rl.events import NoRecorder
-from cua_rl.host.http_server import serve_app
-from cua_rl.host.processes import free_port
-from cua_rl.training import wire
-from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
-from cua_rl.types.errors import CuaError, boundary
-from cua_rl.types.rollout import AdapterRef
-from cua_rl.workers.remote import RemoteRunner
-from cua_rl.workers.worker import open_link
-from cua_rl.workers.worker_app import make_worker_app
-from cua_rl.workers.worker_wire import WorkerSetup
+from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import CuaError
 from scripts.red_team.findings import Finding, Findings, Targets, check
-from scripts.red_team.floods import NOTHING, hold_connections
 
-_TOKEN = "0123456789abcdef" * 2
 _LENGTH = struct.Struct(">Q")
-_MAX_THREADS = 100
-"""One for each of 64 peers that may still prove themselves, and those of the libraries."""
 _START_S = 120.0
 
 
@@ -49,18 +27,6 @@ class Trap:
 
     def __reduce__(self) -> tuple[object, tuple[str, ...]]:
         return (open, (str(self.path), "w"))
-
-
-SETS_ATTRIBUTE = b"".join(
-    [
-        pickle.PROTO + b"\x02",
-        pickle.GLOBAL + b"pathlib\nPosixPath\n",
-        pickle.NONE + pickle.EMPTY_DICT,
-        pickle.BINUNICODE + b"\x05\0\0\0owned" + pickle.NEWTRUE + pickle.SETITEM + pickle.TUPLE2,
-        pickle.BUILD + pickle.STOP,
-    ]
-)
-"""Loaded, it sets an attribute of all paths: it names nothing but a class that messages hold."""
 
 
 def frames(trap: Path) -> Iterator[bytes]:
@@ -83,187 +49,61 @@ def attack_messages(targets: Targets) -> Findings:
     trap = targets.folder / "unpickled"
 
     def verdict(attack: str, was_met: bool = True) -> Finding:
-        paths = type(trap)
-        is_loaded = trap.exists() or "owned" in vars(paths)
+        is_loaded = trap.exists()
         trap.unlink(missing_ok=True)
-        if "owned" in vars(paths):
-            delattr(paths, "owned")
         got = "loaded" if is_loaded else "not loaded" if was_met else "never received"
         return check(3, attack, "not loaded", got, got == "not loaded")
 
-    with trainer_process() as trainer:
-        send_frames(trainer.address, trap)
-        yield verdict("pickles to a trainer without the token")
-        with authenticated(trainer.address) as (connection, key):
-            send_sealed(connection, key, pickle.dumps(Trap(trap)))
-            connection.settimeout(30)
-            with suppress(OSError):
-                while connection.recv(1024):  # until it hangs up: it has read the frame then
-                    pass
-        yield verdict("a pickle to a trainer from a peer with the token")
-    yield verdict("a pickle to the controller from a trainer with the token", asyncio.run(_answer_controller(trap)))
-    statuses = asyncio.run(_ask_worker_address(trap))
-    yield verdict("pickles to the workers' address", {200, 204}.isdisjoint(statuses))
-    yield check(
-        3, "answers of the workers' address", "4xx", sorted(statuses), all(400 <= one < 500 for one in statuses)
-    )
-    yield verdict("a pickle to a rollout worker as the controller's answer", asyncio.run(_answer_worker(trap)))
+    yield verdict("a pickle to a trainer as a request", _ask_trainer(targets.folder, trap))
+    yield verdict("a pickle to the controller as a trainer's answer", asyncio.run(_answer_controller(trap)))
 
 
-def attack_silence(targets: Targets) -> Findings:
-    """Row 18: connections to a trainer that say nothing."""
-    del targets
-    with trainer_process() as trainer:
-        before = _count(trainer.process)
-        counts: list[int] = []
-
-        def watch() -> None:
-            counts.append(_count(trainer.process) - before)
-            began = time.monotonic()
-            with authenticated(trainer.address):
-                counts.append(int(time.monotonic() - began))
-
-        hold_connections(trainer.address, {NOTHING: 1500}, watch)
-    threads, waited_s = counts
-    got = f"{threads} threads and processes; {waited_s} s"
-    yield check(18, "1,500 idle connections to a trainer", "< 100 more; the run gets in", got, threads < _MAX_THREADS)
-
-
-def _count(process: psutil.Process) -> int:
-    return sum(1 + each.num_threads() for each in (process, *process.children(recursive=True)))
+def _ask_trainer(folder: Path, trap: Path) -> bool:
+    """Whether a trainer, as a run starts it, has answered a pickle."""
+    path, pickled = folder / "trainer.sock", pickle.dumps(Trap(trap))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(_START_S)
+        command = [sys.executable, "-m", "cua_rl.training.worker", str(path)]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as trainer:
+            try:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(_START_S)
+                    connection.sendall(_LENGTH.pack(len(pickled)) + pickled)
+                    return bool(connection.recv(_LENGTH.size))
+            finally:
+                trainer.kill()
+                path.unlink()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTrainer:
-    """A trainer that waits for a run of another host."""
+class _PickledAnswers:
+    """A trainer that answers with a pickle."""
 
-    address: tuple[str, int]
-    process: psutil.Process
+    reads_our_files = True
 
+    def __init__(self, trap: Path) -> None:
+        self.num_answers = 0
+        self._trap = trap
 
-@contextmanager
-def trainer_process() -> Generator[RunningTrainer]:
-    """A trainer as `recipes.trainer_node` starts it, on the loopback address."""
-    address = ("127.0.0.1", free_port())
-    environment = {**os.environ, TOKEN_VARIABLE: _TOKEN}
-    command = [sys.executable, "-m", "cua_rl.training.worker", f"{address[0]}:{address[1]}"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + _START_S
-            while process.poll() is None and time.monotonic() < deadline:
-                with suppress(OSError), socket.create_connection(address, timeout=10):
-                    break
-                time.sleep(0.2)
-            yield RunningTrainer(address=address, process=psutil.Process(process.pid))
-        finally:
-            process.kill()
+    async def open(self) -> None:
+        """There is nothing to start."""
 
+    async def ask(self, payload: bytes) -> bytes:
+        """A pickle, whatever the request."""
+        del payload
+        self.num_answers += 1
+        return pickle.dumps(Trap(self._trap))
 
-@contextmanager
-def authenticated(address: tuple[str, int]) -> Generator[tuple[socket.socket, bytes]]:
-    """A connection to a trainer by a peer that knows the token, and the key of its frames."""
-    with socket.create_connection(address, timeout=60) as connection:
-        own = secrets.token_bytes(32)
-        nonces = _read(connection, 32) + own
-        connection.sendall(own + _code(b"controller", nonces))
-        if _read(connection, 32) != _code(b"trainer", nonces):
-            raise CuaError("expected the trainer's proof, got another one; the handshake has changed")
-        yield connection, _code(b"frames of the controller", nonces)
-
-
-def send_sealed(connection: socket.socket, key: bytes, payload: bytes) -> None:
-    """Send the first frame of a direction."""
-    code = hmac.digest(key, struct.pack(">QQ", 0, len(payload)) + payload, "sha256")
-    connection.sendall(_LENGTH.pack(len(payload)) + code + payload)
-
-
-def _code(purpose: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(_TOKEN.encode(), purpose + nonces, "sha256")
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    read = b""
-    while len(read) < length and (more := connection.recv(length - len(read))):
-        read += more
-    return read
+    async def close(self) -> None:
+        """There is nothing to end."""
 
 
 async def _answer_controller(trap: Path) -> bool:
     """Whether a controller that asks a trainer got a pickle as the answer."""
-    is_sent: list[bool] = []
-
-    def serve(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            own = secrets.token_bytes(32)
-            connection.sendall(own)
-            nonces = own + _read(connection, 32)
-            _read(connection, 32)
-            connection.sendall(_code(b"trainer", nonces))
-            (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-            _read(connection, 32 + length)  # unread, it would break the connection before the answer arrives
-            send_sealed(connection, _code(b"frames of the trainer", nonces), pickle.dumps(Trap(trap)))
-            is_sent.append(True)
-            connection.recv(1)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-        threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        link = await ControllerLink.connect(Address(host=host, port=port), _TOKEN)
-        with suppress(CuaError), boundary(CuaError, "ask"):
-            await link.ask(wire.TrainerMetrics())
-        link.close()
-    return bool(is_sent)
-
-
-class _NoAdapters:
-    """The controller's view of adapters, of which there are none."""
-
-    current: AdapterRef | None = None
-
-    def pin(self, adapter: AdapterRef) -> None:
-        raise AssertionError(adapter)
-
-    unpin = pin
-
-
-def _no_setup() -> WorkerSetup:
-    raise AssertionError("nobody has registered")
-
-
-async def _ask_worker_address(trap: Path) -> set[int]:
-    """Statuses of the answers to pickles with no key, a wrong one, and the right one."""
-    runner = RemoteRunner(_NoAdapters(), NoRecorder(), _no_setup)
-    statuses: set[int] = set()
-    async with serve_app(make_worker_app(runner, "token"), "127.0.0.1", 0) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
-            for key in ("", "wrong", "token"):
-                for path in ("/workers", "/workers/a/orders", "/workers/a/rollouts/r"):
-                    for content in (*frames(trap), SETS_ATTRIBUTE):
-                        headers = {"Authorization": f"Bearer {key}"} if key else {}
-                        statuses.add((await client.post(path, content=content, headers=headers)).status_code)
-    return statuses
-
-
-async def _answer_worker(trap: Path) -> bool:
-    """Whether a worker that registers got a pickle as the answer."""
-    is_sent: list[bool] = []
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(SETS_ATTRIBUTE if is_sent else pickle.dumps(Trap(trap)))
-            is_sent.append(True)
-
-        def log_message(self, format: str, *args: object) -> None:
+    trainer = _PickledAnswers(trap)
+    with suppress(CuaError):
+        async with TrainingClient(TrainerConfig(), trap.with_name("trainer.log"), endpoint=trainer):
             pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        async with open_link(f"http://127.0.0.1:{server.server_port}", "token", patience_s=5.0) as link:
-            for _ in range(2):
-                with suppress(CuaError), boundary(CuaError, "register"):
-                    await link.register("a", 1)
-        server.shutdown()
-    return len(is_sent) == 2
+    return trainer.num_answers == 1

@@ -37,11 +37,9 @@ from cua_rl.recipes import (
     import_trajectories,
     plan,
     rebuild_datums,
-    rollout_worker,
     serve_model,
     sft,
     train,
-    trainer_node,
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -69,8 +67,6 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.plan": plan.PlanConfig,
-    "cua_rl.recipes.rollout_worker": rollout_worker.WorkerConfig,
-    "cua_rl.recipes.trainer_node": trainer_node.TrainerNodeConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
@@ -237,13 +233,23 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
         case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
-        case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
-            code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
-            _succeeds([sys.executable, "-c", code, *arguments])
+        case ["ray", *arguments]:
+            _check_ray(arguments)
         case ["pre-commit", "install"] if (ROOT / ".pre-commit-config.yaml").is_file():
             pass
         case _:
             raise WrongExample(f"expected a rule for {words[0]!r} in tests/documentation/reader.py, got none")
+
+
+def _check_ray(arguments: Sequence[str]) -> None:
+    """Ray, if it is installed, has the command and its options."""
+    if find_spec("ray") is None:
+        return  # an extra that the tests do without
+    command = [sys.executable, "-m", "ray.scripts.scripts", arguments[0], "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    unknown = [word for word in arguments[1:] if word.partition("=")[0] not in known]
+    if unknown or not known:
+        raise WrongExample(f"expected options of ray {arguments[0]}, got {unknown}")
 
 
 def _check_deployment(words: Sequence[str]) -> None:

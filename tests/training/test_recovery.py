@@ -1,12 +1,10 @@
-"""What the client asks of a trainer that is started again, and what travels to one on another host."""
+"""What the client asks of a trainer that is started again, and what travels to one that does not see our files."""
 
 import asyncio
 import pickle
 import socket
 import struct
-import threading
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,9 @@ import pytest
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink, WorkerLink
-from cua_rl.types.codec import MessageError, decode
-from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
-from tests.patience import patience
-
-TOKEN = "0123456789abcdef" * 2
+from cua_rl.training.link import WorkerLink, exchange_frames
+from cua_rl.types.codec import MessageError, decode, encode
+from cua_rl.types.errors import TrainerDeathError, TrainingError
 
 
 class FakeRank:
@@ -33,6 +28,8 @@ class FakeRank:
         match request:
             case wire.Start():
                 return wire.Started(device="cpu", num_trainable_parameters=1)
+            case wire.Forward():
+                return wire.ForwardOutput(training_logprobs=())
             case wire.ForwardBackward(loss=loss):
                 self._has_gradient = loss.name != "gspo"
                 if self._has_gradient:
@@ -55,45 +52,34 @@ class FakeRank:
                 raise AssertionError(f"expected no {request}")
 
 
-class FakeNode:
-    """Rank 0 on another host, started again after each death."""
+class FakeNodes:
+    """Ranks elsewhere, which keep nothing when they are closed."""
+
+    reads_our_files = False
 
     def __init__(self, dies_at: Callable[[int, wire.Request], bool] = lambda number, request: False) -> None:
         self.asked: list[str] = []
         self._dies_at = dies_at
         self._number = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve)
+        self._rank: FakeRank | None = None
 
-    def _serve(self) -> None:
-        with suppress(OSError):  # the end of the listener
-            while self._serve_controller():
-                self.asked.append("death")
+    async def open(self) -> None:
+        assert self._rank is None
+        self._rank = FakeRank()
 
-    def _serve_controller(self) -> bool:
-        """One life; whether another one follows."""
-        link, rank = WorkerLink.accept(self._listener, TOKEN), FakeRank()
-        while True:
-            try:
-                payload = link.receive()
-                request: wire.Request = decode(payload, wire.Request)
-            except EOFError:
-                return False
-            self._number += 1
-            self.asked.append(_name(request))
-            if self._dies_at(self._number, request):
-                link.close()
-                return True
-            link.send(rank.reply(request))
+    async def ask(self, payload: bytes) -> bytes:
+        assert self._rank is not None
+        request: wire.Request = decode(payload, wire.Request)
+        self._number += 1
+        self.asked.append(_name(request))
+        reply = self._rank.reply(request)
+        if self._dies_at(self._number, request):  # when it has carried the request out, and nobody hears of it
+            self.asked.append("death")
+            raise TrainerDeathError("a node of the trainer is lost")
+        return encode(reply, wire.Reply)
 
-    @contextmanager
-    def running(self) -> Generator[None]:
-        self._thread.start()
-        yield
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=patience(10))
-        self._listener.close()
+    async def close(self) -> None:
+        self._rank = None
 
 
 def _name(request: wire.Request) -> str:
@@ -101,14 +87,9 @@ def _name(request: wire.Request) -> str:
     return type(inner).__name__
 
 
-@pytest.fixture(autouse=True)
-def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-
-
-def _client(node: FakeNode, tmp_path: Path, max_restarts: int = 2) -> TrainingClient:
-    config = TrainerConfig(model_path=tmp_path, address=node.address, max_restarts=max_restarts)
-    return TrainingClient(config, tmp_path / "logs" / "trainer.log")
+def _client(nodes: FakeNodes, tmp_path: Path, max_restarts: int = 2) -> TrainingClient:
+    config = TrainerConfig(model_path=tmp_path, num_nodes=1, max_restarts=max_restarts)
+    return TrainingClient(config, tmp_path / "logs" / "trainer.log", endpoint=nodes)
 
 
 async def _train(client: TrainingClient, number: int) -> None:
@@ -120,18 +101,17 @@ async def _train(client: TrainingClient, number: int) -> None:
 @pytest.mark.parametrize("dying", range(2, 13))
 async def test_every_step_is_taken_once_wherever_the_trainer_dies(dying: int, tmp_path: Path) -> None:
     """Requests: Start, and three times ForwardBackward, OptimStep, SaveState (a cut), SaveWeightsForSampler."""
-    node = FakeNode(lambda number, _: number == dying)
-    with node.running():
-        async with _client(node, tmp_path) as client:
-            for number in (1, 2, 3):
-                await _train(client, number)
-                await client.save_weights_for_sampler(tmp_path / str(number))
-            restarts = client.num_restarts
+    nodes = FakeNodes(lambda number, _: number == dying)
+    async with _client(nodes, tmp_path) as client:
+        for number in (1, 2, 3):
+            await _train(client, number)
+            await client.save_weights_for_sampler(tmp_path / str(number))
+        restarts = client.num_restarts
 
     assert restarts == 1
     # what each version published never depends on the death, and the last one has each step once
     assert [list((tmp_path / str(number) / "steps").read_bytes()) for number in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
-    assert node.asked.count("death") == 1
+    assert nodes.asked.count("death") == 1
     assert not (tmp_path / "logs" / "trainer.cuts").exists()
 
 
@@ -139,83 +119,87 @@ async def test_a_new_trainer_starts_from_the_loaded_checkpoint_and_reference(tmp
     for name, steps in (("checkpoint", b"\7\7"), ("reference", b"\7")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "steps").write_bytes(steps)
-    node = FakeNode(lambda number, _: number in (4, 11))
-    with node.running():
-        async with _client(node, tmp_path) as client:
-            await client.load_state(tmp_path / "checkpoint")
-            await client.load_reference(tmp_path / "reference")
-            await _train(client, 8)
-            await _train(client, 9)
-            await client.save_weights_for_sampler(tmp_path / "weights")
+    nodes = FakeNodes(lambda number, _: number in (4, 11))
+    async with _client(nodes, tmp_path) as client:
+        await client.load_state(tmp_path / "checkpoint")
+        await client.load_reference(tmp_path / "reference")
+        await _train(client, 8)
+        await _train(client, 9)
+        await client.save_weights_for_sampler(tmp_path / "weights")
 
     assert list((tmp_path / "weights" / "steps").read_bytes()) == [7, 7, 8, 9]
     # requests 1 to 4; again from the beginning, a step and its cut; again from the cut
     beginning = ["Start", "LoadState", "LoadReference", "ForwardBackward"]
     after_death = [*beginning, "OptimStep", "SaveState", "ForwardBackward"]
-    assert node.asked[:12] == [*beginning, "death", *after_death]
-    assert node.asked[12:17] == ["death", "Start", "LoadReference", "LoadState", "ForwardBackward"]
+    assert nodes.asked[:12] == [*beginning, "death", *after_death]
+    assert nodes.asked[12:17] == ["death", "Start", "LoadReference", "LoadState", "ForwardBackward"]
 
 
 async def test_a_gradient_that_was_dropped_is_dropped_again_after_a_death(tmp_path: Path) -> None:
     """Requests: Start, ForwardBackward, one that fails, one more, and OptimStep, which the trainer does not survive."""
-    node = FakeNode(lambda number, _: number == 5)
-    with node.running():
-        async with _client(node, tmp_path) as client:
-            await client.forward_backward([], LossConfig())
-            with pytest.raises(TrainingError, match="not finite"):
-                await client.forward_backward([], LossConfig(name="gspo"))
-            await _train(client, 1)
+    nodes = FakeNodes(lambda number, _: number == 5)
+    async with _client(nodes, tmp_path) as client:
+        await client.forward_backward([], LossConfig())
+        with pytest.raises(TrainingError, match="not finite"):
+            await client.forward_backward([], LossConfig(name="gspo"))
+        await _train(client, 1)
 
-    assert node.asked[5:] == ["death", "Start", *["ForwardBackward"] * 3, "OptimStep", "SaveState"]
+    assert nodes.asked[5:] == ["death", "Start", *["ForwardBackward"] * 3, "OptimStep", "SaveState"]
 
 
 async def test_a_trainer_that_dies_at_the_same_request_again_and_again_is_given_up(tmp_path: Path) -> None:
-    node = FakeNode(lambda number, request: isinstance(request, wire.Forward))
-    with node.running():
-        async with _client(node, tmp_path, max_restarts=2) as client:
-            await _train(client, 1)
-            with pytest.raises(TrainerDeathError, match="closed the connection"):
-                await client.forward([])
-            assert client.num_restarts == 2
+    nodes = FakeNodes(lambda number, request: isinstance(request, wire.Forward))
+    async with _client(nodes, tmp_path, max_restarts=2) as client:
+        await _train(client, 1)
+        with pytest.raises(TrainerDeathError, match="is lost"):
+            await client.forward([])
+        assert client.num_restarts == 2
 
-    assert node.asked.count("Forward") == 3
+    assert nodes.asked.count("Forward") == 3
 
 
 async def test_without_restarts_no_cut_is_written_and_the_first_death_is_raised(tmp_path: Path) -> None:
-    node = FakeNode(lambda number, _: number == 4)
-    with node.running():
-        async with _client(node, tmp_path, max_restarts=0) as client:
-            await _train(client, 1)
-            with pytest.raises(TrainerDeathError, match="closed the connection"):
-                await _train(client, 2)
+    nodes = FakeNodes(lambda number, _: number == 4)
+    async with _client(nodes, tmp_path, max_restarts=0) as client:
+        await _train(client, 1)
+        with pytest.raises(TrainerDeathError, match="is lost"):
+            await _train(client, 2)
 
-    assert node.asked == ["Start", "ForwardBackward", "OptimStep", "ForwardBackward", "death"]
-
-
-async def test_a_wrong_token_is_refused_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = FakeNode()
-    with node.running():
-        monkeypatch.setenv(TOKEN_VARIABLE, "f" * 32)
-        with pytest.raises(ConfigError, match="expected the token of the trainer at"):
-            async with _client(node, tmp_path):
-                pass
-        assert node.asked == []
-        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-        async with _client(node, tmp_path):
-            assert node.asked == ["Start"]
+    assert nodes.asked == ["Start", "ForwardBackward", "OptimStep", "ForwardBackward", "death"]
 
 
-@pytest.mark.parametrize("frame", [pickle.dumps(wire.Done(policy_version=1)), b"", b"\0" * 8], ids=str)
-async def test_an_answer_that_is_no_message_is_refused(frame: bytes) -> None:
+class FakeAnswers(FakeNodes):
+    """Ranks that answer the first request as they should, and any other with these bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def ask(self, payload: bytes) -> bytes:
+        return self._answer if self.asked else await super().ask(payload)
+
+
+@pytest.mark.parametrize("answer", [pickle.dumps(wire.Done(policy_version=1)), b"", b"\0" * 8], ids=str)
+async def test_an_answer_that_is_no_message_is_refused(answer: bytes, tmp_path: Path) -> None:
     """It would be loaded as a `Done`, by whoever loads pickles."""
+    async with _client(FakeAnswers(answer), tmp_path) as client:
+        with pytest.raises(MessageError, match="expected a "):
+            await client.trainer_metrics()
+
+
+async def test_a_frame_arrives_as_it_was_sent_and_a_connection_that_ends_within_one_is_no_answer() -> None:
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
     with theirs:
-        theirs.sendall(struct.pack(">Q", len(frame)) + frame)
-        with pytest.raises(MessageError, match="expected a "):
-            await ControllerLink(reader, writer).ask(wire.TrainerMetrics())
+        for answer, sent in ((b"answer", 6), (b"answ", 6)):
+            theirs.sendall(struct.pack(">Q", sent) + answer)
+            exchange = asyncio.create_task(exchange_frames(reader, writer, b"request"))
+            assert await asyncio.to_thread(WorkerLink(theirs).receive) == b"request"
+            if sent == len(answer):
+                assert await exchange == answer
+        theirs.close()
+        with pytest.raises(EOFError):
+            await exchange
     writer.close()
 
 
@@ -225,57 +209,3 @@ async def test_a_frame_that_is_longer_than_any_request_is_refused_before_it_is_r
         theirs.sendall(struct.pack(">Q", 2**63))
         with pytest.raises(ConnectionError, match="expected a frame of at most"):
             WorkerLink(ours).receive()
-
-
-async def test_a_stranger_who_dribbles_does_not_keep_the_controller_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stranger:
-        host, port = listener.getsockname()
-        stranger.connect((host, port))
-        accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 0.3))
-        num_bytes = 0
-        with suppress(OSError):  # once it was turned away
-            while num_bytes < 64:
-                num_bytes += stranger.send(b"x")
-                await asyncio.sleep(0.1)
-        link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
-        accepted = await accepting
-
-    assert num_bytes < 10  # of the 64 that a controller sends
-    link.close()
-    accepted.close()
-
-
-async def test_many_strangers_who_say_nothing_neither_delay_the_controller_nor_keep_threads() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as strangers:
-        host, port = listener.getsockname()
-        before = threading.active_count()
-        accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 600.0))
-        for _ in range(300):
-            strangers.enter_context(await asyncio.to_thread(socket.create_connection, (host, port)))
-        async with asyncio.timeout(patience(60)):
-            link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
-            accepted = await accepting
-        num_threads = threading.active_count() - before
-
-    assert num_threads < 100  # one for each peer that may still prove itself
-
-    link.close()
-    accepted.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "token", "message"),
-    [
-        ("0.0.0.0:29400", TOKEN, "expected the IP address of one interface"),
-        ("trainer:29400", TOKEN, "expected the IP address of one interface"),
-        ("10.0.0.1", TOKEN, "expected the IP address of one interface"),
-        ("10.0.0.1:29400", "short", "expected at least 32 random characters"),
-    ],
-)
-def test_an_address_without_interface_or_secret_is_refused(
-    address: str, token: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, token)
-
-    with pytest.raises(ConfigError, match=message):
-        TrainingClient(TrainerConfig(model_path=tmp_path, address=address), tmp_path / "trainer.log")

@@ -1,127 +1,137 @@
-"""What a run plans for its rollout workers."""
+"""How workers of a run start, and what a run refuses before it starts any."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
+from dataclasses import replace
 from itertools import pairwise
-from threading import Event
+from pathlib import Path
 
 import pytest
 
 from cua_rl.environments.table import ENVIRONMENTS
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.prepared_training import check_workers
 from cua_rl.run.rollout_config import GatewaySettings
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.task_loader import load_tasks
+from cua_rl.types.errors import ConfigError, CuaError, DatabaseError
+from cua_rl.workers.fleet import End, Fleet
 from cua_rl.workers.launch import keep_alive
-from cua_rl.workers.ray_workers import connect, reachable
-from cua_rl.workers.remote import RemoteRunner
-from cua_rl.workers.worker_config import TOKEN_VARIABLE, WorkerSettings
+from cua_rl.workers.worker import identify
 from tests.fakes import FakeRecorder
 from tests.jumping_time import run_jumping
-from tests.workers.test_workers import SETUP, FakeAdapters, plan
+from tests.workers.test_workers import FakeAdapters, plan
 
 PHONES = ENVIRONMENTS["simulator"]
 
-PHONES = ENVIRONMENTS["simulator"]
 
-
-@pytest.mark.parametrize(
-    ("address", "node", "expected"),
-    [
-        ("http://0.0.0.0:8300", "10.0.0.4", "http://10.0.0.4:8300"),
-        ("http://[::]:8300", "fd00::4", "http://[fd00::4]:8300"),
-        ("http://10.0.0.9:8300", "10.0.0.4", "http://10.0.0.9:8300"),
-    ],
-)
-def test_workers_on_other_nodes_are_told_an_address_that_means_this_one(address: str, node: str, expected: str) -> None:
-    assert reachable(address, node) == expected
-
-
-@pytest.mark.parametrize("token", ["", "short"])
-def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: str) -> None:
-    config = CLIConfig(workers=WorkerSettings(host="0.0.0.0", port=8300))
-    with pytest.raises(ConfigError, match=r"workers\.host: expected a token of at least 16"):
-        check_workers(config, PHONES, {TOKEN_VARIABLE: token})
-    if token:  # where a proxy makes loopback an address for other machines
-        with pytest.raises(ConfigError, match="at least 16 random characters"):
-            check_workers(CLIConfig(workers=WorkerSettings(port=8300)), PHONES, {TOKEN_VARIABLE: token})
-    check_workers(config, PHONES, {TOKEN_VARIABLE: "a-long-random-text"})
-    check_workers(CLIConfig(workers=WorkerSettings(port=8300)), PHONES, {})
-
-
-@pytest.mark.parametrize(
-    "gateway",
-    [
-        GatewaySettings(host="10.0.0.1"),
-        GatewaySettings(port=8100),
-        GatewaySettings(public_url="http://trainer:8100"),
-    ],
-)
-def test_where_agents_reach_a_gateway_is_refused_if_workers_would_not_heed_it(gateway: GatewaySettings) -> None:
+@pytest.mark.parametrize("gateway", [GatewaySettings(port=8100), GatewaySettings(public_url="http://trainer:8100")])
+def test_an_address_of_a_gateway_that_only_one_worker_could_have_is_refused(gateway: GatewaySettings) -> None:
     check_workers(CLIConfig(gateway=gateway), PHONES, {})
-    for workers in ({"rollout_workers": 2}, {"workers": WorkerSettings(port=8300)}):
-        with pytest.raises(ConfigError, match="gateway: expected no host, port or public_url with rollout workers"):
-            check_workers(CLIConfig(gateway=gateway, **workers), PHONES, {})
-    check_workers(
-        CLIConfig(rollout_workers=2, gateway=GatewaySettings(allowed_media_domains=["a.org"])), ENVIRONMENTS["page"], {}
-    )
+    with pytest.raises(ConfigError, match="gateway: expected no port or public_url with rollout workers"):
+        check_workers(CLIConfig(gateway=gateway, rollout_workers=2), PHONES, {})
+    check_workers(CLIConfig(gateway=GatewaySettings(host="0.0.0.0"), rollout_workers=2), PHONES, {})
 
 
-async def test_a_worker_that_cannot_be_started_for_whatever_reason_stops_the_run() -> None:
-    async def attempt() -> str:
-        raise AssertionError("Perhaps you called ray.init twice by accident?")
+@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "disabled"}])
+def test_workers_are_not_started_on_a_cluster_that_anybody_can_use(mode: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="rollout_workers: expected a Ray cluster that asks for a token"):
+        check_workers(CLIConfig(rollout_workers=2), PHONES, {"RAY_ADDRESS": "10.0.0.1:6379", **mode})
+    check_workers(CLIConfig(rollout_workers=2), PHONES, mode)  # its own cluster has a token
 
-    runner = RemoteRunner(FakeAdapters(), FakeRecorder(), lambda: SETUP)
 
-    await keep_alive(runner, "ray-2", attempt)
+def make_fleet(*names: str) -> Fleet:
+    return Fleet(FakeAdapters(), FakeRecorder(), names)
 
-    with pytest.raises(CuaError, match="cannot start rollout worker ray-2: AssertionError: Perhaps"):
-        await runner.run(plan())
+
+@pytest.mark.parametrize(
+    ("error", "num_starts", "said"),
+    [
+        (ConfigError("expected the run's code on host-7"), 1, "expected the run's code on host-7"),
+        (
+            DatabaseError("expected a Postgres server"),
+            6,
+            "it ended 6 times, at last because expected a Postgres server",
+        ),
+        (
+            AssertionError("a bug"),
+            6,
+            "because cannot start rollout worker worker-1: AssertionError: a bug; read its log",
+        ),
+    ],
+)
+def test_a_worker_that_cannot_be_started_is_left_out_at_once_if_that_will_not_change(
+    error: Exception, num_starts: int, said: str
+) -> None:
+    fleet, started = make_fleet("worker-1"), list[int]()
+
+    async def attempt() -> End:
+        started.append(1)
+        raise error
+
+    async def run() -> None:
+        await keep_alive(fleet, "worker-1", attempt)
+        with pytest.raises(CuaError, match="no rollout worker is left") as raised:
+            await fleet.run(plan())
+        assert said in str(raised.value)
+
+    run_jumping(run())
+    assert len(started) == num_starts
+
+
+def started_at(*ends: End) -> list[float]:
+    """When each attempt began, in a time that jumps; the last end repeats."""
+    started: list[float] = []
+
+    async def attempt() -> End:
+        started.append(asyncio.get_running_loop().time())
+        return ends[min(len(started), len(ends)) - 1]
+
+    run_jumping(keep_alive(make_fleet("worker-1"), "worker-1", attempt))
+    return started
 
 
 def test_a_worker_that_ends_again_and_again_gets_half_a_minute_for_what_it_needs() -> None:
-    runner = RemoteRunner(FakeAdapters(), FakeRecorder(), lambda: SETUP)
-    started: list[float] = []
-
-    async def attempt() -> str:
-        started.append(asyncio.get_running_loop().time())
-        return "its process ended with status 1"
-
-    run_jumping(keep_alive(runner, "local-1", attempt))
+    started = started_at(End(why="its process ended"))
 
     assert [round(later - earlier) for earlier, later in pairwise(started)] == [0, 2, 4, 8, 16]
 
 
-def test_two_workers_that_start_at_once_connect_to_the_cluster_once() -> None:
-    class FakeRay:
-        num_inits = 0
-        together = Event()
+def test_a_worker_that_has_worked_may_be_started_again_as_often_as_it_dies() -> None:
+    worked, in_vain = End(why="its node was taken away", has_worked=True), End(why="its process ended")
+    started = started_at(in_vain, in_vain, in_vain, worked, in_vain)
 
-        def is_initialized(self) -> bool:
-            return self.together.is_set()
-
-        def init(self, **_: object) -> None:
-            self.num_inits += 1
-            self.together.wait(0.2)  # the other thread has looked by then
-            self.together.set()
-
-    ray = FakeRay()
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(connect, [ray, ray]))
-
-    assert ray.num_inits == 1
+    assert [round(later - earlier) for earlier, later in pairwise(started)] == [0, 2, 4, 0, 0, 2, 4, 8, 16]
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_the_plan_of_a_run_says_that_ray_is_missing() -> None:
-    config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
-    with pytest.raises(ConfigError, match="expected the package ray"):
-        check_workers(config, PHONES, {"RAY_AUTH_MODE": "token"})
+def test_a_worker_with_broken_devices_rests_before_it_is_tried_again() -> None:
+    started = started_at(End(why="its devices fail", is_lost=False, rest_s=60.0))
+
+    assert [round(later - earlier) for earlier, later in pairwise(started)] == [60, 62, 64, 68, 76]
 
 
-@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "disabled"}])
-def test_workers_are_not_started_on_a_ray_cluster_that_anybody_can_use(mode: dict[str, str]) -> None:
-    config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
-    with pytest.raises(ConfigError, match="expected a Ray cluster that asks for a token"):
-        check_workers(config, PHONES, mode)
+def test_members_of_a_run_are_told_apart_by_code_tasks_model_and_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, reward, model = tmp_path / "tasks.json", tmp_path / "my_reward.py", tmp_path / "model"
+    tasks.write_text("[1]")
+    reward.write_text("def score(evidence): return 1.0")
+    model.mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (model / file).write_bytes((TINY_QWEN3_VL / file).read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    task_set = load_tasks({"source_type": "demo_training"}, seed=0, split="train")
+    config = CLIConfig(tasks={"source_type": "custom_json", "file_path": str(tasks)}, reward="my_reward:score")
+
+    def changed_by(path: Path, content: str) -> list[str]:
+        before = identify(config, model, task_set)
+        path.write_text(content)
+        after = identify(config, model, task_set)
+        return [part for part in before if before[part] != after[part]]
+
+    assert changed_by(tasks, "[2]") == ["task files"]
+    assert changed_by(reward, "def score(evidence): return 0.0") == ["reward function"]
+    assert changed_by(model / "tokenizer.json", "{}") == ["model"]
+    assert changed_by(model / "model.safetensors", "weights, which workers do not need") == []
+    fewer = replace(task_set, templates=task_set.templates[1:])
+    own, others = (identify(config, model, each) for each in (task_set, fewer))
+    assert [part for part in own if own[part] != others[part]] == ["task files"]

@@ -1,15 +1,18 @@
 """What a rollout worker opens."""
 
+from pathlib import Path
+
 import pytest
 
+from cua_rl.database.rows import Scope
 from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import free_port
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.server import ServedModel
 from cua_rl.types.errors import ConfigError
-from cua_rl.workers.worker_wire import WorkerSetup
-from cua_rl.workers.workplace import find_servers
+from cua_rl.workers.worker import WorkerSetup, find_servers
 from tests.sampling.fake_vllm import FakeVllm
 
 MODEL = ServedModel(name="base", max_model_len=2048, version="0.32.0")
@@ -22,11 +25,13 @@ def fake() -> FakeVllm:
 
 def setup_with(*urls: str) -> WorkerSetup:
     return WorkerSetup(
-        settings={},
-        log_path="/run",
+        config=CLIConfig(),
+        judge=None,
+        identity={},
+        environ={},
+        log_path=Path("/run"),
         database_url="postgresql://nowhere",
-        training_id=1,
-        attempt_id="0" * 32,
+        scope=Scope(image_token_id=1),
         servers=tuple((url, None, MODEL) for url in urls),
         namespace="run",
     )

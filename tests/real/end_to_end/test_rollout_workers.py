@@ -1,4 +1,4 @@
-"""A run whose rollouts are in worker processes, its own and one by hand; one is killed in the middle of a step."""
+"""A run whose rollouts are in workers on Ray; one is killed in the middle of a step, and one is stopped."""
 
 import asyncio
 import os
@@ -17,7 +17,6 @@ import pytest
 from sqlalchemy import text
 
 from cua_rl.database.postgres import running_postgres_url
-from cua_rl.host.processes import free_port
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run_folder.recorded_run import open_run_database
 from cua_rl.sampling.server import VllmServer
@@ -27,6 +26,7 @@ from tests.real.end_to_end.runs import DEADLINE_S, Run, survivors
 
 _ATTEMPTS = """
     SELECT g.id AS group_pk, r.member_index, r.status, r.error, r.started_at, r.ended_at, r.num_turns,
+           r.worker, r.device_id,
            (SELECT count(*) FROM turns t WHERE t.rollout_pk = r.id) AS num_turn_rows
     FROM rollouts r JOIN groups g ON g.id = r.group_pk WHERE g.step_id IS NOT NULL
     ORDER BY g.id, r.member_index, r.started_at, r.status = 'completed'
@@ -34,9 +34,7 @@ _ATTEMPTS = """
 
 
 def workers(run: Run) -> list[psutil.Process]:
-    """The workers themselves, without their guards."""
-    lines = [(process, " ".join(command_line(process))) for process in run.owned()]
-    return [one for one, line in lines if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line]
+    return [process for process in run.owned() if " ".join(command_line(process)).startswith("ray::RolloutWorker")]
 
 
 @contextmanager
@@ -75,35 +73,26 @@ def is_acting(folder: Path) -> bool:
         return connection.execute(query).fetchone() == (True,)
 
 
-def start_by_hand(port: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cua_rl.recipes.rollout_worker", f"controller=http://127.0.0.1:{port}"]
-    with log.open("wb") as output:
-        return subprocess.Popen([*command, "device_slots=2", "patience_s=120"], stdout=output, stderr=output)
-
-
 async def load_attempts(folder: Path) -> Sequence[Any]:
     async with open_run_database(str(folder), os.environ) as (database, _), database.sessions() as session:
         return (await session.execute(text(_ATTEMPTS))).all()
 
 
 @pytest.mark.timeout(600)
-def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
-    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, port = tmp_path / "run", free_port()
-    monkeypatch.setenv("ROLLOUT_WORKER_TOKEN", "token-of-the-test")
-    options = ("rollout_workers=2", "skip_baseline=true", "num_eval_rollouts=4", "max_steps=3", "monitor=false")
-    by_hand = start_by_hand(port, tmp_path / "worker.log")  # it waits for the run, and joins before its own workers do
-    run = Run(folder, *options, f"base_url={server.base_url}", f"workers.port={port}")
+def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(server: VllmServer, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("rollout_workers=3", "skip_baseline=true", "num_eval_rollouts=4", "max_steps=3", "monitor=false")
+    run = Run(folder, *options, f"base_url={server.base_url}")
     run.wait_for(lambda: run.steps())
     owned = run.owned()
-    killed, _ = workers(run)
+    killed, stopped, _ = workers(run)
     with in_slices(server, lambda: is_acting(folder)):
         os.kill(killed.pid, signal.SIGKILL)
+    run.wait_for(lambda: len(run.steps()) >= 2)
+    os.kill(stopped.pid, signal.SIGSTOP)  # it is silent, and its process is not seen to end
 
     assert run.finish() == 0, run.output()
     assert survivors(owned) == []
-    assert by_hand.wait() == 0, (tmp_path / "worker.log").read_text()
     assert len(run.steps()) == 3
     attempts: dict[tuple[int, int], list[Any]] = {}
     for row in asyncio.run(load_attempts(folder)):
@@ -112,15 +101,21 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     for tried in attempts.values():
         assert [row.status for row in tried] in (["completed"], ["failed", "completed"])
         assert [row.num_turns for row in tried] == [row.num_turn_rows for row in tried]
+        assert all(row.device_id.startswith(f"{row.worker}/") for row in tried if row.device_id)
     again = [tried for tried in attempts.values() if len(tried) == 2]
-    assert 1 <= len(again) <= 8
+    died = [tried for tried in again if "silent" not in tried[0].error]
+    assert 1 <= len(died) <= 8
     for lost, repeated in again:
-        assert "was given up: its process ended with status 137" in lost.error
+        assert f"rollout worker {lost.worker!r} was given up: " in lost.error
+        assert repeated.worker != lost.worker
         assert (repeated.started_at - lost.ended_at).total_seconds() < 30
+    assert len({lost.worker for lost, _ in again}) == (1 if len(again) == len(died) else 2)
     counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
-    assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) == 1
+    assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) in (1, 2)
     assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"run={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
     assert rebuilt.stdout.count("equal") == 3
+    logs = [(folder / "logs" / f"worker-{number}.log").read_text() for number in (1, 2, 3)]
+    assert all(logs), "each worker has a log in the run's folder"

@@ -1,37 +1,37 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-"""A trainer on two hosts, which are two network namespaces of this machine with a cable between them."""
+"""A trainer on two nodes of a Ray cluster: two network namespaces of this machine with a cable between them."""
 
 import asyncio
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import chz
 import psutil
 import pytest
 
-from cua_rl.host.processes import free_port
+from cua_rl.host.masking import make_key
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
-from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
-from cua_rl.training.ranks import Meeting, Place
+from cua_rl.training.nodes import find_nodes
 from cua_rl.training.trainer import Trainer
-from cua_rl.training.worker import find_meeting
 from cua_rl.types.errors import ConfigError
-from tests.live_processes import command_line
+from tests.live_processes import command_line, wait_until_dead
 from tests.patience import patience
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
 
-TOKEN = "0123456789abcdef" * 2
 NAME = f"cua{os.getpid() % 100_000}"
 
 
@@ -69,69 +69,93 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         _ip("netns", "delete", NAME)  # the cable goes with its end
 
 
-@contextmanager
-def nodes(hosts: Sequence[Host], model_path: Path, folder: Path) -> Generator[str]:
-    """A node of two ranks on each host, the first of which listens for the run; yields its address."""
-    first = hosts[0].address
-    command = [sys.executable, "-m", "cua_rl.recipes.trainer_node", f"listen={first}:29400", "num_processes=2"]
-    command += [f"rendezvous={first}:29500", f"num_nodes={len(hosts)}", f"model_name={model_path}"]
-    started: list[subprocess.Popen[bytes]] = []
+class FakeCluster:
+    """Two nodes of a Ray cluster with two processors each; the first, where the run is, is the head."""
+
+    def __init__(self, hosts: Sequence[Host], folder: Path, environment: dict[str, str]) -> None:
+        self._hosts = hosts
+        self._folder = folder
+        self._environment = environment
+        self.nodes: list[OwnedProcess] = []
+
+    async def start(self, index: int) -> None:
+        """Start a node, or start it again."""
+        host, head = self._hosts[index], f"{self._hosts[0].address}:6379"
+        where = ("--head", "--port=6379", "--include-dashboard=false") if index == 0 else (f"--address={head}",)
+        command = [*host.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2"]
+        command += [*where, f"--node-ip-address={host.address}", "--object-store-memory=100000000"]
+        folder = make_scratch_folder("ray")
+        node = OwnedProcess(
+            [*command, f"--temp-dir={folder}"],
+            name=f"node {index}",
+            log_path=self._folder / f"node{index}.log",
+            environment=self._environment,
+        )
+        self.nodes[index:] = [node]
+        await node.start()
+        async with asyncio.timeout(patience(120)):
+            while "Ray runtime started" not in node.log_tail():
+                assert node.is_running, node.log_tail()
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running_cluster(
+    hosts: Sequence[Host], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[FakeCluster]:
+    """A cluster on these hosts, to which this process connects."""
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key()}
+    for name, value in {**secret, "RAY_ADDRESS": f"{hosts[0].address}:6379"}.items():
+        monkeypatch.setenv(name, value)
+    cluster = FakeCluster(hosts, folder, {**os.environ, **secret})
     try:
-        for rank, host in enumerate(hosts):
-            own = [f"node_rank={rank}", f"interface={host.interface}", f"log_file={folder / f'node{rank}.log'}"]
-            started.append(subprocess.Popen([*host.prefix, *command, *own], cwd=folder))
-        yield f"{first}:29400"
-        for node in started:
-            assert node.wait() == 0
+        for index in range(len(hosts)):
+            await cluster.start(index)
+        yield cluster
     finally:
-        for node in started:
-            node.terminate()
-            node.wait()
+        for node in reversed(cluster.nodes):
+            await node.stop()
 
 
 def listening(pid: int) -> set[str]:
-    """Addresses of a process, in its own namespace, at which it listens."""
-    return {link.laddr.ip for link in psutil.Process(pid).net_connections("inet") if not link.raddr}
+    """Addresses at which a process listens, also one in another network namespace, where psutil sees nothing."""
+    links = [os.readlink(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in links:
+                number = bytes.fromhex(words[1].partition(":")[0])
+                found.add(socket.inet_ntoa(number[::-1]) if table == "tcp" else number.hex())
+    return found
 
 
-def rank_process(rank: int) -> psutil.Process:
-    """A trainer process of ours."""
-    return next(
-        process
+def rank_processes() -> dict[int, psutil.Process]:
+    """The trainer processes of our nodes."""
+    return {
+        int(process.environ()["RANK"]): process
         for process in psutil.Process().children(recursive=True)
-        if "cua_rl.training.worker" in command_line(process) and process.environ()["RANK"] == str(rank)
-    )
+        if "cua_rl.training.worker" in command_line(process)
+    }
 
 
-@pytest.mark.parametrize(
-    ("environ", "complaint"),
-    [
-        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, "GLOO_SOCKET_IFNAME: expected the interface"),
-        ({"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}, "MASTER_ADDR, MASTER_PORT: expected the IP address"),
-        ({}, "MASTER_ADDR, MASTER_PORT: expected the IP address"),
-    ],
-)
-def test_a_worker_of_several_refuses_to_meet_the_others_just_anywhere(environ: dict[str, str], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        find_meeting(environ, TOKEN, Place(rank=1, size=2))
+def actor_of(node: OwnedProcess) -> psutil.Process:
+    """The process of the trainer's actor of a node."""
+    children = psutil.Process(node.command_pid()).children(recursive=True)
+    return next(each for each in children if "TrainerNode" in " ".join(command_line(each)))
 
 
-def test_under_torchrun_ranks_meet_in_its_store_and_never_in_that_of_an_earlier_attempt() -> None:
-    environ = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth1"}
-    by_torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "1"}
-
-    meeting = find_meeting(environ | by_torchrun, TOKEN, Place(rank=1, size=2))
-
-    assert meeting == Meeting(host="10.0.0.1", port=29500, token=TOKEN, torchrun_attempt=1)
-    assert find_meeting(environ, TOKEN, Place(rank=1, size=2)) == replace(meeting, torchrun_attempt=None)
+@asynccontextmanager
+async def trainer_on(config: TrainerConfig, folder: Path) -> AsyncGenerator[TrainingClient]:
+    """A trainer on the nodes of the cluster at RAY_ADDRESS."""
+    async with AsyncExitStack() as stack:
+        nodes = await find_nodes(stack, config, folder)
+        yield await stack.enter_async_context(TrainingClient(config, folder / "logs" / "trainer.log", endpoint=nodes))
 
 
-async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_death(
+async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_death(
     hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is on the second host, so its screenshots, checkpoints and adapters cross the cable too."""
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    here, there = hosts
     rng = random.Random(0)
     screens = [draw_screenshot(rng) for _ in range(2)]
     datums = tuple(make_datum(rng, screens[: index % 3]) for index in range(5))
@@ -145,28 +169,31 @@ async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_d
     alone.save_weights_for_sampler(tmp_path / "alone")
     assert not datums[0].model_input.images
 
-    model_path = shutil.copytree(config.model_path, tmp_path / "model")
-    (model_path / "tokenizer.json").write_text("{}")  # expected of a model folder, not read by the trainer
+    several = chz.replace(config, num_nodes=2, num_processes=2, sharding="hybrid", max_restarts=2)
+    async with (
+        asyncio.timeout(patience(400)),
+        running_cluster(hosts, tmp_path, monkeypatch),
+        trainer_on(several, tmp_path) as four,
+    ):
+        await four.load_state(tmp_path / "beginning")
+        output = await four.forward_backward(datums, LossConfig())
+        await four.optim_step(PLAIN_STEP)
+        ranks = rank_processes()
+        addresses = [listening(ranks[rank].pid) for rank in range(4)]
+        ranks[3].kill()
+        text = await four.forward_backward(datums[:1], LossConfig())
+        step = await four.optim_step(PLAIN_STEP)
+        await four.save_weights_for_sampler(tmp_path / "four")
+        await four.save_state(tmp_path / "state-of-four")
+        pids = [process.pid for process in rank_processes().values()]
 
-    with nodes((there, here), model_path, tmp_path) as address:
-        # the folder of the model is one of the nodes'
-        remote = chz.replace(
-            config, address=address, sharding="hybrid", max_restarts=2, model_path=tmp_path / "elsewhere"
-        )
-        async with asyncio.timeout(patience(400)), TrainingClient(remote, tmp_path / "logs" / "trainer.log") as four:
-            await four.load_state(tmp_path / "beginning")
-            output = await four.forward_backward(datums, LossConfig())
-            await four.optim_step(PLAIN_STEP)
-            addresses = {rank: listening(rank_process(rank).pid) for rank in (2, 3)}
-            rank_process(3).kill()
-            text = await four.forward_backward(datums[:1], LossConfig())
-            step = await four.optim_step(PLAIN_STEP)
-            await four.save_weights_for_sampler(tmp_path / "four")
-            await four.save_state(tmp_path / "state-of-four")
-
+    assert wait_until_dead(*pids)
     assert step.policy_version == 2
     assert four.num_restarts == 1
-    assert addresses == {2: {here.address}, 3: {here.address}}
+    # two ranks on each host, which listen on its address in the cluster alone
+    assert addresses[0] == addresses[1] != addresses[2] == addresses[3], addresses
+    assert addresses[0] | addresses[2] == {host.address for host in hosts}
+    assert not set(pids) & {process.pid for process in ranks.values()}
     for one, other in ((output, expected), (text, expected_text)):
         for row, expected_row in zip(one.training_logprobs, other.training_logprobs, strict=True):
             assert_equal_but_for_rounding(row, expected_row, NUM_ROUNDINGS)
@@ -178,24 +205,58 @@ async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_d
     assert resumed.policy_version == 2
 
 
-@pytest.mark.parametrize(("ends", "status"), [(ControllerLink.close, 0), (ControllerLink.abort, 1)])
-async def test_a_connection_that_breaks_is_not_the_end_of_the_run(
-    ends: Callable[[ControllerLink], None], status: int
+async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_cable_is_cut(
+    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With status 0 the node would end too, and the run would look for it in vain."""
-    address = Address(host="127.0.0.1", port=free_port())
-    worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cua_rl.training.worker", str(address)), env={**os.environ, TOKEN_VARIABLE: TOKEN}
-    )
-    try:
-        async with asyncio.timeout(patience(120)):
-            while True:
-                with suppress(OSError):
-                    link = await ControllerLink.connect(address, TOKEN)
-                    break
-                await asyncio.sleep(0.2)
-            ends(link)
-            assert await worker.wait() == status
-    finally:
-        with suppress(ProcessLookupError):
-            worker.kill()
+    datums = tuple(make_datum(random.Random(0), []) for _ in range(2))
+    alone = Trainer(config)
+    for _ in range(4):
+        alone.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+        alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
+    alone.save_weights_for_sampler(tmp_path / "alone")
+    pair = chz.replace(config, num_nodes=2, max_restarts=2)
+    async with (
+        asyncio.timeout(patience(500)),
+        running_cluster(hosts, tmp_path, monkeypatch) as cluster,
+        trainer_on(pair, tmp_path) as two,
+    ):
+
+        async def kill_actor() -> None:
+            actor_of(cluster.nodes[1]).kill()
+
+        async def kill_node() -> None:
+            processes = psutil.Process(cluster.nodes[1].command_pid()).children(recursive=True)
+            next(each for each in processes if "raylet" in command_line(each)[0]).kill()
+            await cluster.nodes[1].wait()
+            await cluster.start(1)
+
+        async def cut_cable() -> None:
+            assert _ip("link", "set", hosts[0].interface, "down")
+            await asyncio.sleep(10.0)
+            assert _ip("link", "set", hosts[0].interface, "up")
+
+        disturbances: list[Callable[[], Awaitable[None]]] = [kill_actor, kill_node, cut_cable]
+        restarts: list[int] = []
+        for disturb in disturbances:
+            await two.forward_backward(datums, LossConfig())
+            disturbing = asyncio.create_task(disturb())
+            step = await two.optim_step(PLAIN_STEP)
+            await disturbing
+            restarts.append(two.num_restarts)
+        await two.forward_backward(datums, LossConfig())
+        step = await two.optim_step(PLAIN_STEP)
+        await two.save_weights_for_sampler(tmp_path / "two")
+
+    assert step.policy_version == 4
+    assert_close(adapter(tmp_path / "two"), adapter(tmp_path / "alone"))
+    assert restarts == [1, 2, 2]
+
+
+async def test_a_node_without_the_model_is_named(
+    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = chz.replace(config, num_nodes=2, model_path=tmp_path / "elsewhere")
+    async with running_cluster(hosts, tmp_path, monkeypatch):
+        with pytest.raises(ConfigError, match=r"expected the model's folder on every node.* of 10\.213\.77\."):
+            async with trainer_on(elsewhere, tmp_path):
+                pass

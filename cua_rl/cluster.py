@@ -1,0 +1,275 @@
+"""Ray, which places and starts processes beyond one process group: a run's own cluster on this machine, or yours.
+
+A cluster runs whatever it is sent, so all of them ask for a token. With RAY_ADDRESS a run uses that cluster, whose
+token and TLS are set by Ray's own variables (RAY_AUTH_*, RAY_USE_TLS, RAY_TLS_*). Without, it starts one: a token of
+its own, every port on loopback, everything in a temporary folder, no secret of the run in the environment of its
+processes, and none that outlives the run.
+
+The only module that knows Ray, which is imported when a cluster is opened.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from cua_rl.host.masking import make_key, remember_secrets
+from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.host.users import computing_environment
+from cua_rl.types.errors import ConfigError, CuaError, boundary
+
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+# what Ray does on macOS: nodes on loopback alone, whatever the address of the machine
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+PACKAGE = Path(__file__).parent
+_START_S, _POLL_S = 120.0, 0.1
+_RESERVE_POLL_S = 1.0
+_OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
+
+
+class ActorLost(CuaError):
+    """An actor has ended, or cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine of the cluster."""
+
+    node_id: str
+    address: str
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Resources that the cluster keeps for actors (a placement group); gone with the cluster's block."""
+
+    node_ids: tuple[str, ...]
+    """Where each bundle is."""
+    group: Any
+
+
+class Actor:
+    """An object in a process of its own, somewhere in the cluster."""
+
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self._ray = ray
+        self._handle = handle
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """What a method returns. Calls arrive in their order; those of `async` methods run side by side.
+
+        Raises `ActorLost`, or `CuaError` for what the method raises.
+        """
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, CuaError):
+                raise error.cause from None
+            raise CuaError(f"{method} failed: {type(error.cause).__name__}: {error.cause}") from error
+        except self._ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines()
+            raise ActorLost(next((line.strip() for line in lines if line.strip()), type(error).__name__)) from error
+
+    def kill(self) -> None:
+        """End its process, also one that does not answer."""
+        self._ray.kill(self._handle)
+
+
+class Cluster:
+    """An open cluster."""
+
+    def __init__(self, ray: Any, address: str, *, is_local: bool) -> None:
+        self._ray = ray
+        self.address = address
+        self.is_local = is_local
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive."""
+        return [
+            Node(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                num_cpus=node["Resources"].get("CPU", 0.0),
+                num_gpus=node["Resources"].get("GPU", 0.0),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def start(
+        self,
+        kind: Callable[..., object],
+        *arguments: object,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        max_concurrency: int | None = None,
+        bundle: tuple[Reservation, int] | None = None,
+    ) -> Actor:
+        """Make an object of this class in a process of its own, as soon as a node has room; it is never started again.
+
+        Without a `bundle`, a part of a reservation by its index, actors are spread over the nodes.
+        """
+        strategy: object = "SPREAD"
+        if bundle is not None:
+            strategies: Any = import_module("ray.util.scheduling_strategies")
+            strategy = strategies.PlacementGroupSchedulingStrategy(bundle[0].group, bundle[1])
+        options = {} if max_concurrency is None else {"max_concurrency": max_concurrency}
+        made = self._ray.remote(kind).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, scheduling_strategy=strategy, **options
+        )
+        return Actor(self._ray, made.remote(*arguments))
+
+    async def reserve(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+        timeout_s: float,
+    ) -> Reservation:
+        """Reserve resources, such as `{"CPU": 1, "GPU": 4}` a bundle; raises `ConfigError` if there is no room."""
+        group = self._ray.util.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await asyncio.to_thread(group.wait, _RESERVE_POLL_S):
+                    pass
+        except TimeoutError:
+            self._ray.util.remove_placement_group(group)
+            room = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
+            raise ConfigError(
+                f"expected a Ray cluster with room for {list(bundles)} ({strategy}) within {timeout_s:g} s, got "
+                f"{room}; add nodes, or ask for less"
+            ) from None
+        placed: dict[int, str] = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+        return Reservation(node_ids=tuple(placed[index] for index in range(len(bundles))), group=group)
+
+    def release(self, reservation: Reservation) -> None:
+        """Give resources back; actors that still use them end."""
+        self._ray.util.remove_placement_group(reservation.group)
+
+    async def put(self, payload: bytes) -> object:
+        """Bytes as an argument of calls: large ones are copied here, and not on the event loop."""
+        return await asyncio.to_thread(self._ray.put, payload)
+
+
+def node_address() -> str:
+    """In an actor: the address of its node."""
+    ray: Any = import_module("ray")
+    return str(ray.util.get_node_ip_address())
+
+
+def node_log_folder() -> Path:
+    """In an actor: where Ray keeps the logs of its node."""
+    ray: Any = import_module("ray")
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name(), "logs")
+
+
+def digest_of(*paths: Path) -> str:
+    """Changes with the content of files, or with the files of folders: members of a cluster compare what they have."""
+    total = sha256()
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                total.update(file.relative_to(path).as_posix().encode() + sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `ConfigError` unless Ray is installed, and the cluster at RAY_ADDRESS asks for a token."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            f"{setting}: expected the package ray, got none; install it on all nodes (pip install 'cua_rl[ray]')"
+        )
+    mode = environ.get(_MODE, "")
+    # nodes of a cluster listen on the network and run whatever they are sent, without a token by anyone
+    if environ.get("RAY_ADDRESS") and mode not in ("token", "k8s"):
+        raise ConfigError(
+            f"{setting}: expected a Ray cluster that asks for a token, got {_MODE}={mode!r} with RAY_ADDRESS; set it "
+            "to token on all nodes before `ray start`, and here (docs/more_machines.md)"
+        )
+
+
+@asynccontextmanager
+async def open_cluster(
+    log_folder: Path, *, num_cpus: int, num_gpus: int = 0, environ: Mapping[str, str] = os.environ
+) -> AsyncGenerator[Cluster]:
+    """The cluster at RAY_ADDRESS, or one of this machine with this room; its actors end with the outermost block.
+
+    Raises `ConfigError` if it cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        address = environ.get("RAY_ADDRESS", "")
+        if not address:
+            address, variables = await _start_cluster(stack, log_folder / "ray.log", num_cpus, num_gpus, environ)
+            os.environ.update(variables)  # Ray reads them; without RAY_ADDRESS nobody else needs them
+            stack.callback(_forget, variables)
+        ray: Any = await asyncio.to_thread(import_module, "ray")
+        if not ray.is_initialized():  # several parts of a run may use the same cluster
+            await asyncio.to_thread(_connect, ray, address)
+            stack.push_async_callback(asyncio.to_thread, ray.shutdown)
+        yield Cluster(ray, address, is_local=not environ.get("RAY_ADDRESS"))
+
+
+async def _start_cluster(
+    stack: AsyncExitStack, log_path: Path, num_cpus: int, num_gpus: int, environ: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Start a cluster; returns its address, and the variables of processes that use it."""
+    token = make_key()
+    remember_secrets({_TOKEN: token})
+    variables = {_MODE: "token", _TOKEN: token, _LOOPBACK: "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    folder = await asyncio.to_thread(make_scratch_folder, "ray")
+    # without what needs memory and serves nobody here: the client's server, autoscaler, log monitor, and pages
+    program = OwnedProcess(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
+            *("--node-ip-address=127.0.0.1", f"--temp-dir={folder}", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+            *(f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", "--disable-usage-stats", "--no-monitor"),
+            *("--include-dashboard=false", "--include-log-monitor=false", "--ray-client-server-port=0"),
+        ],
+        name="ray",
+        log_path=log_path,
+        # the machine's memory is not the cluster's alone: it ends no worker because others need much
+        environment={**computing_environment(environ), **variables, "RAY_memory_monitor_refresh_ms": "0"},
+    )
+    await stack.enter_async_context(program)
+    written = folder / "ray_current_cluster"
+    try:
+        async with asyncio.timeout(_START_S):
+            while not (written.exists() and written.read_text()):
+                if not program.is_running:
+                    raise TimeoutError
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise CuaError(
+            f"expected a Ray cluster of this machine within {_START_S:g} s, got none; {log_path} ends:\n"
+            f"{program.log_tail()}"
+        ) from None
+    return written.read_text().strip(), variables
+
+
+def _forget(variables: Collection[str]) -> None:
+    for name in variables:
+        os.environ.pop(name, None)
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect this process; in a thread, because in the main thread Ray would take SIGTERM for itself."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    core: Any = import_module("ray._raylet")
+    # an earlier cluster of this process had another token, which Ray keeps
+    core.Config.initialize("")
+    core.AuthenticationTokenLoader.instance().reset_cache()
+    with boundary(
+        ConfigError, f"expected a Ray cluster with this token at {address}, whose node is on this machine too"
+    ):
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="cua_rl")

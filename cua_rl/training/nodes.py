@@ -1,0 +1,192 @@
+"""A trainer on nodes of a cluster: on each an actor that owns the ranks there, as the run does on its own machine.
+
+Requests travel, encoded, to the actor of the first node and through its Unix socket to rank 0. The ranks find each
+other at an address of that node, and prove themselves with a token that is new for each start. Does not import torch.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from cua_rl.cluster import (
+    PACKAGE,
+    Actor,
+    ActorLost,
+    Cluster,
+    Node,
+    Reservation,
+    digest_of,
+    node_address,
+    node_log_folder,
+    open_cluster,
+)
+from cua_rl.command_line.fields import with_values
+from cua_rl.host.processes import free_port
+from cua_rl.training import wire
+from cua_rl.training.config import TrainerConfig
+from cua_rl.training.endpoints import LocalTrainer
+from cua_rl.training.launch_ranks import MEETING_TOKEN_VARIABLE, MEETING_VARIABLE
+from cua_rl.types.codec import decode, encode
+from cua_rl.types.errors import ConfigError, TrainerDeathError, boundary
+
+logger = logging.getLogger(__name__)
+
+_PLACE_TIMEOUT_S = 600.0  # nodes are allocated, and lost ones come back
+_CLOSE_TIMEOUT_S = 15.0  # longer than ranks get to end
+
+
+class ClusterTrainer:
+    """The trainer's nodes, seen by the run."""
+
+    reads_our_files = False
+
+    def __init__(self, config: TrainerConfig, cluster: Cluster) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._room: Mapping[str, float] = {}
+        """What each node is asked for: once some have died, the others may not show it."""
+        self._reservation: Reservation | None = None
+        self._nodes: list[Actor] = []
+        self._ends: list[asyncio.Task[Any]] = []
+
+    async def open(self) -> None:
+        """Reserve the nodes and start their ranks.
+
+        Raises:
+            ConfigError: for ten minutes there were too few nodes, or one lacks the model.
+            TrainerDeathError: a node is lost.
+        """
+        num_nodes = self._config.num_nodes or 1
+        self._room = self._room or find_room(self._cluster.nodes(), num_nodes, self._config.num_processes)
+        logger.info("the trainer waits for nodes=%d room=%s", num_nodes, dict(self._room))
+        self._reservation = await self._cluster.reserve([self._room] * num_nodes, "STRICT_SPREAD", _PLACE_TIMEOUT_S)
+        num_cpus, num_gpus = self._room.get("CPU", 0.0), self._room.get("GPU", 0.0)
+        for index in range(num_nodes):
+            bundle = (self._reservation, index)
+            self._nodes.append(self._cluster.start(TrainerNode, num_cpus=num_cpus, num_gpus=num_gpus, bundle=bundle))
+        meeting = {
+            MEETING_VARIABLE: await self._call(self._nodes[0], "free_address"),
+            MEETING_TOKEN_VARIABLE: secrets.token_hex(32),
+        }
+        request = encode(wire.Start(config=with_values(self._config, num_processes=int(num_cpus + num_gpus))))
+        code = await asyncio.to_thread(digest_of, PACKAGE)
+        starts = (
+            self._call(node, "start", code, request, meeting | {"NUM_NODES": str(num_nodes), "NODE_RANK": str(index)})
+            for index, node in enumerate(self._nodes)
+        )
+        logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
+        self._ends = [asyncio.create_task(node.call("ended"), name="trainer-node") for node in self._nodes]
+
+    async def ask(self, payload: bytes) -> bytes:
+        """Rank 0's answer to an encoded request; raises `TrainerDeathError` as soon as anything of a node has died."""
+        return await self._call(self._nodes[0], "ask", await self._cluster.put(payload))
+
+    async def close(self) -> None:
+        """End the ranks, at the latest with their actors."""
+        closing = [asyncio.create_task(node.call("close")) for node in self._nodes]
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
+        for task in (*closing, *self._ends):
+            task.cancel()
+        await asyncio.gather(*closing, *self._ends, return_exceptions=True)
+        for node in self._nodes:
+            node.kill()
+        if self._reservation is not None:
+            self._cluster.release(self._reservation)
+        self._reservation, self._nodes, self._ends = None, [], []
+
+    async def _call(self, node: Actor, method: str, *arguments: object) -> Any:
+        """What an actor returns; raises `TrainerDeathError` as soon as ranks end, or an actor or node is lost."""
+        answer = asyncio.create_task(node.call(method, *arguments))
+        try:
+            done, _ = await asyncio.wait((answer, *self._ends), return_when=asyncio.FIRST_COMPLETED)
+            return await (answer if answer in done else done.pop())
+        except ActorLost as error:
+            raise TrainerDeathError(f"a node of the trainer is lost: {error}") from error
+        finally:
+            answer.cancel()
+
+
+class TrainerNode:
+    """The ranks of a node, in an actor there. Its methods run side by side."""
+
+    def __init__(self) -> None:
+        self._ranks: LocalTrainer | None = None
+
+    async def free_address(self) -> str:
+        """An address of this node at which nothing listens."""
+        host = node_address()
+        return f"{host}:{free_port(host=host)}"
+
+    async def start(self, code: str, request: bytes, variables: Mapping[str, str]) -> str:
+        """Start the ranks that a `Start` describes; returns where they are."""
+        if await asyncio.to_thread(digest_of, PACKAGE) != code:
+            raise ConfigError(f"expected the run's code of cua_rl on {node_address()}, got another; install the same")
+        config: TrainerConfig = decode(request, wire.Start).config
+        model_path = await asyncio.to_thread(_find_model, config.model_path)
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, which knows nothing of the ranks
+        log_path = node_log_folder() / f"trainer-{os.getpid()}.log"
+        self._ranks = LocalTrainer(
+            config, log_path, among_nodes={**_interfaces(), **variables}, arguments=(str(model_path),)
+        )
+        await self._ranks.open()
+        return f"{config.num_processes} processes on {node_address()}, log {log_path}"
+
+    async def ask(self, payload: bytes) -> bytes:
+        """Rank 0's answer."""
+        assert self._ranks is not None
+        return await self._ranks.ask(payload)
+
+    async def ended(self) -> None:
+        """Wait for the end of the ranks, and raise it."""
+        assert self._ranks is not None
+        raise await self._ranks.ended()
+
+    async def close(self) -> None:
+        """End the ranks."""
+        if self._ranks is not None:
+            await self._ranks.close()
+
+
+async def find_nodes(stack: AsyncExitStack, config: TrainerConfig, log_folder: Path) -> ClusterTrainer | None:
+    """The trainer's nodes, in a cluster that stays open as long as the stack; None trains on this machine."""
+    if config.num_nodes is None:
+        return None
+    return ClusterTrainer(config, await stack.enter_async_context(open_cluster(log_folder, num_cpus=0)))
+
+
+def find_room(nodes: Sequence[Node], num_nodes: int, num_processes: int | None) -> dict[str, float]:
+    """What to ask of each node: a GPU per process, as many as all chosen nodes have; CPUs in a cluster without GPUs."""
+    gpus = sorted((int(node.num_gpus) for node in nodes if node.num_gpus >= 1), reverse=True)[:num_nodes]
+    return {"GPU": num_processes or min(gpus)} if gpus else {"CPU": num_processes or 1}
+
+
+def _find_model(path: Path) -> Path:
+    """The run's model on this node: the same commit of the hub, or the same folder."""
+    if path.parent.name == "snapshots":
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+        name = path.parts[-3].removeprefix("models--").replace("--", "/")
+        with boundary(ConfigError, f"model_name: expected {name} of the hub on the trainer's node {node_address()}"):
+            return Path(snapshot_download(name, revision=path.name))
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"model_name: expected the model's folder on every node of the trainer, got none at {str(path)!r} of "
+            f"{node_address()}; copy it there, or name a model of the hub"
+        )
+    return path
+
+
+def _interfaces() -> dict[str, str]:
+    """Where the ranks talk: the interface of the node's address in the cluster, unless the node's environment says."""
+    import psutil  # peft, which the ranks need, brings it
+
+    own = node_address()
+    names = psutil.net_if_addrs().items()
+    found = next(name for name, addresses in names if any(each.address == own for each in addresses))
+    return {name: os.environ.get(name, found) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
