@@ -53,7 +53,7 @@ class LocalTrainer:
         self._process: OwnedProcess | None = None
 
     async def open(self) -> ControllerLink:
-        """Listen, start the processes, and wait until rank 0 connects; raises `TrainerDeathError` if it never does."""
+        """Listen, start the processes, and wait until rank 0 connects; raises `TrainerDeathError` if it does not."""
         self._folder = folder = make_scratch_folder("trainer")
         socket_path = folder / "trainer.sock"
         module = ["cua_rl.training.worker", str(socket_path)]
@@ -76,10 +76,10 @@ class LocalTrainer:
         await self._process.start()
         ended = asyncio.create_task(self._process.wait(), name="trainer-ended")
         try:
-            await asyncio.wait((called, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not called.done():
-                raise await self.death()
-            return ControllerLink(*called.result())
+            await asyncio.wait((called, ended), timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if called.done():
+                return ControllerLink(*called.result())
+            raise await self.death()
         finally:
             ended.cancel()
             server.close()
@@ -100,7 +100,7 @@ class LocalTrainer:
                 status = await process.wait()
                 tail = await asyncio.to_thread(process.log_tail)
                 return TrainerDeathError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
-        return TrainerDeathError(f"the trainer closed the connection but is still running; see {process.log_path}")
+        return TrainerDeathError(f"the trainer is running but does not answer; see {process.log_path}")
 
 
 class RemoteTrainer:
