@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, Show
 from cua_rl.host.environment_file import load_environment_file
 from cua_rl.host.masking import MASK, MaskingFormatter, is_secret_name, mask_known, mask_secrets, secrets_in
 from cua_rl.host.system import hide_arguments, refuse_inspection
-from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.types.errors import ConfigError, CuaError, writing
 from cua_rl.types.json_values import sequence
 
 Config = TypeVar("Config")
@@ -71,7 +72,8 @@ def _run(
         load_environment_file()
         config = parse_command_line(config_class, arguments, shown_presets, sections)
         plain_config(config)  # from here on, logs and errors know its secrets
-        return asyncio.run(_run_until_signal(main(config)))
+        with writing(Path()):  # where a component does not name its own folder
+            return asyncio.run(_run_until_signal(main(config)))
     except CuaError as error:
         return report_error(error)
     except BaseExceptionGroup as group:

@@ -25,7 +25,7 @@ from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.system import is_running
 from cua_rl.host.users import SERVICE_UIDS, SystemUser, claim_user, public_copy
-from cua_rl.types.errors import ConfigError, DatabaseError
+from cua_rl.types.errors import ConfigError, DatabaseError, is_disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,11 @@ class EmbeddedPostgres:
     async def _keep_alive(self, process: OwnedProcess) -> None:
         status = await process.wait()
         while (self._data_dir / "PG_VERSION").exists():  # else somebody has deleted the folder, and it stays deleted
-            logger.error("the embedded Postgres ended status=%d and is started again; read %s", status, self._log_path)
+            is_full = is_disk_full(process.log_tail(10))
+            logger.error(
+                "%sthe embedded Postgres on %s ended status=%d and is started again; read %s",
+                *("disk full, free space: " if is_full else "", self._data_dir, status, self._log_path),
+            )
             await process.stop()
             await asyncio.sleep(_RESTART_S)
             with suppress(OSError):  # tried again, because the command that has ended is still the last one

@@ -15,7 +15,7 @@ from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
 from cua_rl.database.writer import TimedEvent, write_events
 from cua_rl.events import Event
-from cua_rl.types.errors import DatabaseError, boundary
+from cua_rl.types.errors import DatabaseError, boundary, is_disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -199,5 +199,6 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
             is_lost = state is None and isinstance(error, OperationalError | InterfaceError)
             if is_lost or (state or "").startswith(_PASSING_STATES):
                 engine.dispose()  # the next attempt reconnects, perhaps to another server
-                raise _Away(str(error.orig).strip().splitlines()[0]) from error
+                said = str(error.orig).strip().splitlines()[0]
+                raise _Away(f"disk full: {said}" if is_disk_full(said) else said) from error
             raise

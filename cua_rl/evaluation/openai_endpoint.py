@@ -14,7 +14,6 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import external_client
 from cua_rl.renderers.answers import write_answer
-from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
@@ -49,7 +48,6 @@ class Endpoint:
 class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
-    images: ImageUrls = field(default_factory=ImageUrls)
     access: RolloutAccess = field(default_factory=RolloutAccess)
 
 
@@ -83,7 +81,7 @@ class EndpointAccess:
         return tuple(self._open(rollout_id).turns)
 
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
-        return self._open(rollout_id).images.url
+        return self._open(rollout_id).access.images.url
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
@@ -107,7 +105,7 @@ class EndpointAccess:
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request, rollout.images)
+        conversation = read(request, rollout.access.images)
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
         body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
@@ -124,7 +122,7 @@ class EndpointAccess:
             text=write_answer(reasoning=parsed.reasoning, text=parsed.text, tool_calls=parsed.tool_calls),
             failure=parsed.failure,
             prompt_matches_renderer=True,
-            request=rollout.images.without_images(request),
+            request=rollout.access.images.without_images(request),
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             cached_tokens=reply.num_cached_tokens,

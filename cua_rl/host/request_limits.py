@@ -7,7 +7,7 @@ the endpoint asks for the key, from the head alone
 
 import asyncio
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -115,14 +115,16 @@ async def read_body(request: Request, held: HeldBody) -> bytes:
     return bytes(body)
 
 
-async def read_json(request: Request, held: HeldBody) -> object:
-    """The body as JSON; raises `RequestRefused`."""
-    return await parse_body(await read_body(request, held))
+async def read_json(request: Request, held: HeldBody, shorten: Callable[[bytes], bytes] = bytes) -> object:
+    """The body as JSON, once `shorten` has replaced what is known of it; raises `RequestRefused`."""
+    return await parse_body(await read_body(request, held), shorten)
 
 
-async def parse_body(body: bytes) -> object:
+async def parse_body(body: bytes, shorten: Callable[[bytes], bytes] = bytes) -> object:
     """JSON, parsed in a thread if it is large; raises `RequestRefused`."""
-    return parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, body)
+    if len(body) <= _INLINE_BYTES:
+        return parse_json(shorten(body))
+    return await asyncio.to_thread(lambda: parse_json(shorten(body)))
 
 
 def parse_json(text: bytes | str) -> object:

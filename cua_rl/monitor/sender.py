@@ -17,7 +17,7 @@ import httpx
 from cua_rl.events import Event, Recorder
 from cua_rl.monitor.sent_items import TRAINING, ItemMaker, Reference, SentItem
 from cua_rl.monitor.spool import Spool
-from cua_rl.types.errors import CuaError, boundary
+from cua_rl.types.errors import CuaError, DiskFullError, boundary, writing
 from cua_rl.types.json_values import is_object
 
 logger = logging.getLogger(__name__)
@@ -144,9 +144,9 @@ class SendingRecorder:
     async def _guarded(self, work: Any) -> None:
         """Run a background task; its failure ends the sending, never the training."""
         try:
-            with boundary(SendError, "sending to the monitor"):
+            with boundary(SendError, "sending to the monitor"), writing(self._folder):
                 await work
-        except SendError as error:
+        except (SendError, DiskFullError) as error:
             self._is_failed = True
             self._is_drained.set()
             logger.error("the run is not sent to the monitor any more: %s", error, exc_info=error)

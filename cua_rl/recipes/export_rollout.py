@@ -20,7 +20,7 @@ from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, writing
 
 
 @chz.chz
@@ -61,7 +61,8 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
             images = {row.sha256: (row.data, row.format) for row in await run.session.execute(query)}
     page = render_rollouts(rollouts, tokens, images)
     out = Path(config.out)
-    await asyncio.to_thread(_write, out, page)
+    with writing(out.parent):
+        await asyncio.to_thread(_write, out, page)
     print(f"{num_of(len(rollouts), 'rollout')}, {num_of(len(images), 'screenshot')}, {len(page) / 1e6:.1f} MB in {out}")
 
 

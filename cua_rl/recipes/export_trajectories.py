@@ -21,7 +21,7 @@ from cua_rl.exchange.rows import encode_record, encode_run
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, writing
 
 
 @chz.chz
@@ -54,7 +54,7 @@ async def cli_main(config: ExportTrajectoriesConfig, environ: Mapping[str, str] 
         make_writer = ParquetWriter if config.format == "huggingface" else AtifWriter
         writer = make_writer(out, encode_run(run))
         num_rollouts = 0
-        with writer:
+        with writing(out), writer:
             for source in run.sources:
                 async for records in load_rollout_records(session, training_id, source):
                     await asyncio.to_thread(_write, writer, records, run.image_token_id)

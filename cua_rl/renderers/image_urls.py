@@ -4,6 +4,7 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Mapping
+from hashlib import sha256
 
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.openai_fields import FieldPath
@@ -11,6 +12,9 @@ from cua_rl.types.conversation import EncodedImage, ImageFormat
 from cua_rl.types.json_values import is_array, is_object
 
 _HEAD = re.compile(r"data:image/(?:png|jpeg|jpg);base64,")
+_OPENING = b'"data:image/'
+_FIELD = re.compile(rb'"(?:image_url|url)"\s*:\s*$')
+_LONGEST_FIELD = 32
 _MAGIC: Mapping[ImageFormat, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff"}
 
 
@@ -19,11 +23,18 @@ class ImageUrls:
 
     An agent sends its whole conversation with every request. A rollout therefore keeps one `ImageUrls`: each of its
     screenshots is encoded, decoded and hashed once, however many requests repeat it. An agent in this process sends
-    names instead, so a request is short however many screenshots it has. Images are kept as long as this object.
+    names instead, so a request is short however many screenshots it has; `with_names` makes the requests of other
+    agents as short before they are parsed. Images are kept as long as this object.
     """
 
     def __init__(self) -> None:
         self._images: dict[str, EncodedImage] = {}
+        self._digests: dict[bytes, EncodedImage] = {}
+        """Images by the SHA-256 of their URLs."""
+        self._given: set[str] = set()
+        """Names that stay valid."""
+        self._lent: set[str] = set()
+        """Names in requests since URLs were last forgotten, which may be under way."""
         self._urls: dict[str, str] = {}
         self.num_characters = 0
         """Length of all URLs."""
@@ -38,13 +49,32 @@ class ImageUrls:
 
     def name(self, image: EncodedImage) -> str:
         """A short name of the image, from which `image` gives back this object; no other `ImageUrls` knows it."""
+        self._given.add(_name(image))
         self._images.setdefault(_name(image), image)
         return _name(image)
 
     def forget_urls(self) -> None:
         """Free the memory of all URLs, which are made or read again when needed; names stay valid."""
-        self._images = {name: image for name, image in self._images.items() if name == _name(image)}
-        self._urls, self.num_characters = {}, 0
+        names = self._given | self._lent
+        self._images = {name: image for name, image in self._images.items() if name in names}
+        self._lent = set()
+        self._digests, self._urls, self.num_characters = {}, {}, 0
+
+    def with_names(self, body: bytes) -> bytes:
+        """The JSON of a request with names in place of the URLs that it repeats, which are recognised by their hash."""
+        pieces: list[bytes] = []
+        done = place = 0
+        # base64 has no quotes, and a URL with an escaped one has another hash
+        while (start := body.find(_OPENING, place)) >= 0 and (place := body.find(b'"', start + 1)) >= 0:
+            if not _FIELD.search(body, max(0, start - _LONGEST_FIELD), start):
+                continue  # a text
+            image = self._digests.get(sha256(memoryview(body)[start + 1 : place]).digest())
+            if image is not None:
+                self._images[_name(image)] = image
+                self._lent.add(_name(image))
+                pieces += [body[done:start], f'"{_name(image)}"'.encode()]
+                done = place + 1
+        return b"".join([*pieces, body[done:]]) if pieces else body
 
     def sha256(self, url: str) -> str:
         """The identity of an image whose URL this object has given."""
@@ -87,6 +117,7 @@ class ImageUrls:
         """Keep both directions; a URL that names another format than the bytes have is not sent on."""
         if url not in self._images:
             self.num_characters += len(url)
+            self._digests[sha256(url.encode()).digest()] = image
         known = self._images.setdefault(url, image)
         if url.startswith(f"data:image/{image.format};"):
             self._urls.setdefault(image.sha256, url)

@@ -1,4 +1,7 @@
-"""JSON Lines files that survive a crash: durable appends, damaged lines skipped, atomic rewrites."""
+"""JSON Lines files that survive a crash: durable appends, damaged lines skipped, atomic rewrites.
+
+What writes raises `DiskFullError`.
+"""
 
 import json
 import logging
@@ -6,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cua_rl.types.errors import writing
 from cua_rl.types.json_values import is_object
 
 logger = logging.getLogger(__name__)
@@ -19,7 +23,7 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """The same with several lines, written at once."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    with path.open("a+b") as file:
+    with writing(path.parent), path.open("a+b") as file:
         size = file.tell()
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             lines = "\n" + lines
@@ -54,7 +58,7 @@ def write_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace the file by this text atomically: a reader sees the old or the new text."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
+    with writing(path.parent), partial.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -17,7 +17,7 @@ from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
 from cua_rl.host.masking import printable
 from cua_rl.types.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.types.conversation import EncodedImage
-from cua_rl.types.errors import CuaError, boundary
+from cua_rl.types.errors import CuaError, boundary, writing
 from cua_rl.types.rollout import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TraceRecorder:
             event = await self._queue.get()
             try:
                 if not self._has_failed:
-                    with boundary(CuaError, "write a trace"):
+                    with boundary(CuaError, "write a trace"), writing(self._folder):
                         await asyncio.to_thread(self._write, event)
             except CuaError as error:
                 self._has_failed = True

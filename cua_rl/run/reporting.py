@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+import sys
+from contextlib import AsyncExitStack, suppress
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.host.masking import MaskingFormatter
@@ -14,14 +15,33 @@ from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run_folder.earlier_attempt import Curve
 from cua_rl.run_folder.log_directory import LogDirectory
+from cua_rl.types.errors import is_disk_full
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class _RunLog(logging.FileHandler):
+    """A log that says once on stderr that its disk is full, instead of a traceback for every line."""
+
+    is_full = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if error is None or not is_disk_full(error):
+            super().handleError(record)
+        elif not self.is_full:
+            self.is_full = True
+            print(f"disk full: {self.baseFilename!r} misses lines; free space there", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        with suppress(OSError):  # lines that do not fit have been reported
+            super().close()
 
 
 def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
     """Log to logs/run.log, and warnings also to stderr."""
     (folder.path / "logs").mkdir(exist_ok=True)
-    story = logging.FileHandler(folder.path / "logs" / "run.log")
+    story = _RunLog(folder.path / "logs" / "run.log")
     story.setFormatter(MaskingFormatter(LOG_FORMAT))
     alarm = logging.StreamHandler()
     alarm.setFormatter(MaskingFormatter())

@@ -19,6 +19,7 @@ from cua_rl.events import Recorder, TrainingStarted
 from cua_rl.metrics import merge_metrics
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.step_line import num_of
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
@@ -131,6 +132,8 @@ async def _run(
             memory = await load_memory(prepared.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
                 engine = await _start_engine(stack, prepared, folder, checkpoint)
+            urls = [url for url, *_ in engine.sampler.addresses]
+            report.display.note(f"samples from {num_of(len(urls), 'model server')}: {', '.join(urls)}")
             rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()

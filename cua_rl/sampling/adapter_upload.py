@@ -21,6 +21,7 @@ from secrets import compare_digest, token_hex
 from typing import Any
 
 from cua_rl.sampling.vllm_access import App, Receive, Scope, Send, authorization
+from cua_rl.types.errors import DiskFullError, writing
 
 UPLOAD_PATH = "/cua_rl/adapters"
 UPLOAD_FOLDER_VARIABLE = "CUA_RL_ADAPTER_FOLDER"
@@ -66,7 +67,12 @@ class AdapterUpload:
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
                 return HTTPStatus.OK, {}
             case "PUT", [name, file] if _NAME.fullmatch(name) and file in ADAPTER_FILES:
-                if await self._store(self._folder / name / file, receive):
+                try:
+                    with writing(self._folder):
+                        is_stored = await self._store(self._folder / name / file, receive)
+                except DiskFullError as error:
+                    return HTTPStatus.INSUFFICIENT_STORAGE, {"error": {"message": str(error)}}
+                if is_stored:
                     return HTTPStatus.OK, {"path": str(self._folder / name)}
                 return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {
                     "error": {"message": f"expected at most {MAX_BYTES} bytes"}

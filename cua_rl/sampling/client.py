@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Self
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from cua_rl.sampling.canary import Canary
 from cua_rl.sampling.load import ServerLoad, fullest
 from cua_rl.sampling.replica import Replica, ReplicaLost
 from cua_rl.sampling.server import ModelServer, ServedModel
-from cua_rl.types.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.types.errors import ConfigError, CuaError, SamplingError, boundary
 from cua_rl.types.rollout import AdapterRef
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ _MAX_MOVES = 2
 """Replicas that may be lost while they serve one request; with one more, the request is assumed to be the cause."""
 _MAX_UNHEALTHY = 3
 """Consecutive failed health checks after which a replica counts as lost."""
+_CHECKS_PER_WORD = 6
+"""Attempts to rejoin between two lines in the log: half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +40,11 @@ class SamplingClient:
     """Requests to one or more replicas of the model server; an async context manager.
 
     All requests of a rollout go to one replica, which has its earlier turns cached; a new rollout goes to the replica
-    with the fewest rollouts. A replica that does not answer is taken out of service, and its rollouts continue on
-    others. It rejoins when it answers again, has loaded the adapters in use, and passes the canary of the current one.
+    with the fewest rollouts. A replica that does not answer, or no longer has its adapters, is taken out of service.
+    Its rollouts continue on others; while there are none, they wait for at most `outage_timeout_s`.
+
+    A replica rejoins once it has passed the canary of the current adapter; only then are adapters loaded there under
+    their names. A client that follows another one loads none. So no process samples from a server that is not proven.
 
     An answer may take as long as it needs while its server makes progress; without any for `stall_timeout_s`, the
     request fails. A request that fails in transit is retried, because sampling has no effect until the answer is
@@ -102,6 +108,7 @@ class SamplingClient:
 
         async def load_and_announce() -> None:
             clock = time.monotonic()
+            await self._everywhere(lambda replica: replica.is_healthy(replica.loaded))
             await self._everywhere(lambda replica: replica.load(adapter))
             try:
                 await self._everywhere(prove)
@@ -109,7 +116,8 @@ class SamplingClient:
                 await self._wherever_possible(lambda replica: replica.unload(adapter))
                 raise
             self.current, self._canary = adapter, canary
-            logger.info("published adapter=%s publish_s=%.3f", adapter.name, time.monotonic() - clock)
+            published_on, publish_s = f"{len(self.replicas)} of {len(self._replicas)}", time.monotonic() - clock
+            logger.info("published adapter=%s servers=%s publish_s=%.3f", adapter.name, published_on, publish_s)
             await self._wherever_possible(lambda replica: replica.unload_all_but({adapter, *self._uses}))
 
         await self._while_none_rejoins(load_and_announce)
@@ -174,8 +182,8 @@ class SamplingClient:
                         await replica.load(used)
                     name = replica.server.model.name if used is None else replica.name_of(used)
                     return ServerReply(body=await replica.sample(name, path, payload), adapter=used)
-                except ReplicaLost:
-                    await self._lose(replica)
+                except ReplicaLost as lost:
+                    await self._lose(replica, lost)
                     if num_moves == _MAX_MOVES:
                         raise
                 finally:
@@ -205,16 +213,20 @@ class SamplingClient:
         return frozenset(self._uses)
 
     @property
+    def _needed(self) -> frozenset[AdapterRef]:
+        return self.used if self.current is None else self.used | {self.current}
+
+    @property
     def addresses(self) -> tuple[tuple[str, str | None, ServedModel], ...]:
         """Address and key of each server, and what it serves."""
         servers = [replica.server for replica in self._replicas]
         return tuple((server.base_url, server.api_key, server.model) for server in servers)
 
     def follow(self, adapter: AdapterRef) -> None:
-        """Send new requests to an adapter that another process publishes and unloads."""
+        """Send new requests to an adapter that another process proves, loads and unloads; this client loads none."""
         self.current = adapter
         for replica in self._replicas:
-            replica.forget_all_but({adapter, *self._uses})
+            replica.loads_adapters = False
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -222,11 +234,10 @@ class SamplingClient:
         return self._replicas[0].loaded
 
     async def __aenter__(self) -> Self:
-        self._watches = [
-            asyncio.create_task(self._watch(replica), name=f"watch-{replica.server.base_url}")
-            for replica in self._replicas
-            if len(self._replicas) > 1 or replica.server.model.takes_adapters
-        ]
+        for replica in self._replicas:
+            url, model = replica.server.base_url, replica.server.model
+            logger.info("model server url=%s model=%s vllm=%s", url, model.root or model.name, model.version)
+            self._watches.append(asyncio.create_task(self._watch(replica), name=f"watch-{url}"))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -257,7 +268,7 @@ class SamplingClient:
         ends = await asyncio.gather(*(work(replica) for replica in replicas), return_exceptions=True)
         for replica, end in zip(replicas, ends, strict=True):
             if isinstance(end, ReplicaLost):
-                await self._lose(replica)
+                await self._lose(replica, end)
         for end in ends:
             if isinstance(end, BaseException) and not isinstance(end, ReplicaLost):
                 raise end
@@ -285,65 +296,74 @@ class SamplingClient:
                 await self._in_service.wait()
         except TimeoutError as error:
             raise SamplingError(
-                f"expected one of {len(self._replicas)} model servers to answer within {self._outage_timeout_s:g} s, "
-                "none did; check that they run and can be reached"
+                f"expected one of {len(self._replicas)} model servers to answer and prove itself within "
+                f"{self._outage_timeout_s:g} s, got none ({self._replicas[0].why_lost}); start the run's model there"
             ) from error
         if not self.replicas:
-            raise SamplingError(f"all {len(self._replicas)} model servers are given up: {self._replicas[0].failure}")
+            raise SamplingError(f"all {len(self._replicas)} model servers are given up: {self._replicas[0].why_lost}")
 
-    async def _lose(self, replica: Replica) -> None:
-        """Take a replica out of service. Its open requests fail and are sent to others."""
+    async def _lose(self, replica: Replica, why: ReplicaLost) -> None:
+        """Take a replica out of service. Its open requests fail, and are sent to others or wait."""
         if replica.is_lost:
             return
-        replica.is_lost = True
-        logger.error("lost the model server at %s, left=%d", replica.server.base_url, len(self.replicas))
+        replica.why_lost = str(why)
+        replica.lost.set()
+        logger.error("model server lost left=%d: %s", len(self.replicas), why)
         if not self.replicas:
             self._in_service.clear()
         await replica.disconnect()
 
     async def _watch(self, replica: Replica) -> None:
-        """Take an unhealthy replica out of service, unless it is the only one, and let it rejoin once it answers."""
-        # After a restart, a server that adapters are uploaded to gets them again, because processes on other hosts that
-        # use them do not have the files.
+        """Take a replica out of service that was restarted, or is unhealthy beside others, and let it rejoin."""
         num_unhealthy = 0
-        while True:
-            await asyncio.sleep(self._check_interval_s)
-            if not replica.is_lost:
-                is_healthy = await replica.is_healthy()
-                num_unhealthy = 0 if is_healthy else num_unhealthy + 1
-                if num_unhealthy >= _MAX_UNHEALTHY and len(self._replicas) > 1:
-                    await self._lose(replica)
-                elif is_healthy and replica.server.model.takes_adapters:
-                    await self._restore_lost(replica)
+        while not replica.is_given_up:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._check_interval_s):
+                    await replica.lost.wait()
+            if replica.is_lost:
+                await self._wait_for_return(replica)
+                num_unhealthy = 0
                 continue
             try:
-                await replica.server.wait_until_ready()
+                num_unhealthy = 0 if await replica.is_healthy(replica.loaded) else num_unhealthy + 1
+                if num_unhealthy >= _MAX_UNHEALTHY and len(self._replicas) > 1:
+                    raise ReplicaLost(f"the model server at {replica.server.base_url} is not healthy")
+            except ReplicaLost as lost:
+                await self._lose(replica, lost)
+
+    async def _wait_for_return(self, replica: Replica) -> None:
+        """Return when a lost replica has rejoined or is given up; say at once and every half minute what is missing."""
+        for num_checks in count():
+            before = replica.why_lost
+            try:
+                async with asyncio.timeout(self._check_interval_s):
+                    await replica.server.wait_until_ready()
+            except TimeoutError:
+                replica.why_lost = f"the model server at {replica.server.base_url} is being started again"
             except SamplingError as given_up:
-                replica.failure = str(given_up)
-                if all(one.failure for one in self._replicas):
+                replica.why_lost, replica.is_given_up = str(given_up), True
+                if all(one.is_given_up for one in self._replicas):
                     self._in_service.set()  # wakes the waiting requests, which then fail
                 return
-            try:
-                if await replica.is_healthy():
-                    await self._rejoin(replica)
-            except (SamplingError, AdapterError, ConfigError) as error:
-                logger.warning("the model server at %s cannot rejoin: %s", replica.server.base_url, error)
-
-    async def _restore_lost(self, replica: Replica) -> None:
-        try:
-            async with self._publishing:  # which loads and unloads
-                await replica.restore_lost()
-        except (SamplingError, AdapterError) as error:
-            logger.warning("cannot load adapters again on %s: %s", replica.server.base_url, error)
+            else:
+                try:
+                    with boundary(SamplingError, f"the model server at {replica.server.base_url}"):
+                        return await self._rejoin(replica)
+                except CuaError as error:
+                    replica.why_lost = str(error)
+            if replica.why_lost != before or num_checks % _CHECKS_PER_WORD == 0:
+                logger.warning("waiting for a model server, left=%d: %s", len(self.replicas), replica.why_lost)
+            await asyncio.sleep(self._check_interval_s)
 
     async def _rejoin(self, replica: Replica) -> None:
+        if not await replica.is_healthy(() if replica.loads_adapters else self._needed):
+            raise ReplicaLost(f"the model server at {replica.server.base_url} does not answer")
         async with self._publishing:  # so that it misses no adapter
             await replica.server.refresh()
             _require_one_version([replica.server, *(other.server for other in self.replicas)])
-            await replica.rejoin({*self._uses, *([] if self.current is None else [self.current])})
-            if self.current is not None and self._canary is not None:
-                await replica.prove(self.current, self._canary)
-            replica.is_lost = False
+            if replica.loads_adapters:
+                await replica.rejoin(self._needed, self.current, self._canary)
+            replica.lost.clear()
             self._in_service.set()
         logger.warning("the model server at %s is back, in_service=%d", replica.server.base_url, len(self.replicas))
 

@@ -71,7 +71,6 @@ class _OpenRollout:
     adapter: AdapterRef | None
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
-    images: ImageUrls = field(default_factory=ImageUrls)
     stored: StoredItems = field(default_factory=StoredItems)
     num_requests: int = 0
     num_under_way: int = 0
@@ -151,11 +150,11 @@ class Gateway:
         return tuple(self._open(rollout_id).turns)
 
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
-        return self._open(rollout_id).images.name
+        return self._open(rollout_id).access.images.name
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
         """The images of a rollout, for agents in other processes."""
-        return self._open(rollout_id).images
+        return self._open(rollout_id).access.images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
@@ -286,9 +285,9 @@ class Gateway:
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
         """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
-        if rollout.images.num_characters > self._max_image_characters:
-            rollout.images.forget_urls()
-        images = rollout.images
+        images = rollout.access.images
+        if images.num_characters > self._max_image_characters:
+            images.forget_urls()
         if is_responses:
             conversation = conversation_from_responses(request, images, rollout.stored)
         else:

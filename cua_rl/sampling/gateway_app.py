@@ -23,6 +23,7 @@ from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.host.masking import make_key
 from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
@@ -48,9 +49,10 @@ class UnknownRollout(LookupError):
 
 @dataclass(slots=True)
 class RolloutAccess:
-    """The key of an open rollout, and the budget for the bodies of its requests."""
+    """The key of an open rollout, its images, and the budget for the bodies of its requests."""
 
     api_key: str = field(default_factory=make_key, repr=False)
+    images: ImageUrls = field(default_factory=ImageUrls)
     bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES))
 
 
@@ -137,7 +139,7 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
         return await endpoint(request, {})
     require_json(request)
     with access.bodies.hold() as held:
-        body = await read_json(request, held)
+        body = await read_json(request, held, access.images.with_names)
         if not is_object(body):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
         _require_echo(body)

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -38,14 +38,14 @@ class RequestRejected(SamplingError):
 
 
 class ReplicaLost(SamplingError):
-    """The model server does not answer, and another replica can take its requests."""
+    """The model server does not answer, or was started again: another one takes its requests, or they wait."""
 
 
 class Replica:
     """One server and its adapters.
 
-    Without siblings, a request waits while the server restarts, and is sent up to `max_attempts` times. With siblings,
-    it fails with `ReplicaLost` at the second connection failure, because another replica can answer it.
+    A request fails with `ReplicaLost` at the second connection failure, or if the server no longer has its adapter. One
+    that the server could not carry out (5xx) is sent `max_attempts` times in all.
     """
 
     def __init__(
@@ -54,12 +54,16 @@ class Replica:
         from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` does not need
 
         self.server = server
-        self.is_lost = False
-        """Whether it is out of service and gets no requests."""
-        self.failure: str | None = None
-        """Why its server was given up."""
+        self.lost = asyncio.Event()
+        """Set while it is out of service and gets no requests."""
+        self.why_lost = ""
+        self.is_given_up = False
+        """Whether its server is not started again."""
         self.num_requests = 0
         """Open requests."""
+        self.loads_adapters = True
+        """False if another process of the run proves the server and loads adapters."""
+        self._first_model = server.model
         self._namespace = namespace
         self._http = HttpClient(server.base_url, api_key=server.api_key)
         self._stall_timeout_s = stall_timeout_s
@@ -68,46 +72,36 @@ class Replica:
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         self._images = KnownImages()
         self._keeps_images = True
-        server.on_restart(self._restore_all)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is out of service."""
+        return self.lost.is_set()
 
     def name_of(self, adapter: AdapterRef) -> str:
         return f"{adapter.name}-{self._namespace}"
 
-    async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
-        """The body of the request to load an adapter, after its files are uploaded if the server cannot read them."""
-        name = self.name_of(adapter)
+    async def _path_there(self, adapter: AdapterRef) -> str:
+        """The path from which the server loads an adapter, after its files are uploaded if it cannot read ours."""
         if not self.server.model.takes_adapters:
-            return {"lora_name": name, "lora_path": str(adapter.path)}
-        reply = await self._find_upload(adapter)
+            return str(adapter.path)
+        name = self.name_of(adapter)
+        reply = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
         for file in () if reply.is_success else ADAPTER_FILES:
             path = adapter.path / file
-            reply = await self._upload_request(partial(self._http.put, f"{UPLOAD_PATH}/{name}/{file}", path))
+            reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
             if not reply.is_success:
                 raise AdapterError(
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
                 )
-        return {"lora_name": name, "lora_path": reply.json["path"]}  # changes when the server restarts
+        return str(reply.json["path"])  # changes when the server restarts
 
-    async def _find_upload(self, adapter: AdapterRef) -> "HttpReply":
-        """Ask for the files of an adapter; if this host has none, wait for its publisher to upload them again."""
-        delays_s = iter(_delays_s(self._max_attempts))
-        while True:
-            reply = await self._upload_request(partial(self._http.get, f"{UPLOAD_PATH}/{self.name_of(adapter)}"))
-            if reply.is_success or adapter.path.exists() or (delay_s := next(delays_s, None)) is None:
-                return reply
-            await asyncio.sleep(delay_s)
-
-    async def _upload_request(self, send: Callable[[], Awaitable["HttpReply"]]) -> "HttpReply":
-        delays_s = iter(() if self._has_siblings else _delays_s(self._max_attempts - 1))
-        while True:
-            try:
-                return await send()
-            except (ConnectionError, TimeoutError, FileNotFoundError) as error:
-                is_gone = isinstance(error, FileNotFoundError)
-                if is_gone or (delay_s := next(delays_s, None)) is None:
-                    lost = ReplicaLost if self._has_siblings and not is_gone else SamplingError
-                    raise lost(f"cannot send an adapter to {self.server.base_url}: {error}") from error
-            await asyncio.sleep(delay_s)
+    async def _upload_request(self, asked: Awaitable["HttpReply"]) -> "HttpReply":
+        try:
+            return await asked
+        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
+            kind = SamplingError if isinstance(error, FileNotFoundError) else ReplicaLost
+            raise kind(f"cannot send an adapter to {self.server.base_url}: {error}") from error
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -119,10 +113,13 @@ class Replica:
         )
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Load an adapter; concurrent calls share one request."""
+        """Load an adapter, unless another process does; concurrent calls share one request."""
+        if not self.loads_adapters:
+            return
         load = self._loads.get(adapter)
         if load is None:
-            load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
+            loading = self._load(self.name_of(adapter), adapter)
+            load = self._loads[adapter] = asyncio.create_task(loading, name=f"load-{adapter.name}")
         try:
             await asyncio.shield(load)
         except (SamplingError, AdapterError, ConfigError):
@@ -130,11 +127,12 @@ class Replica:
                 del self._loads[adapter]
             raise
 
-    async def _load(self, adapter: AdapterRef) -> None:
+    async def _load(self, name: str, adapter: AdapterRef) -> None:
+        body = {"lora_name": name, "lora_path": await self._path_there(adapter)}
         try:
-            await self._post(_LOAD_PATH, await self._load_body(adapter), max_server_errors=2)
+            await self._post(_LOAD_PATH, body, max_server_errors=2)
         except RequestRejected as rejected:
-            if _is_loaded_already(rejected.message):  # by an earlier attempt, or after a restart
+            if "already been loaded" in rejected.message:  # by an earlier attempt
                 return
             if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
                 raise ConfigError(
@@ -163,28 +161,54 @@ class Replica:
         for unused in [adapter for adapter in self.loaded if adapter not in needed]:
             await self.unload(unused)
 
-    def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
-        """Stop tracking the other adapters, which the process that published them unloads."""
-        for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
-            del self._loads[adapter]
+    async def rejoin(self, needed: Collection[AdapterRef], current: AdapterRef | None, canary: Canary | None) -> None:
+        """Prove a server that was away, then load adapters again; others go at the next publication.
 
-    async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
-        """Load adapters again; others go at the next publication. Raises `SamplingError` or `AdapterError`."""
-        needed = set(adapters)
+        It may have been started with other weights, and then has no adapters. None gets its name there before the
+        server has proven itself with the current one under another name: requests of other processes are refused.
+        Raises `AdapterError` if it fails, `ConfigError` for another model if there are no numbers of a trainer.
+        """
+        if (canary is None or canary.training_logprobs is None) and self.server.model != self._first_model:
+            raise ConfigError(
+                f"expected {self._first_model} at {self.server.base_url} as before, got {self.server.model}; start the "
+                "same again"
+            )
+        if current is not None and canary is not None:
+            name = f"proof-of-{self.name_of(current)}"
+            await self._load(name, current)
+            try:
+                await self.prove(current, canary, name)
+            finally:
+                with suppress(SamplingError):
+                    await self._post(_UNLOAD_PATH, {"lora_name": name})
         for adapter in needed:
-            self._loads.pop(adapter, None)  # the server may have been restarted
+            self._loads.pop(adapter, None)
         await asyncio.gather(*map(self.load, needed))
 
     async def disconnect(self) -> None:
         """Abort open requests, whose connections may be dead without an error."""
         await self._http.close()
 
-    async def is_healthy(self) -> bool:
-        """Whether the server answers its health check."""
+    async def is_healthy(self, adapters: Collection[AdapterRef] = ()) -> bool:
+        """Whether the server answers; raises `ReplicaLost` if it lacks adapters, because it was started again."""
         try:
-            return (await self._http.get("/health")).is_success
-        except (ConnectionError, TimeoutError):
+            is_healthy = (await self._http.get("/health")).is_success
+            if not adapters or not is_healthy:
+                return is_healthy
+            models = (await self._http.get("/v1/models")).json["data"]
+        except (ConnectionError, TimeoutError, ValueError, KeyError):
             return False
+        listed = {mapping(card).get("id") for card in sequence(models)}
+        needed = [one for one in adapters if one in self._loads or not self.loads_adapters]  # not unloaded meanwhile
+        if lacking := [name for name in map(self.name_of, needed) if name not in listed]:
+            raise self._started_again(lacking)
+        return True
+
+    def _started_again(self, lacking: Sequence[str]) -> ReplicaLost:
+        return ReplicaLost(
+            f"expected {', '.join(lacking)} on the model server at {self.server.base_url}, got none: it was started "
+            "again and has not proven itself yet"
+        )
 
     async def fetch_load(self) -> ServerLoad:
         with boundary(SamplingError, f"read the load of {self.server.base_url}"):
@@ -198,15 +222,19 @@ class Replica:
         self._loads.clear()
         await self._http.close()
 
-    async def prove(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float | None]:
-        """Verify the adapter with `check_canary`; returns its values and raises its `AdapterError`."""
+    async def prove(self, adapter: AdapterRef, canary: Canary, name: str | None = None) -> tuple[float, float | None]:
+        """Verify an adapter, loaded as `name`, with `check_canary`; returns its values, raises its `AdapterError`."""
         path, request = canary_request(canary)
         base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, path, request), self.post_to(self.name_of(adapter), path, request)
+            self.post_to(self.server.model.name, path, request),
+            self.post_to(name or self.name_of(adapter), path, request),
         )
-        change, difference = check_canary(
-            adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
-        )
+        try:
+            change, difference = check_canary(
+                adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
+            )
+        except AdapterError as error:
+            raise AdapterError(f"model server at {self.server.base_url}: {error}") from error
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
         return change, difference
 
@@ -231,38 +259,13 @@ class Replica:
         return body
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request to a model by name; an adapter missing on the server is loaded again, once."""
+        """Post a request to a model by name; raises `ReplicaLost` if it is an adapter that the server does not have."""
         try:
             return await self._post(path, {**payload, "model": model})
         except RequestRejected as rejected:
-            lost = [adapter for adapter in self._loads if self.name_of(adapter) == model]
-            if rejected.status != HTTPStatus.NOT_FOUND or not lost:
+            if rejected.status != HTTPStatus.NOT_FOUND or model == self.server.model.name:
                 raise
-        logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
-        await self._restore(lost[0])
-        return await self._post(path, {**payload, "model": model})
-
-    async def restore_lost(self) -> None:
-        """Load adapters that a restarted server lacks, if their files are here; raises `SamplingError`."""
-        known = self.loaded
-        with boundary(SamplingError, f"read the models of {self.server.base_url}"):
-            reply = await self._http.get("/v1/models")
-            listed = {mapping(card)["id"] for card in sequence(reply.json["data"])}
-        for adapter in known:
-            if self.name_of(adapter) not in listed and adapter in self._loads and adapter.path.exists():
-                await self._restore(adapter)
-
-    async def _restore_all(self) -> None:
-        """Load all adapters again after a restart; a lost replica loads those in use when it rejoins."""
-        for adapter in () if self.is_lost else self.loaded:
-            await self._restore(adapter)
-
-    async def _restore(self, adapter: AdapterRef) -> None:
-        """Load an adapter again on a server that no longer has it."""
-        with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
-            reply = await self._http.post(_LOAD_PATH, await self._load_body(adapter))
-        if not reply.is_success and not _is_loaded_already(reply.message):
-            raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
+            raise self._started_again([model]) from rejected
 
     async def measure_speed(self, tokens: Sequence[int]) -> float:
         """Tokens per second of one answer to a short prompt, from the base model."""
@@ -289,24 +292,23 @@ class Replica:
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
     ) -> Mapping[str, object]:
-        """Post until the server accepts or rejects, across restarts; `max_server_errors` 5xx count as a rejection."""
+        """Post until the server accepts or rejects; `max_server_errors` 5xx count as a rejection."""
         failure, num_server_errors = "", 0
-        for delay_s in (0.0, *_delays_s(self._max_attempts - 1)):
+        delays_s = (min(_FIRST_DELAY_S * 2**index, _MAX_DELAY_S) for index in range(self._max_attempts - 1))
+        for delay_s in (0.0, *delays_s):
             if delay_s:
                 logger.info("retry path=%s after %s", path, failure)
                 await asyncio.sleep(delay_s)
-                if self._has_siblings and self.is_lost:  # it may still answer, with errors
+                if self.is_lost:  # it may still answer, with errors
                     raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}")
-            if not self._has_siblings:
-                await self.server.wait_until_ready()
             try:
                 reply = await self._answered(path, payload)
             except ServerStalled as error:  # it would stall again: the rollout is tried again, here or on another one
-                kind = ReplicaLost if self._has_siblings else SamplingError
+                kind = SamplingError if not self._has_siblings and await self.is_healthy() else ReplicaLost
                 raise kind(f"the model server at {self.server.base_url} has stalled: {error}") from error
             except (ConnectionError, TimeoutError) as error:
                 failure = str(error) or type(error).__name__
-                if self._has_siblings and (delay_s or self.is_lost):
+                if delay_s or self.is_lost:
                     raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}") from error
                 continue
             if reply.is_success:
@@ -319,11 +321,3 @@ class Replica:
             f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
             f"the last one failed with {failure}"
         )
-
-
-def _delays_s(num: int) -> list[float]:
-    return [min(_FIRST_DELAY_S * 2**index, _MAX_DELAY_S) for index in range(num)]
-
-
-def _is_loaded_already(message: str) -> bool:
-    return "already been loaded" in message

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,8 +27,6 @@ from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 from cua_rl.types.errors import ConfigError, SamplingError
 
 logger = logging.getLogger(__name__)
-
-RestartHook = Callable[[], Awaitable[None]]
 
 _POLL_S = 0.2
 
@@ -75,7 +73,6 @@ class VllmServer:
         self.base_url = ""
         self._process: OwnedProcess | None = None
         self._model: ServedModel | None = None
-        self._hooks: list[RestartHook] = []
         self._ready = asyncio.Event()
         self._failure: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -88,10 +85,6 @@ class VllmServer:
         if self._model is None:
             raise RuntimeError("the model server was not started")
         return self._model
-
-    def on_restart(self, hook: RestartHook) -> None:
-        """Call `hook` after each restart, before requests continue."""
-        self._hooks.append(hook)
 
     async def wait_until_ready(self) -> None:
         """Wait for the end of a restart; raises `SamplingError` if the server was given up."""
@@ -191,7 +184,7 @@ class VllmServer:
             self._ready.set()
 
     async def _restart(self, status: int) -> None:
-        """Start again and call the hooks, which restore state; a failure in between counts as another crash."""
+        """Start again; a failed start counts as another crash."""
         while True:
             if self.num_restarts >= self._max_restarts:
                 raise SamplingError(
@@ -202,8 +195,6 @@ class VllmServer:
             self.num_restarts += 1
             try:
                 await self._start()
-                for hook in self._hooks:
-                    await hook()
             except (SamplingError, httpx.HTTPError, OSError) as error:  # the machine may be short of descriptors
                 logger.error("restart of the model server failed num_restarts=%d %s", self.num_restarts, error)
                 await self._stop()
@@ -235,9 +226,6 @@ class ExternalServer:
         if self._model is None:
             raise RuntimeError("the model server was not asked yet")
         return self._model
-
-    def on_restart(self, hook: RestartHook) -> None:
-        """Does nothing: restarts of an external server show only in missing adapters, which are loaded again."""
 
     async def wait_until_ready(self) -> None:
         """An external server is assumed to be ready."""

@@ -36,7 +36,8 @@ def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Pat
     def write(folder: Path) -> None:
         save_weights(folder)
         contents = {"policy_version": state.policy_version, "optimizer": state.optimizer, "rng": state.rng}
-        torch.save(contents, folder / _STATE)
+        with (folder / _STATE).open("wb") as file:  # given a path, PyTorch does not say that the disk is full
+            torch.save(contents, file)
         files = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
         manifest = {"format": _FORMAT, "policy_version": state.policy_version, "files": files}
         (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2))

@@ -13,14 +13,15 @@ from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.endpoints import Endpoint, LocalTrainer
 from cua_rl.training.folders import read_files, write_files
-from cua_rl.training.recovery import Journal, require_same
+from cua_rl.training.recovery import Journal, TimeLimits, num_tokens, require_same
 from cua_rl.types.codec import decode, encode
-from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
+from cua_rl.types.errors import ConfigError, DiskFullError, TrainerDeathError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
 
 _R = TypeVar("_R", bound=wire.Reply)
+_FAILURES = {"config": ConfigError, "disk": DiskFullError, "training": TrainingError}
 
 
 class TrainingClient:
@@ -37,8 +38,16 @@ class TrainingClient:
         TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
-    def __init__(self, config: TrainerConfig, log_path: Path, *, endpoint: Endpoint | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        log_path: Path,
+        *,
+        endpoint: Endpoint | None = None,
+        limits: TimeLimits | None = None,
+    ) -> None:
         self._config = config
+        self._limits = limits or TimeLimits.of_model(config)
         self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
         self._lock = asyncio.Lock()
         self._exchanges: set[asyncio.Task[Any]] = set()
@@ -134,6 +143,7 @@ class TrainingClient:
         except BaseException:
             await self._close()
             raise
+        self._limits.has_gpu = started.device.startswith("cuda")
         logger.info("trainer device=%s trainable=%d", started.device, started.num_trainable_parameters)
         return self
 
@@ -153,7 +163,7 @@ class TrainingClient:
         exchange.add_done_callback(self._exchanges.discard)
         reply = await asyncio.shield(exchange)
         if isinstance(reply, wire.Failed):
-            raise (ConfigError if reply.kind == "config" else TrainingError)(reply.message)
+            raise _FAILURES[reply.kind](reply.message)
         if not isinstance(reply, expected):
             raise TrainingError(f"expected {expected.__name__} from the trainer, got {type(reply).__name__}")
         return reply
@@ -214,7 +224,7 @@ class TrainingClient:
         path = self._cuts / str(self._num_cuts)
         reply = await self._carry_out(wire.SaveState(path=path))
         if isinstance(reply, wire.Failed):
-            raise TrainingError(f"{reply.message}; free the disk of {str(path)!r}, or set trainer.max_restarts=0")
+            raise _FAILURES[reply.kind](f"{reply.message}; trainer.max_restarts=0 writes nothing between checkpoints")
         self._journal.begin_from(path, time.monotonic() - started)
         await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
@@ -235,5 +245,16 @@ class TrainingClient:
         return output.reply if isinstance(output, wire.FilesOutput) else output
 
     async def _answer(self, request: wire.Request) -> wire.Reply:
+        """The answer; a trainer that takes far longer than it can need has died, too."""
         payload = await asyncio.to_thread(encode, request, wire.Request)
-        return await asyncio.to_thread(decode, await self._endpoint.ask(payload), wire.Reply)
+        started, limit_s = time.monotonic(), self._limits.limit_s(request)
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._endpoint.ask(payload)
+        except TimeoutError as error:
+            raise TrainerDeathError(
+                f"expected the answer to {type(request).__name__} of {num_tokens(request)} tokens within "
+                f"{limit_s:.0f} s, got none: the trainer hangs; its log says where"
+            ) from error
+        self._limits.note(request, time.monotonic() - started)
+        return await asyncio.to_thread(decode, answer, wire.Reply)

@@ -5,9 +5,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cua_rl.types.errors import writing
+
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one."""
+    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one.
+
+    Raises `DiskFullError`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
@@ -15,13 +20,14 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
-        write(partial)
-        for file in (*partial.rglob("*"), partial):
-            _fsync(file)
-        if path.exists():
-            path.rename(replaced)
-        partial.rename(path)
-        _fsync(path.parent)
+        with writing(path.parent):
+            write(partial)
+            for file in (*partial.rglob("*"), partial):
+                _fsync(file)
+            if path.exists():
+                path.rename(replaced)
+            partial.rename(path)
+            _fsync(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a trainer that is started again needs to be where the dead one was. Does not import torch.
+"""When a trainer counts as dead, and what one that is started again needs to be where it was. Does not import torch.
 
 A cut is a checkpoint of the trainer for this purpose alone. The journal holds the requests since the last cut that have
 changed the trainer. After a death, a new trainer loads the cut and repeats them. The request that was interrupted is
@@ -11,9 +11,58 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cua_rl.training import wire
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import TrainingError
 
 _WORK_PER_CUT = 20.0  # a cut may take a twentieth of the time; short steps share one
+_LEAST_S = 600.0  # whatever the size: kernels are compiled, a busy machine pauses
+_SLOW_DISK_BYTES_PER_S = 50e6
+_STATE_PER_WEIGHTS = 6  # weights and two moments in float32, for each weight in 16 bits
+_FLOP_PER_BYTE = 4  # forward, backward and recomputation, for each token and each weight in 16 bits
+_SLOWEST_FLOP_PER_S = {True: 1e12, False: 1e10}  # of a GPU, a hundredth of what slow ones reach; of two CPU cores
+_SLOWER = 20.0  # other sequences, more screenshots, a GPU that others use
+
+
+@dataclass
+class TimeLimits:
+    """How long the trainer may take for an answer before it counts as hung and is started again.
+
+    Everything may take `least_s`, and as long as its state needs on a slow disk. A token may take 20 times as long as
+    in the fastest request of its kind, or before there is one, as long as on the slowest processor: 500,000 tokens of
+    4B parameters on a GPU have 4.7 hours at first, and 26 minutes once a request of this size has taken 40 s.
+    """
+
+    weight_bytes: int
+    state_bytes: int
+    """Of the largest checkpoint."""
+    least_s: float = _LEAST_S
+    has_gpu: bool = False
+    _tokens_per_s: dict[type[wire.Request], float] = field(default_factory=dict[type[wire.Request], float])
+
+    @classmethod
+    def of_model(cls, config: TrainerConfig) -> "TimeLimits":
+        """The limits for the model of a configuration."""
+        weight_bytes = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
+        per_weight = 1 if config.lora_rank else _STATE_PER_WEIGHTS
+        return cls(weight_bytes=weight_bytes, state_bytes=weight_bytes * per_weight)
+
+    def limit_s(self, request: wire.Request) -> float:
+        """Seconds after which a request without an answer counts as lost."""
+        measured = self._tokens_per_s.get(type(request))
+        slowest_s = self.weight_bytes * _FLOP_PER_BYTE / _SLOWEST_FLOP_PER_S[self.has_gpu]
+        token_s = slowest_s if measured is None else _SLOWER / measured
+        return self.least_s + self.state_bytes / _SLOW_DISK_BYTES_PER_S + num_tokens(request) * token_s
+
+    def note(self, request: wire.Request, took_s: float) -> None:
+        """Learn from a request that was answered."""
+        if tokens_per_s := num_tokens(request) / max(took_s, 1e-3):
+            self._tokens_per_s[type(request)] = max(tokens_per_s, self._tokens_per_s.get(type(request), 0.0))
+
+
+def num_tokens(request: wire.Request) -> int:
+    """Tokens that the trainer reads for a request, screenshots included."""
+    is_pass = isinstance(request, wire.Forward | wire.ForwardBackward)
+    return sum(datum.model_input.length for datum in request.datums) if is_pass else 0
 
 
 @dataclass

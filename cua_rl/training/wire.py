@@ -196,7 +196,7 @@ class FilesOutput:
 class Failed:
     """The request was refused or failed; the weights are unchanged."""
 
-    kind: Literal["config", "training"]
+    kind: Literal["config", "disk", "training"]
     message: str
 
 

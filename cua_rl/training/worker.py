@@ -26,7 +26,7 @@ from cua_rl.training.link import WorkerLink
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
 from cua_rl.types.codec import decode
-from cua_rl.types.errors import ConfigError, CuaError, TrainingError, boundary
+from cua_rl.types.errors import ConfigError, CuaError, DiskFullError, TrainingError, boundary
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class _Worker:
                 return wire.Started(device=device, num_trainable_parameters=num_trainable)
         except CuaError as error:
             logger.exception("failed request=%s", name)
-            kind = "config" if isinstance(error, ConfigError) else "training"
+            is_full = isinstance(error, DiskFullError)
+            kind = "config" if isinstance(error, ConfigError) else "disk" if is_full else "training"
             return wire.Failed(kind=kind, message=str(error))
 
     def _carry_out_with_files(self, request: wire.WithFiles) -> wire.Reply:

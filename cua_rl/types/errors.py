@@ -19,13 +19,19 @@
         TrainerDeathError   a trainer process died or cannot be reached; the client starts the trainer again
         AdapterError    a published adapter did not prove itself
       DatabaseError     the database cannot be reached or does not hold what was asked for
+      DiskFullError     a disk is full, or a quota is used up; stops the run
 
 Messages say what was expected, what came (`!r`), and what to do.
 """
 
+import errno
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, cast
+
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class CuaError(Exception):
@@ -122,6 +128,31 @@ class AdapterError(TrainingError):
 
 class DatabaseError(CuaError):
     """The database cannot be reached, or a row that must exist does not."""
+
+
+class DiskFullError(CuaError):
+    """What was to be written does not fit: the disk is full, or the user's quota is used up."""
+
+
+def is_disk_full(said: BaseException | str) -> bool:
+    """Whether an exception or a log says that a disk is full; of errors in other languages only the text is left."""
+    is_error = isinstance(said, OSError) and said.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_error or _FULL.search(str(said)) is not None
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Name the folder in a `DiskFullError` if there is no room for what the block writes."""
+    try:
+        yield
+    except Exception as error:
+        cause = first_error(error)
+        if isinstance(cause, CuaError) or not is_disk_full(cause):
+            raise
+        raise DiskFullError(
+            f"disk full: expected room in {str(folder.absolute())!r}, got {cause}; free space there or raise the quota "
+            "and start the same command again"
+        ) from error
 
 
 @contextmanager

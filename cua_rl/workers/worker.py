@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -50,9 +51,8 @@ LINGER_S = 1.0
 FLUSH_LINGER_S = 0.1
 """The same in a worker once a rollout has ended: others end at that time too."""
 
-# three minutes: what a model server may take to load its weights again after a crash
-_MODEL_ATTEMPTS, _SERVERS_S = 40, 180.0
-_SERVER_RETRY_S = 2.0
+_SERVERS_S = 600.0  # as long as a run waits for a model server that is away
+_SERVER_RETRY_S, _RETRIES_PER_WORD = 2.0, 15
 _TASK_FILES = ("file_path", "tasks_dir")
 _MODEL_FILES = ("*config.json", "tokenizer.json", "chat_template*")
 
@@ -218,7 +218,6 @@ async def open_workplace(
         client = SamplingClient(
             *servers,
             namespace=setup.namespace,
-            max_attempts=_MODEL_ATTEMPTS,
             stall_timeout_s=config.devices.turn_timeout_s,
         )
         sampler = await stack.enter_async_context(client)
@@ -275,14 +274,15 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
     """
     deadline = time.monotonic() + patience_s
     probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]
-    while True:
+    for num_tries in count():
         ends = await asyncio.gather(*(probe.refresh() for probe in probes), return_exceptions=True)
         failures = [end for end in ends if end is not None]
         if len(failures) < len(ends):
             break
         if time.monotonic() > deadline:
             raise failures[0]
-        logger.warning("no model server answers, trying again: %s", failures[0])
+        if num_tries % _RETRIES_PER_WORD == 0:
+            logger.warning("waiting for a model server: %s", failures[0])
         await asyncio.sleep(min(_SERVER_RETRY_S, patience_s))
     first = crc32(name.encode()) % len(setup.servers)
     servers = (*setup.servers[first:], *setup.servers[:first])

@@ -49,6 +49,9 @@ async def main(config):
             raise TrainingError(said)
         if config.mode == "bug":
             raise RuntimeError("a bug")
+        if config.mode == "full_disk":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.to_thread(open("/dev/full", "w", buffering=1).write, "x\\n"))
         if config.mode == "inspected":
             looks = ("cat /proc/$PPID/environ", "head -c 1 /proc/$PPID/mem", "cat /proc/$PPID/status")
             print(*(os.system(f"({look}) > /dev/null 2>&1") for look in looks))
@@ -150,6 +153,18 @@ def test_an_error_of_ours_has_status_1_and_no_traceback(tmp_path: Path, mode: st
         "    got nan",
         "    lower the learning rate",
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no /dev/full")
+def test_a_full_disk_has_status_1_and_names_a_folder(tmp_path: Path) -> None:
+    process = start(tmp_path, "mode=full_disk")
+    _, errors = process.communicate()
+
+    assert process.returncode == 1
+    first, got, do = errors.splitlines()[:3]
+    assert first == f"DiskFullError: disk full: expected room in {str(tmp_path)!r}"
+    assert "No space left on device" in got
+    assert do.strip().startswith("free space there")
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:

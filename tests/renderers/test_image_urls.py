@@ -1,5 +1,6 @@
 """A rollout's screenshots: the same object from the device to every prompt."""
 
+import json
 from base64 import b64encode
 from typing import Any
 
@@ -54,6 +55,64 @@ def test_forgotten_urls_are_read_again_and_names_stay() -> None:
     assert images.num_characters == 0
     assert images.image(name, AT) is named
     assert images.image(url_of(sent.data), AT) is not read
+
+
+def test_what_a_request_repeats_is_replaced_by_its_name_before_it_is_parsed() -> None:
+    images, datas = ImageUrls(), [encode_image(make_image(64, side)) for side in (96, 128)]
+    known, new = map(url_of, datas)
+    read = images.image(known, AT)
+    request = {
+        "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": known}]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"detail": "low", "url": known}}]},
+            {"role": "user", "content": [{"type": "input_image", "image_url": new}]},
+        ]
+    }
+    body = json.dumps(request).encode()
+
+    shortened = images.with_names(body)
+
+    assert len(shortened) < len(body) - 2 * len(known) + 200
+    assert json.loads(shortened) == json.loads(body.replace(known.encode(), f"sha256:{read.sha256}".encode()))
+    assert images.image(f"sha256:{read.sha256}", AT) is read
+    assert ImageUrls().with_names(body) == body
+    conversation_from_responses(json.loads(shortened), images)
+    assert len(images.with_names(body)) < 600  # now the third is known, too
+
+
+def test_names_in_a_request_under_way_outlive_the_urls_once() -> None:
+    images, url = ImageUrls(), url_of(encode_image(make_image(64, 96)))
+    read = images.image(url, AT)
+    images.with_names(json.dumps({"image_url": url}).encode())
+    images.forget_urls()
+    assert images.image(f"sha256:{read.sha256}", AT) is read
+    images.forget_urls()
+    with pytest.raises(RequestError, match="a data: URL"):
+        images.image(f"sha256:{read.sha256}", AT)
+
+
+def test_nobody_gets_an_image_by_a_text_that_only_begins_or_ends_like_its_url() -> None:
+    images, theirs = ImageUrls(), ImageUrls()
+    url = url_of(encode_image(make_image(64, 96)))
+    read = images.image(url, AT)
+    others = [
+        json.dumps({"image_url": text})
+        for text in (url[:-1], url[:-4], f"{url}A", f"{url}\\", f"{url[:-2]}\\n", url[1:], f"x{url}", url.upper())
+    ]
+    others += [
+        json.dumps({"text": url}),  # a text, not an image
+        json.dumps({"arguments": json.dumps({"image_url": url})}),  # of a call, as text
+        f'{{"image_url": "{url}',  # cut off
+        f'{{"image_url": "{url}}}',
+        '{"image_url": "data:image/',
+    ]
+    for body in map(str.encode, others):
+        assert images.with_names(body) == body
+    body = json.dumps({"image_url": url}).encode()
+    assert images.with_names(body) != body
+    assert theirs.with_names(body) == body  # of another rollout
+    with pytest.raises(RequestError, match="a data: URL"):
+        theirs.image(f"sha256:{read.sha256}", AT)
 
 
 def test_a_url_that_misnames_its_format_is_corrected_before_it_is_sent_on() -> None:

@@ -52,9 +52,13 @@ class FakeVllm:
     """Most images of one prompt."""
     is_healthy: bool = True
     applies_adapters: bool = True
+    base_logprob: float = -2.0
+    """Of each token of a canary under the base model; other weights have another one."""
     drops_requests: bool = False
     """Connections end without an answer."""
     num_canaries: int = 0
+    num_answers: int = 0
+    """Requests that were sampled, without those that were refused."""
     images: dict[str, str] = field(default_factory=dict)
     """URLs of the images that it has processed, by the names that requests gave them."""
     keeps_images: bool = True
@@ -137,6 +141,7 @@ class FakeVllm:
             return _refusal(
                 400, lost if self.keeps_images else "Failed to apply Qwen3VLProcessor on data={'images': [None]}"
             )
+        self.num_answers += 1
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
 
     def _with_images(self, content: Any) -> Any:
@@ -182,7 +187,7 @@ class FakeVllm:
         body = await request.json()
         self.num_canaries += 1
         path = self.adapters.get(body["model"], "inert") if self.applies_adapters else "inert"
-        logprob = -2.0 if "inert" in path else -1.75
+        logprob = self.base_logprob + (0.0 if "inert" in path else 0.25)
         entries: Sequence[Any] = [None, *({str(token): {"logprob": logprob}} for token in body["prompt"][1:])]
         return JSONResponse({"choices": [{"prompt_logprobs": entries}]})
 

@@ -1,6 +1,7 @@
 """Adapters that travel to a server without a shared file system."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -109,7 +110,8 @@ async def test_a_client_without_the_files_waits_until_their_owner_sends_them_to_
             server = await stack.enter_async_context(ExternalServer(url))
             owner = SamplingClient(server, namespace="run", check_interval_s=0.05)
             await stack.enter_async_context(owner)
-            follower = await stack.enter_async_context(SamplingClient(server, namespace="run"))
+            follower = SamplingClient(server, namespace="run", check_interval_s=0.05)
+            await stack.enter_async_context(follower)
             await owner.publish(adapter)
             follower.follow(elsewhere)
             await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
@@ -133,7 +135,8 @@ async def test_an_adapter_is_sent_again_to_a_server_that_was_away(
     async with AsyncExitStack() as stack:
         async with serve() as url:
             server = await stack.enter_async_context(ExternalServer(url))
-            client = await stack.enter_async_context(SamplingClient(server, namespace="run"))
+            client = SamplingClient(server, namespace="run", check_interval_s=0.05)
+            await stack.enter_async_context(client)
         publishing = asyncio.create_task(client.publish(make_adapter(tmp_path / "1", 1)))
         done, _ = await asyncio.wait([publishing], timeout=0.3)
         assert not done
@@ -158,6 +161,22 @@ async def test_a_server_without_room_refuses_the_adapter(
             await client.publish(make_adapter(tmp_path / "1", 1))
     assert not fake.adapters
     assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no /dev/full")
+async def test_a_server_whose_disk_is_full_says_so_with_its_folder(
+    renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "there"
+    monkeypatch.setenv(UPLOAD_FOLDER_VARIABLE, str(folder))
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-server")
+    monkeypatch.setattr("cua_rl.sampling.adapter_upload.token_hex", lambda _: "1")
+    (folder / "policy-000001-run").mkdir(parents=True)
+    (folder / "policy-000001-run" / "adapter_config.json.1.part").symlink_to("/dev/full")
+    async with serve_app(AdapterUpload(FakeVllm(renderer).app()), "127.0.0.1", 0, grace_s=0) as url:
+        async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+            with pytest.raises(AdapterError, match=f"507: disk full: expected room in '{folder}'"):
+                await client.publish(make_adapter(tmp_path / "1", 1))
 
 
 @pytest.mark.parametrize(

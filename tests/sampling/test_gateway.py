@@ -1,7 +1,7 @@
 import asyncio
 import json
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import Any
 
 import httpx
@@ -599,3 +599,27 @@ async def test_a_thought_that_was_cut_off_comes_back_exactly_through_chat(
     before, after = gateway.turns("r1")
     whole = before.prompt.token_ids(0) + list(before.sampled_tokens)
     assert after.prompt.token_ids(0)[: len(whole)] == whole
+
+
+async def test_a_history_that_is_sent_again_is_decoded_once_per_screenshot(
+    agent: AsyncOpenAI, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+
+    def count(text: str, *, validate: bool) -> bytes:
+        decoded.append(text)
+        return b64decode(text, validate=validate)
+
+    monkeypatch.setattr("cua_rl.renderers.image_urls.b64decode", count)
+    screens = [encode_image(make_image(64, 96 + side)) for side in range(4)]
+    items: list[Any] = []
+    for screen in screens:
+        url = f"data:image/png;base64,{b64encode(screen).decode()}"
+        items.append({"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]})
+        response = await agent.responses.create(model="policy", input=items, tools=[TOOL])
+        items += [item.to_dict() for item in response.output]
+
+    assert len(decoded) == 4 + (1 + 2 + 3 + 4)  # the gateway once each; the fake server, which runs here, whenever sent
+    prompts = [turn.prompt.images for turn in gateway.turns("r1")]
+    assert [image.data for image in prompts[-1]] == screens
+    assert all(images == prompts[-1][: len(images)] for images in prompts)

@@ -21,6 +21,14 @@ from tests.sampling.fake_vllm import FakeVllm
 
 REQUEST = {"input": "hi", "max_output_tokens": 8}
 CANARY = Canary(tokens=(1, 2, 3), changes_model=True)
+TRAINED = Canary(
+    tokens=(1, 2, 3),
+    changes_model=True,
+    training_logprobs=(0.0, -1.75, -1.75),
+    training_base_logprobs=(0.0, -2.0, -2.0),
+)
+"""What the fakes answer."""
+OTHER_WEIGHTS = -2.74
 
 
 def adapter(version: int, path: str = "adapter") -> AdapterRef:
@@ -46,11 +54,27 @@ class Fleet:
     async def stop(self, index: int) -> None:
         await self._running[index].aclose()
 
-    async def ask(self, key: str) -> int:
+    async def start_again(self, index: int, base_logprob: float = -2.0) -> None:
+        """A server of these weights at the address, without adapters."""
+        self.fakes[index].adapters.clear()
+        self.fakes[index].base_logprob = base_logprob
+        await self.start(index)
+
+    @asynccontextmanager
+    async def follower(self) -> AsyncGenerator[SamplingClient]:
+        """The client of a process that follows the published policy."""
+        async with AsyncExitStack() as stack:
+            urls = map(self.url, range(len(self.fakes)))
+            servers = [await stack.enter_async_context(ExternalServer(url)) for url in urls]
+            client = SamplingClient(*servers, namespace="run", check_interval_s=0.05)
+            client.follow(adapter(1, "/not/on/this/host"))
+            yield await stack.enter_async_context(client)
+
+    async def ask(self, key: str, client: SamplingClient | None = None) -> int:
         """Which server answered."""
-        before = [len(fake.requests) for fake in self.fakes]
-        await self.client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)
-        return next(i for i, fake in enumerate(self.fakes) if len(fake.requests) > before[i])
+        before = [fake.num_answers for fake in self.fakes]
+        await (client or self.client).respond(RESPONSES_PATH, REQUEST, sticky_key=key)
+        return next(i for i, fake in enumerate(self.fakes) if fake.num_answers > before[i])
 
     def adapters(self) -> list[list[str]]:
         return [sorted(name.removesuffix("-run") for name in fake.adapters) for fake in self.fakes]
@@ -155,6 +179,84 @@ async def test_a_server_that_fails_the_canary_does_not_rejoin(renderer: Qwen3VLR
         await fleet.until(lambda: len(fleet.client.replicas) == 2)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+async def test_nobody_samples_from_a_server_that_returns_with_other_weights_until_it_has_the_right_ones(
+    renderer: Qwen3VLRenderer, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet_of(renderer, size) as fleet, fleet.follower() as follower:
+        await fleet.client.publish(adapter(1), TRAINED)
+        clients = {"owner": fleet.client, "follower": follower}
+        for name, client in clients.items():  # so that each has a rollout whose home is the first server
+            homes = [await fleet.ask(f"{name}-{index}", client) for index in range(size)]
+            assert homes == [*range(size)]
+        await fleet.stop(0)
+        await fleet.start_again(0, OTHER_WEIGHTS)  # at once: nobody has noticed that it was away
+        num_before = fleet.fakes[0].num_answers
+        asks = [asyncio.create_task(fleet.ask(f"{name}-0", client)) for name, client in clients.items()]
+        await fleet.until(lambda: fleet.fakes[0].num_canaries >= 3 * 2)  # three proofs
+        assert fleet.fakes[0].num_answers == num_before
+        assert not fleet.fakes[0].adapters.get("policy-000001-run")
+        said = f"{fleet.url(0)}: expected the server's base model to give the trainer's log-probabilities within 0.05"
+        assert f"{said}, got a mean difference of 0.740" in caplog.text
+        fleet.fakes[0].base_logprob = -2.0
+        await fleet.until(lambda: all(len(client.replicas) == size for client in clients.values()))
+        assert await asyncio.gather(*asks) == [1 if size == 2 else 0] * 2
+        assert [await fleet.ask(f"{name}-new", client) for name, client in clients.items()] == [0, 0]
+
+
+async def test_a_server_that_was_started_again_between_two_publications_ends_none(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1), TRAINED)
+        await fleet.stop(0)
+        await fleet.start_again(0, OTHER_WEIGHTS)
+        await fleet.client.publish(adapter(2), TRAINED)
+        assert fleet.adapters()[1] == ["policy-000002"]
+        assert [await fleet.ask(key) for key in "ab"] == [1, 1]
+
+
+async def test_the_only_server_must_prove_itself_within_the_time_of_an_outage(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 1, outage_timeout_s=0.5) as fleet:
+        await fleet.client.publish(adapter(1), TRAINED)
+        await fleet.stop(0)
+        await fleet.start_again(0, OTHER_WEIGHTS)
+        with pytest.raises(SamplingError, match=rf"{fleet.url(0)}.* another base model, or another precision"):
+            await fleet.ask("a")
+
+
+async def test_without_numbers_of_a_trainer_a_server_must_return_with_the_same_model(
+    renderer: Qwen3VLRenderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet_of(renderer, 1) as fleet:
+        await fleet.stop(0)
+        asking = asyncio.create_task(fleet.ask("a"))
+        await fleet.until(lambda: not fleet.client.replicas)
+        fleet.fakes[0].max_model_len = 1000
+        await fleet.start(0)
+        await fleet.until(lambda: "max_model_len=1000" in caplog.text and "max_model_len=2000" in caplog.text)
+        fleet.fakes[0].max_model_len = 2000
+        assert await asking == 0
+
+
+async def test_requests_and_publications_wait_for_the_only_server_and_the_log_says_for_what(
+    renderer: Qwen3VLRenderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with fleet_of(renderer, 1, max_attempts=2) as fleet:
+        await fleet.client.publish(adapter(1), TRAINED)
+        await fleet.stop(0)
+        asks = [asyncio.create_task(fleet.ask(key)) for key in "ab"]
+        await fleet.until(lambda: not fleet.client.replicas)
+        publishing = asyncio.create_task(fleet.client.publish(adapter(2), TRAINED))
+        await fleet.until(lambda: caplog.text.count("waiting for a model server") >= 3)  # also in between
+        assert caplog.text.count("model server lost") == 1
+        await fleet.start_again(0)
+        async with asyncio.timeout(patience(5)):
+            await asyncio.gather(*asks, publishing)
+        assert fleet.adapters() == [["policy-000002"]]
+    assert f"model server url={fleet.url(0)} model=base vllm=0.32.0" in caplog.text
+    assert "published adapter=policy-000002 servers=1 of 1" in caplog.text
+
+
 async def test_requests_wait_while_no_server_answers(renderer: Qwen3VLRenderer) -> None:
     async with fleet_of(renderer, 2) as fleet:
         await fleet.stop(0)
@@ -202,7 +304,8 @@ async def test_requests_leave_a_lost_server_that_answers_with_errors(renderer: Q
         fleet.fakes[0].refusal = (500, "EngineDeadError")
         fleet.fakes[0].is_healthy = False
         async with asyncio.timeout(patience(5)):
-            assert await fleet.ask("a") == 0  # asked first
+            assert await fleet.ask("a") == 1
+        assert len(fleet.fakes[0].requests) > 0  # asked first
         assert len(fleet.fakes[1].requests) == 1
 
 

@@ -1,11 +1,13 @@
 """What the client asks of a trainer that is started again, and what travels to one that does not see our files."""
 
 import asyncio
+import os
 import pickle
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,11 @@ from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.link import WorkerLink, exchange_frames
+from cua_rl.training.recovery import TimeLimits
 from cua_rl.types.codec import MessageError, decode, encode
-from cua_rl.types.errors import TrainerDeathError, TrainingError
+from cua_rl.types.errors import ConfigError, DiskFullError, TrainerDeathError, TrainingError
+from tests.builders import datum
+from tests.patience import patience
 
 
 class FakeRank:
@@ -57,9 +62,16 @@ class FakeNodes:
 
     reads_our_files = False
 
-    def __init__(self, dies_at: Callable[[int, wire.Request], bool] = lambda number, request: False) -> None:
+    def __init__(
+        self,
+        dies_at: Callable[[int, wire.Request], bool] = lambda number, request: False,
+        hangs_at: Callable[[int, wire.Request], bool] = lambda number, request: False,
+    ) -> None:
         self.asked: list[str] = []
+        self.failure: wire.Failed | None = None
+        """The answer to every `Forward`."""
         self._dies_at = dies_at
+        self._hangs_at = hangs_at
         self._number = 0
         self._rank: FakeRank | None = None
 
@@ -72,7 +84,9 @@ class FakeNodes:
         request: wire.Request = decode(payload, wire.Request)
         self._number += 1
         self.asked.append(_name(request))
-        reply = self._rank.reply(request)
+        if self._hangs_at(self._number, request):
+            await asyncio.Event().wait()
+        reply = self.failure if self.failure and isinstance(request, wire.Forward) else self._rank.reply(request)
         if self._dies_at(self._number, request):  # when it has carried the request out, and nobody hears of it
             self.asked.append("death")
             raise TrainerDeathError("a node of the trainer is lost")
@@ -87,9 +101,11 @@ def _name(request: wire.Request) -> str:
     return type(inner).__name__
 
 
-def _client(nodes: FakeNodes, tmp_path: Path, max_restarts: int = 2) -> TrainingClient:
+def _client(
+    nodes: FakeNodes, tmp_path: Path, max_restarts: int = 2, limits: TimeLimits | None = None
+) -> TrainingClient:
     config = TrainerConfig(model_path=tmp_path, num_nodes=1, max_restarts=max_restarts)
-    return TrainingClient(config, tmp_path / "logs" / "trainer.log", endpoint=nodes)
+    return TrainingClient(config, tmp_path / "logs" / "trainer.log", endpoint=nodes, limits=limits)
 
 
 async def _train(client: TrainingClient, number: int) -> None:
@@ -113,6 +129,63 @@ async def test_every_step_is_taken_once_wherever_the_trainer_dies(dying: int, tm
     assert [list((tmp_path / str(number) / "steps").read_bytes()) for number in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
     assert nodes.asked.count("death") == 1
     assert not (tmp_path / "logs" / "trainer.cuts").exists()
+
+
+async def test_a_trainer_that_hangs_is_given_up_and_its_work_done_again(tmp_path: Path) -> None:
+    node = FakeNodes(hangs_at=lambda number, _: number == 6)
+    limits = TimeLimits(weight_bytes=0, state_bytes=0, least_s=patience(0.2))
+    async with _client(node, tmp_path, limits=limits) as client:
+        for number in (1, 2, 3):
+            await _train(client, number)
+            await client.save_weights_for_sampler(tmp_path / str(number))
+        restarts = client.num_restarts
+
+    assert restarts == 1
+    assert list((tmp_path / "3" / "steps").read_bytes()) == [1, 2, 3]
+
+
+async def test_a_trainer_that_hangs_again_and_again_is_an_error_that_names_the_request(tmp_path: Path) -> None:
+    node = FakeNodes(hangs_at=lambda number, request: isinstance(request, wire.ForwardBackward))
+    limits = TimeLimits(weight_bytes=0, state_bytes=0, least_s=patience(0.2))
+    async with _client(node, tmp_path, max_restarts=1, limits=limits) as client:
+        with pytest.raises(TrainerDeathError, match=r"answer to ForwardBackward of 5 tokens within .* hangs"):
+            await client.forward_backward([datum([False, *[True] * 4])], LossConfig())
+
+    assert node.asked.count("ForwardBackward") == 2
+
+
+def test_a_request_may_take_as_long_as_its_tokens_on_a_slow_processor_and_later_as_they_did(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", 8 * 10**9)  # 4B parameters; takes no room on the disk
+    limits = TimeLimits.of_model(TrainerConfig(model_path=tmp_path))
+    small, large = (
+        wire.Forward(datums=(datum([False, *[True] * (num - 1)]),), temperature=1.0, weights="policy")
+        for num in (100, 10_000)
+    )
+    start = wire.Start(config=TrainerConfig())
+
+    # 600 s, and 8 GB at 50 MB/s; a token has 4 x 8e9 operations, of 1e10 a second without a GPU and 1e12 with one
+    assert limits.limit_s(start) == 600 + 160
+    assert limits.limit_s(large) == pytest.approx(760 + 10_000 * 3.2)
+    limits.has_gpu = True
+    assert limits.limit_s(large) == pytest.approx(760 + 10_000 * 0.032)
+    limits.note(start, 30.0)
+    limits.note(small, 1.0)  # 100 tokens a second
+    limits.note(large, 10.0)  # 1,000
+    limits.note(small, 1.0)
+    assert limits.limit_s(large) == pytest.approx(760 + 10_000 * 20 / 1000)
+    assert TimeLimits.of_model(TrainerConfig(model_path=tmp_path, lora_rank=0)).limit_s(start) == 600 + 6 * 160
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("config", ConfigError), ("disk", DiskFullError), ("training", TrainingError)]
+)
+async def test_a_failure_in_the_trainer_keeps_its_kind(kind: Any, error: type[Exception], tmp_path: Path) -> None:
+    node = FakeNodes()
+    node.failure = wire.Failed(kind=kind, message="disk full: expected room in '/there'")
+    async with _client(node, tmp_path) as client:
+        with pytest.raises(error, match="expected room in '/there'"):
+            await client.forward([])
 
 
 async def test_a_new_trainer_starts_from_the_loaded_checkpoint_and_reference(tmp_path: Path) -> None:

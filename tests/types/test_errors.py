@@ -1,6 +1,13 @@
 import asyncio
+import errno
+import os
+from pathlib import Path
 
-from cua_rl.types.errors import DatabaseError, first_error
+import pytest
+
+from cua_rl.types.errors import DatabaseError, DiskFullError, TrainingError, first_error, writing
+
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def test_an_error_of_tasks_side_by_side_is_the_one_that_says_something() -> None:
@@ -22,3 +29,34 @@ async def test_an_error_of_tasks_side_by_side_is_the_one_that_says_something() -
     assert isinstance(ended, ExceptionGroup)
     assert first_error(ended) is lost
     assert first_error(lost) is lost
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NO_ROOM,
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        ExceptionGroup("tasks", [NO_ROOM]),
+    ],
+)
+def test_a_full_disk_is_an_error_that_names_the_folder_and_what_to_do(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError) as caught, writing(tmp_path):
+        raise error
+    expected = f"disk full: expected room in {str(tmp_path)!r}, got "
+    assert str(caught.value).startswith(expected)
+    assert "; free space there or raise the quota" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EACCES, os.strerror(errno.EACCES)),
+        TrainingError("its log ends: No space left on device"),
+        DiskFullError("disk full: expected room in '/elsewhere', got none"),
+    ],
+)
+def test_other_errors_and_those_that_say_so_already_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, writing(tmp_path):
+        raise error
+    assert caught.value is error

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.migrations import migrate
@@ -258,6 +260,23 @@ async def test_ending_a_training_ends_what_still_runs(url: str) -> None:
     assert run_sql(url, "SELECT status FROM groups") == [("failed",)]
     assert run_sql(url, "SELECT status FROM rollouts") == [("cancelled",)]
     assert run_sql(url, "SELECT status FROM environments") == [("released",)]
+
+
+async def test_a_full_disk_of_the_database_delays_and_the_log_says_so(
+    url: str, session: AsyncSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter(["could not extend file: No space left on device", "Disk quota exceeded"])
+
+    def write(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+        if (failure := next(failures, None)) is not None:
+            raise OperationalError("INSERT", {}, psycopg.errors.DiskFull(failure))
+        return write_events(connection, scope, events)
+
+    async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, write=write) as recorder:
+        await recorder.record(start())
+    [training] = await latest_trainings(session)
+    assert training.run_name == "run"
+    assert "disk full: could not extend file: No space left on device" in caplog.text
 
 
 async def test_an_absent_database_delays_but_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

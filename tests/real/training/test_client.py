@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.recovery import TimeLimits
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.wire import Forward
 from cua_rl.types.errors import ConfigError, TrainingError
@@ -98,6 +100,22 @@ async def test_a_killed_worker_is_a_training_error_with_the_end_of_its_log(clien
 
     with pytest.raises(TrainingError, match=r"status 137; its log ended with:\n.+"):
         await client.forward(DATUMS)
+
+
+async def test_a_worker_that_hangs_is_ended_and_its_work_done_again(config: TrainerConfig, tmp_path: Path) -> None:
+    limits = TimeLimits(weight_bytes=0, state_bytes=0)
+    config = with_values(config, max_restarts=1)
+    async with TrainingClient(config, tmp_path / "trainer.log", limits) as client:
+        before = await client.forward(DATUMS)
+        hung = worker_pid()
+        limits.least_s = 30.0  # also of the new worker's start
+        os.kill(hung, signal.SIGSTOP)
+        again = await client.forward(DATUMS)
+        assert worker_pid() != hung
+        assert not Path(f"/proc/{hung}").exists()
+    assert client.num_restarts == 1
+    for row, expected in zip(again, before, strict=True):
+        assert_equal_but_for_rounding(row, expected, TINY_ROUNDINGS)
 
 
 async def test_a_model_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
