@@ -42,9 +42,9 @@ COPY --chown=1000:1000 configs configs
 COPY --chown=1000:1000 scripts/train_single.sh scripts/train_multi.sh scripts/
 ENV PYTHON=/app/.venv/bin/python
 EXPOSE 8720
-# a run shows itself on the monitor's port of loopback
-HEALTHCHECK --interval=30s --timeout=5s --start-period=180s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8720/')"]
+# healthy: the last step or evaluation of a run, or the container's start, is less than two hours ago
+HEALTHCHECK --interval=60s --timeout=10s --retries=3 \
+    CMD ["sh", "-c", "find /etc/hostname runs/*/metrics.jsonl -mmin -120 | grep -q ."]
 # tini passes signals on and collects what vLLM's processes leave behind
 ENTRYPOINT ["tini", "--"]
 CMD ["python", "-m", "cua_rl.recipes.train"]
@@ -55,7 +55,7 @@ COPY --chown=1000:1000 configs configs
 COPY --chown=1000:1000 scripts/train_single.sh scripts/train_multi.sh scripts/
 ENV PYTHON=/app/.venv/bin/python NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 8720
-HEALTHCHECK --interval=30s --timeout=5s --start-period=600s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8720/')"]
+HEALTHCHECK --interval=60s --timeout=10s --retries=3 \
+    CMD ["sh", "-c", "find /etc/hostname runs/*/metrics.jsonl -mmin -120 | grep -q ."]
 ENTRYPOINT ["tini", "--"]
 CMD ["python", "-m", "cua_rl.recipes.train"]

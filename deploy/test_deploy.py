@@ -5,12 +5,18 @@ Every validator is also shown to fail on a file that was broken on purpose, in a
 
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+from cua_rl.command_line.recipe import EXIT_CONFIG, EXIT_SIGNAL
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / ".venv-ship" / "bin"
@@ -38,6 +44,18 @@ def kubernetes(path: Path) -> Sequence[str | Path]:
     return (TOOLS / "kubernetes-validate", "--strict", path)
 
 
+def ray_up(path: Path) -> Sequence[str | Path]:
+    ray = find_spec("ray")
+    assert ray is not None
+    assert ray.origin is not None
+    return (
+        TOOLS / "check-jsonschema",
+        "--schemafile",
+        Path(ray.origin).parent / "autoscaler" / "ray-schema.json",
+        path,
+    )
+
+
 def skypilot(path: Path) -> Sequence[str | Path]:
     return (TOOLS / "python", "-c", SKYPILOT, path)
 
@@ -51,6 +69,7 @@ VALIDATED: Sequence[tuple[Validator, Path]] = [
     (compose, ROOT / "compose.yaml"),
     *((kubernetes, path) for path in MANIFESTS),
     (skypilot, ROOT / "deploy" / "skypilot.yaml"),
+    (ray_up, ROOT / "deploy" / "ray" / "on_premises.yaml"),
     *((shell, path) for path in JOBS),
 ]
 BROKEN: Sequence[tuple[Validator, str, str, str, str]] = [
@@ -58,10 +77,12 @@ BROKEN: Sequence[tuple[Validator, str, str, str, str]] = [
     (hadolint, "Dockerfile", "--no-install-recommends ", "", "DL3015"),
     (compose, "compose.yaml", "interval: 5s", "intervall: 5s", "intervall"),
     (compose, "compose.yaml", "condition: service_healthy", "condition: service_well", "service_well"),
-    (kubernetes, "deploy/kubernetes/trainer.yaml", "backoffLimit: 3", "backofLimit: 3", "backofLimit"),
+    (kubernetes, "deploy/kubernetes/trainer.yaml", "backoffLimit: 6", "backofLimit: 6", "backofLimit"),
+    (kubernetes, "deploy/kubernetes/trainer.yaml", "onExitCodes", "onExitCode", "onExitCode"),
     (kubernetes, "deploy/kubernetes/vllm.yaml", "containerPort: 8000", "containerPort: eight", "eight"),
     (skypilot, "deploy/skypilot.yaml", "accelerators: H100:2", "acelerators: H100:2", "acelerators"),
     (skypilot, "deploy/skypilot.yaml", "disk_size: 300", "disk_size: much", "much"),
+    (ray_up, "deploy/ray/on_premises.yaml", "provider:", "providers:", "providers"),
     (shell, "deploy/slurm/two_nodes.sbatch", "done\n", "\n", "syntax error"),
 ]
 """Validator, file, what is in it, what breaks it, and what the validator says then."""
@@ -91,10 +112,24 @@ def test_a_file_broken_on_purpose_is_not(
     assert says in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["monitor", "postgres", "trainer", "vllm"])
-def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime(name: str) -> None:
+def ray_groups() -> dict[str, Any]:
+    """The groups of the Ray cluster, by name."""
+    (cluster,) = yaml.safe_load_all((ROOT / "deploy" / "kuberay" / "cluster.yaml").read_text(encoding="utf-8"))
+    others = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+    return {"head": cluster["spec"]["headGroupSpec"], **others}
+
+
+def pod_of(name: str) -> dict[str, Any]:
+    if name in ray_groups():
+        return ray_groups()[name]["template"]["spec"]
     documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
     (pod,) = [one["spec"]["template"]["spec"] for one in documents if "template" in one["spec"]]
+    return pod
+
+
+@pytest.mark.parametrize("name", ["monitor", "postgres", "trainer", "vllm", "head", "rollouts", "trainers"])
+def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime(name: str) -> None:
+    pod = pod_of(name)
 
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"]:
@@ -106,6 +141,82 @@ def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime
         assert "/tmp" in mounts.values()
         claims = {"data"} if name == "postgres" else set()
         assert mounts.keys() == {volume["name"] for volume in pod["volumes"]} | claims
+
+
+@pytest.mark.parametrize("name", ["head", "rollouts", "trainers"])
+def test_a_node_of_the_ray_cluster_is_valid_asks_for_the_token_and_may_be_reached_by_this_application(
+    name: str, tmp_path: Path
+) -> None:
+    template = ray_groups()[name]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name} | template["metadata"],
+        "spec": template["spec"],
+    }
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+
+    done = run(*kubernetes(tmp_path / "pod.yaml"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "cua-rl"
+    (container,) = pod["spec"]["containers"]
+    assert {"name": "RAY_AUTH_MODE", "value": "token"} in container["env"]
+    assert "RAY_AUTH_TOKEN" in [variable["name"] for variable in container["env"]]
+    # KubeRay's own probes ask a dashboard that is not there
+    assert container["livenessProbe"]["tcpSocket"] == container["readinessProbe"]["tcpSocket"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_the_run_joins_the_ray_cluster_and_leaves_its_gpu_to_the_nodes_that_train() -> None:
+    done = run("kubectl", "kustomize", "deploy/kuberay")
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    (job,) = [one for one in documents if one["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+
+    assert "RayCluster" in [one["kind"] for one in documents]
+    assert 'ray start --address "$RAY_ADDRESS"' in container["command"][4]
+    assert container["args"][-2:] == ["rollout_workers=32", "trainer.num_nodes=2"]
+    assert {"name": "RAY_ADDRESS", "value": "cua-rl-head-svc:6379"} in container["env"]
+    assert "nvidia.com/gpu" not in container["resources"]["requests"] | container["resources"]["limits"]
+
+
+def test_the_trainer_job_knows_which_ends_are_failures_and_which_are_final() -> None:
+    job = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "trainer.yaml").read_text(encoding="utf-8"))
+    disruption, deletion, configuration = job["spec"]["podFailurePolicy"]["rules"]
+
+    assert disruption == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert (deletion["action"], deletion["onExitCodes"]["values"]) == ("Ignore", [EXIT_SIGNAL + signal.SIGTERM])
+    assert (configuration["action"], configuration["onExitCodes"]["values"]) == ("FailJob", [EXIT_CONFIG])
+
+
+def test_a_run_is_healthy_until_its_last_step_is_two_hours_old(tmp_path: Path) -> None:
+    probe = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "trainer.yaml").read_text(encoding="utf-8"))
+    (container,) = probe["spec"]["template"]["spec"]["containers"]
+    shell_, option, command = container["livenessProbe"]["exec"]["command"]
+    assert command in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    started, metrics = tmp_path / "hostname", tmp_path / "runs" / "kubernetes" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+
+    def is_healthy(*, container_min: float, step_min: float | None) -> bool:
+        started.touch()
+        now = time.time()
+        os.utime(started, (now, now - 60 * container_min))
+        metrics.unlink(missing_ok=True)
+        if step_min is not None:
+            metrics.touch()
+            os.utime(metrics, (now, now - 60 * step_min))
+        here = command.replace("/etc/hostname", str(started))
+        return (
+            subprocess.run([shell_, option, here], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL).returncode == 0
+        )
+
+    assert is_healthy(container_min=1, step_min=None)  # it loads its model
+    assert is_healthy(container_min=1, step_min=500)  # a run that is resumed
+    assert is_healthy(container_min=500, step_min=100)
+    assert not is_healthy(container_min=500, step_min=130)
+    assert not is_healthy(container_min=500, step_min=None)
 
 
 def test_every_pod_may_reach_only_what_the_network_policies_name() -> None:

@@ -1,6 +1,9 @@
-"""Kill a training run with SIGKILL at random points, resume it each time, and check the record that is left.
+"""Kill a training run at random points, resume it each time, and check the record that is left.
 
     python -m scripts.chaos_kill folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
+
+Kills are SIGKILL; with `preemptions=0.5`, half of them are SIGTERM, after which the run must end by itself, as a
+scheduler expects it, with status 143.
 
 Without `base_url` the script starts one vLLM server that outlives all attempts, so that a restart costs seconds. The
 database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run. With
@@ -8,9 +11,9 @@ database is an embedded Postgres of the script's own, for the same reason. `max_
 a step without them before the run itself is killed.
 
 What must hold at the end: the run is complete; every task instance was trained exactly once; every group that was on
-record as ended and untrained when the run was killed has been trained; no place in a group has
-two rollouts; no turn was too old; nothing is left running; and every step's training data can be rebuilt from the
-database, bit for bit. With `compare=true`, final success must
+record as ended and untrained when the run was killed has been trained; no attempt loses more than one step, although no
+checkpoint is due before the end; no place in a group has two rollouts; no turn was too old; nothing is left running;
+and every step's training data can be rebuilt from the database, bit for bit. With `compare=true`, final success must
 also be within three standard errors of a run that nobody killed; for a synchronous run, whose sampling is seeded, the
 line says in how many steps the rewards are equal and how far the gradient norms are apart (all, and by rounding, as far
 as vLLM's kernels do not depend on the batch).
@@ -47,6 +50,7 @@ from cua_rl.sampling.server import VllmServer
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary
 
 NUM_EVAL_ROLLOUTS = 64
+GRACE_S = 60.0  # what schedulers give: Kubernetes 30 s unless told otherwise, deploy/ 120 and 300 s
 SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
 POLL_S = 0.1
 
@@ -56,7 +60,8 @@ class ChaosConfig:
     """What is killed, how often."""
 
     folder: Path = chz.field(doc="folder for the run, its database and the server's log")
-    kills: int = chz.field(default=20, doc="SIGKILLs before the run may end by itself")
+    kills: int = chz.field(default=20, doc="kills before the run may end by itself")
+    preemptions: float = chz.field(default=0.0, doc="share of the kills that are SIGTERM")
     steps: int = chz.field(default=30, doc="training steps of the run")
     group_size: int = chz.field(default=4, doc="rollouts per group")
     groups_per_batch: int = chz.field(default=4, doc="groups per step")
@@ -79,6 +84,8 @@ class Chaos:
     database_url: str
     servers: Sequence[VllmServer] = ()
     kept_ids: set[str] = field(default_factory=set[str])
+    faults: list[str] = field(default_factory=list[str])
+    """What was wrong with an attempt."""
 
     @property
     def run_folder(self) -> Path:
@@ -95,7 +102,7 @@ class Chaos:
                 f"group_size={config.group_size}",
                 f"groups_per_batch={config.groups_per_batch}",
             ),
-            *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
+            *(f"max_steps={config.steps}", "save_every=0", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
             *("behavior_if_log_dir_exists=resume", f"rollout_workers={config.workers}"),
             *(*loss, *config.options.split()),
         ]
@@ -138,11 +145,26 @@ class Chaos:
             await asyncio.sleep(rng.uniform(0.0, 3.0))
         if process.returncode is not None:
             return False
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        kept = await self.note_kept()
-        lived_s = time.monotonic() - began
-        print(f"kill {number}: after {lived_s:.1f} s, {self.num_steps()} steps, {kept} ended groups wait", flush=True)
+        sent = signal.SIGTERM if rng.random() < self.config.preemptions else signal.SIGKILL
+        lived_s, sent_at = time.monotonic() - began, time.monotonic()
+        process.send_signal(sent)
+        try:
+            async with asyncio.timeout(GRACE_S):
+                status = await process.wait()
+        except TimeoutError:
+            process.kill()
+            status = await process.wait()
+        took_s = time.monotonic() - sent_at
+        if status not in (-signal.SIGKILL, 128 + signal.SIGTERM, 0) or took_s > GRACE_S:
+            self.faults.append(f"kill {number}: status {status} {took_s:.0f} s after {sent.name}")
+        lost, kept = await self.note_kept()
+        if lost > 1:
+            self.faults.append(f"kill {number}: {sent.name} lost {lost} steps")
+        print(
+            f"kill {number}: {sent.name} after {lived_s:.1f} s, gone after {took_s:.1f} s, {self.num_steps()} steps, "
+            f"{lost} of them lost, {kept} ended groups wait",
+            flush=True,
+        )
         return True
 
     async def kill_parts(self, process: asyncio.subprocess.Process, rng: random.Random) -> None:
@@ -164,23 +186,26 @@ class Chaos:
                 flush=True,
             )
 
-    async def note_kept(self) -> int:
-        """Remember the groups that the next attempt must not lose."""
+    async def note_kept(self) -> tuple[int, int]:
+        """Remember the groups that the next attempt must not lose; returns how many steps it does, and how many groups
+        it keeps."""
         if not self.run_folder.exists():
-            return 0
+            return 0, 0
         await asyncio.sleep(1.0)  # the folder's lock goes with the last owned process
         with prepare_log_directory(self.run_folder, "resume") as folder:
             checkpoint = newest_checkpoint(folder.path)
-        if checkpoint is None or not self.config.max_lag:
-            return 0
+        num_done = 0 if checkpoint is None else checkpoint.step
+        lost = self.num_steps() - num_done
+        if not num_done or not self.config.max_lag:
+            return lost, 0
         async with open_sessions(self.database_url) as sessions, sessions() as session:
             training = await find_training(session, self.run_folder.name)
             if training is None:
-                return 0
-            progress = await load_progress(session, training.id, checkpoint.step)
+                return lost, 0
+            progress = await load_progress(session, training.id, num_done)
         ids = {group.group_id for group, _ in progress.untrained}
         self.kept_ids |= ids
-        return len(ids)
+        return lost, len(ids)
 
     async def compare(self) -> dict[str, Any]:
         """Train the same run without kills, and compare the two."""
@@ -204,7 +229,7 @@ class Chaos:
             max_lag=config.max_lag,
             kept_ids=self.kept_ids,
         )
-        return await find_faults(self.database_url, expected)
+        return [*self.faults, *await find_faults(self.database_url, expected)]
 
 
 def _compare_success(one: Path, other: Path, num_rollouts: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""scripts/train_single.sh, scripts/train_multi.sh and their presets, as far as a machine without GPUs can tell."""
+"""scripts/train_*.sh, their presets, and Slurm's jobs, as far as a machine without GPUs can tell."""
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,49 @@ def test_a_preset_fits_on_its_machine(preset: str, machine: str, settings: Seque
     check_learning(config)
     assert plan.gpus.is_shared == (machine == "1x79.6")
     assert (config.group_size, config.kl_penalty_coef, config.lora_rank) == (4, 0.01, 16)
+
+
+SLURM = {
+    "bin/scontrol": '[ "$1" != show ] || exec printf "node1\\nnode2\\n"; echo "scontrol $*" >>log',
+    "bin/srun": 'echo "srun" >>log; echo $$ >server; exec tail -f /dev/null',
+    "bin/scancel": 'echo "scancel $*" >>log; kill "$(cat server)"',
+    "bin/curl": "until [ -s server ]; do :; done",
+    "scripts/train_multi.sh": (
+        "trap 'echo \"run: TERM\" >>log; exit 143' TERM\n"
+        'echo "run: $*" >>log; echo ready >ready; tail -f /dev/null & wait'
+    ),
+}
+"""What a job script finds in a cluster, and its run, which ends when it is told to."""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize("name", ["one_node", "two_nodes"])
+def test_a_slurm_job_whose_time_is_nearly_up_ends_its_run_and_is_queued_again(name: str, tmp_path: Path) -> None:
+    for file, body in SLURM.items():
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o700)
+    os.mkfifo(tmp_path / "ready")
+    environ = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        **{"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"},
+    }
+    script = ROOT / "deploy" / "slurm" / f"{name}.sbatch"
+    job = subprocess.Popen(["bash", str(script), "max_steps=3"], env=environ, start_new_session=True)
+    try:
+        (tmp_path / "ready").read_text()
+        job.send_signal(signal.SIGUSR1)
+
+        assert job.wait() == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    log = (tmp_path / "log").read_text().splitlines()
+    runs = [line for line in log if line.startswith("run: -")]
+    assert len(runs) == 1
+    assert "log_path=runs/7 behavior_if_log_dir_exists=resume max_steps=3" in runs[0]
+    assert ("base_url=http://node2:8000" in runs[0]) == (name == "two_nodes")
+    after = ["run: TERM", "scontrol requeue 7"]
+    assert log[log.index(runs[0]) + 1 :] == (after if name == "one_node" else [*after, "scancel --signal=TERM 7.0"])
+    assert "#SBATCH --signal=B:USR1@300\n" in script.read_text()

@@ -254,7 +254,7 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
         "task_pks": add_tasks(connection, event.tasks),
     }
     if existing is not None and existing.attempt_id == scope.attempt_id:
-        if table is Eval:  # one that was kept may have more tasks and attempts than before
+        if event.tasks:  # one that was kept may have more tasks and attempts than before
             connection.execute(update(Eval).where(Eval.id == existing.id).values(**extent))
             count_ended_groups(connection, existing)
         return

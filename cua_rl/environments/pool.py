@@ -20,6 +20,8 @@ from cua_rl.types.errors import DeviceError, DeviceQuotaError, DeviceTimeoutErro
 
 logger = logging.getLogger(__name__)
 
+_SAY_EVERY_S = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
@@ -129,6 +131,7 @@ class DevicePool:
         self._idle: deque[tuple[Device, int]] = deque()
         self._ending: set[asyncio.Task[None]] = set()
         self._next_make_at = 0.0
+        self._silent_until = 0.0
         self._meter = PoolMeter(max_devices)
 
     @property
@@ -214,7 +217,10 @@ class DevicePool:
                 self._meter.count_fault(error)
                 if attempt >= self._limits.max_make_attempts:
                     raise
-                logger.info("making a device failed, try=%d: %s", attempt, error)
+                level = logging.INFO
+                if not self.num_alive and time.monotonic() >= self._silent_until:  # nothing goes on without any
+                    level, self._silent_until = logging.WARNING, time.monotonic() + _SAY_EVERY_S
+                logger.log(level, "waiting for a device: making one failed, try=%d: %s", attempt, error)
                 tenancy.making = None
                 await asyncio.sleep(self._pause_s(error, attempt))
                 attempt += 1

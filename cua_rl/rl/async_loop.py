@@ -48,7 +48,6 @@ from cua_rl.rl.stages import (
     build_step_batch,
     evaluate,
     first_evaluations,
-    is_checkpoint_due,
     is_evaluation_due,
     record_step,
     save_checkpoint,
@@ -234,8 +233,7 @@ class _AsyncRun:
             )
             await record_step(self._settings, self._parts, trained, clock)
             del taken, dropped, groups, batch, result, trained  # screenshots take gigabytes
-            if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
-                await save_checkpoint(self._parts, step)
+            await save_checkpoint(self._settings, self._parts, step)  # before anything is sampled that builds on it
             await self._saved.put((step, saved))
 
     async def _take_batch(self, step: int) -> list[ScoredGroup]:

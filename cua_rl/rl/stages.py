@@ -110,6 +110,8 @@ class LoopSettings:
     """Whether a resumed run has other tasks or evaluations than before, so that it needs a new baseline."""
     owed_evaluations: tuple[WantedEvaluation, ...] = ()
     """Evaluations that an earlier attempt had due when it died."""
+    kept_groups: Mapping[int, RolloutGroup] = field(default_factory=dict[int, RolloutGroup])
+    """Groups of a synchronous run's first step that an earlier attempt has sampled, by their index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,12 @@ class LoopParts:
     """Metrics of devices, rollout workers and model servers since the last call."""
 
 
+def find_kept(settings: LoopSettings, step: int, task: Task, index: int) -> RolloutGroup | None:
+    """The group that an earlier attempt has sampled for this place of a synchronous step."""
+    kept = settings.kept_groups.get(index) if step == settings.first_step else None
+    return kept if kept is not None and (kept.task_id, kept.seed) == (task.task_id, task.seed) else None
+
+
 async def score_and_record(
     settings: LoopSettings,
     parts: LoopParts,
@@ -144,9 +152,10 @@ async def score_and_record(
         parts.log.log_group(place, group.rewards)
         rewards = [round(reward, 3) for reward in group.rewards]
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, rewards)
-    await parts.recorder.record(
-        GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
-    )
+    if group.group_id not in {kept.group_id for kept in settings.kept_groups.values()}:  # those are on record
+        await parts.recorder.record(
+            GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
+        )
     return scored
 
 
@@ -284,13 +293,21 @@ def ends_epochs(step: int, batch_size: int, num_examples: int | None, every: int
     return passes > 0 and step * batch_size // passes > (step - 1) * batch_size // passes
 
 
-async def save_checkpoint(parts: LoopParts, num_steps: int) -> None:
-    """Save everything a resume needs, in an order that a crash may interrupt anywhere."""
+async def save_checkpoint(settings: LoopSettings, parts: LoopParts, num_steps: int) -> None:
+    """Save everything a resume needs, in an order that a crash may interrupt anywhere.
+
+    Every step is saved, so that a run that is stopped at any moment loses at most one: a trainer that may be started
+    again has written its state anyway. A checkpoint that is not due stays until the next one, and is not recorded.
+    """
+    is_due = is_checkpoint_due(settings, num_steps)
+    if not (is_due or settings.config.trainer.max_restarts):
+        return
     await parts.recorder.flush()  # a resumed run finds everything that this checkpoint builds on in the database
     state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
-    await parts.recorder.record(
-        CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
-    )
+    if is_due:
+        await parts.recorder.record(
+            CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
+        )
 
 
 def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:

@@ -54,8 +54,7 @@ async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
         )
         await stages.record_step(settings, parts, trained, clock)
         del groups, batch, result, trained  # screenshots take gigabytes, while the next step collects as many
-        if stages.is_checkpoint_due(settings, step):
-            await stages.save_checkpoint(parts, step)
+        await stages.save_checkpoint(settings, parts, step)
         if stages.is_evaluation_due(settings, step):
             await stages.evaluate(parts, stages.WantedEvaluation(phase="eval", step=step, adapter=adapter))
 
@@ -82,7 +81,8 @@ async def sample_groups(
     )
 
     async def run(task: Task, index: int) -> RolloutGroup:
-        return parts.memory.replay.join(await run_group(parts.runner, task, index, job))
+        kept = stages.find_kept(settings, step, task, index)
+        return parts.memory.replay.join(kept or await run_group(parts.runner, task, index, job))
 
     end = partial(stages.score_and_record, settings, parts, source)
     return await collect_groups(tasks, run, end, num_groups=settings.config.groups_per_batch)

@@ -1,6 +1,6 @@
 """Checks before a run starts: packages, programs, servers, and whether all turns fit into the model's context.
 
-They load and download nothing, and every request to a server has a short timeout.
+They load and download nothing, and every request to a server has a short timeout; a resumed run waits for its servers.
 """
 
 import asyncio
@@ -9,7 +9,9 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, TypeVar
@@ -21,19 +23,21 @@ from cua_rl.agent.history import dropped_at_once
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.command_line.fields import with_values
+from cua_rl.database.session import check_connection, database_url, shown_url
 from cua_rl.environments.device import Screen
 from cua_rl.host.users import computing_environment
 from cua_rl.machine.prefix_cache import RolloutShape
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.step_line import format_duration
 from cua_rl.run.devices import PreparedDevices
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.server import ask_model_server
 from cua_rl.sampling.vllm_command import require_vllm
 from cua_rl.types.conversation import EncodedImage, Message, TextPart
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, DatabaseError, SamplingError
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +171,53 @@ async def prepare_prompts(
             for address in server_addresses(config.base_url):
                 await require_model_server(address, renderer, max_model_len=max_model_len, num_images=max_images)
     return config, max_images
+
+
+async def wait_for_servers(config: RolloutConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Wait until the database and the model servers answer: they may be starting as the run is, on other machines.
+
+    Raises:
+        DatabaseError, SamplingError: one has not answered for ten minutes.
+        ConfigError: an address cannot work, or something else answers there.
+    """
+    url, api_key = database_url(environ), environ.get(API_KEY_VARIABLE) or None
+    if url is not None:
+        await wait_until_it_answers(f"the database {shown_url(url)}", partial(check_connection, url))
+    for address in () if config.base_url is None else server_addresses(config.base_url):
+
+        async def ask(address: str = address) -> None:
+            try:
+                async with ask_model_server(address, api_key, QUESTION_TIMEOUT_S):
+                    return
+            except ConfigError as error:
+                if isinstance(error.__cause__, httpx.TransportError):
+                    raise SamplingError(str(error)) from error
+                raise
+
+        await wait_until_it_answers(f"the model server {address}", ask)
+
+
+async def wait_until_it_answers(
+    what: str,
+    ask: Callable[[], Awaitable[None]],
+    *,
+    patience_s: float = 600.0,
+    retry_s: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Ask again while a server is not there; says what is waited for at once, and every 30 s."""
+    began, said = clock(), 0
+    while True:
+        try:
+            return await ask()
+        except (DatabaseError, SamplingError) as error:
+            waited_s = clock() - began
+            if waited_s > patience_s:
+                raise
+            if waited_s >= said * 30:
+                print(f"waiting for {what}, {format_duration(waited_s)} so far: {error}", file=sys.stderr, flush=True)
+                said = int(waited_s // 30) + 1
+        await asyncio.sleep(retry_s)
 
 
 async def require_model_server(base_url: str, renderer: Renderer, *, max_model_len: int, num_images: int) -> None:

@@ -103,11 +103,8 @@ async def load_weights(
 
 
 def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:
-    """The groups that asynchronous training keeps. Repeated indices come from synchronous steps, which leave none."""
+    """The groups that training keeps. Repeated indices come from synchronous steps, whose next one keeps its own."""
     done = frozenset(progress.done_indices)
-    if len(done) < len(progress.done_indices) or not config.max_steps_off_policy:
-        in_order = frozenset(range(num_done * config.groups_per_batch))
-        return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
     # the database does not say whether a group lost too many members to faults: that follows from how it ended
     candidates = [
         WaitingGroup(
@@ -120,6 +117,13 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
         for group, last_step in progress.untrained
         if _is_fresh_enough(config, progress, group.compared, last_step)
     ]
+    if len(done) < len(progress.done_indices) or not config.max_steps_off_policy:
+        in_order = frozenset(range(num_done * config.groups_per_batch))
+        # with refill_groups, others may have been sampled in the place of one
+        keeps = not config.max_steps_off_policy and config.max_refill_factor == 1
+        now = [waiting for waiting in candidates if keeps and waiting.last_step == num_done + 1]
+        kept = [waiting for waiting in now if len(waiting.scored.group.rollouts) == config.group_size]
+        return AsyncStart(done_ordinals=in_order | done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
     kept = fitting(candidates, num_done + 1, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
 

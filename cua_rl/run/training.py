@@ -25,15 +25,16 @@ from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
-from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, is_checkpoint_due
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
+from cua_rl.run.preflight import wait_for_servers
 from cua_rl.run.prepared_training import PreparedTraining, log_path, prepare_training
 from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
-from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
+from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import (
@@ -67,6 +68,8 @@ async def run_training(config: CLIConfig) -> None:
     behavior = behavior if config.dry_run else choose_behavior(path, behavior)
     attempt = find_earlier_attempt(path, behavior, config.checkpoints.resume_step, "train")
     config = attempt.complete(config) if attempt else config
+    if behavior == "resume" and not config.dry_run:  # a scheduler may start it together with its servers
+        await wait_for_servers(config)
     prepared = await prepare_training(config, reference=attempt.reference if attempt else None)
     settings = plain_config(config) | prepared.effective()
     if config.dry_run:
@@ -128,7 +131,8 @@ async def _run(
             kept_group_ids=resumed.kept_group_ids,
         )
         async with recorded(recorder, event):
-            devices = await open_local_devices(stack, prepared)
+            async with starting("devices", report.display.status):
+                devices = await open_local_devices(stack, prepared)
             memory = await load_memory(prepared.config, folder, num_done, own, url)
             async with starting("model server and trainer", report.display.status):
                 engine = await _start_engine(stack, prepared, folder, checkpoint)
@@ -137,8 +141,8 @@ async def _run(
             rollouts = await open_rollouts(stack, prepared, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()
-            settings = _loop_settings(prepared, first_step, resumed.owed_evaluations, curve)
-            parts = _parts(prepared, folder, engine, rollouts, recorder, report, memory)
+            settings = _loop_settings(prepared, first_step, resumed, curve)
+            parts = _parts(prepared, settings, folder, engine, rollouts, recorder, report, memory)
             await run_loop(prepared.config, settings, parts, resumed.start, engine.sampler)
     await finish_report(report, prepared, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
@@ -199,9 +203,7 @@ async def prove_adapters(
     return proofs
 
 
-def _loop_settings(
-    prepared: PreparedTraining, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...], curve: Curve
-) -> LoopSettings:
+def _loop_settings(prepared: PreparedTraining, first_step: int, resumed: Resumed, curve: Curve) -> LoopSettings:
     config = prepared.config
     return LoopSettings(
         config=config,
@@ -210,12 +212,14 @@ def _loop_settings(
         first_step=first_step,
         num_tasks=len(prepared.train_tasks.templates),
         begins_curve=first_step == curve.after_step + 1,
-        owed_evaluations=owed_evaluations,
+        owed_evaluations=resumed.owed_evaluations,
+        kept_groups={waiting.scored.group.index: waiting.scored.group for waiting in resumed.start.kept_groups},
     )
 
 
 def _parts(
     prepared: PreparedTraining,
+    settings: LoopSettings,
     folder: LogDirectory,
     engine: Engine,
     rollouts: Rollouts,
@@ -237,7 +241,7 @@ def _parts(
         tasks=make_task_stream(config, prepared.train_tasks, memory),
         runner=rollouts.for_training,
         trainer=engine.trainer,
-        policy=_served_policy(prepared, engine, folder, rollouts.announce),
+        policy=_served_policy(prepared, settings, engine, folder, rollouts.announce),
         evaluator=evaluator if prepared.eval_tasks else None,
         recorder=recorder,
         log=report,
@@ -254,14 +258,21 @@ def canary_prompt(prepared: PreparedTraining) -> ModelInput:
 
 
 def _served_policy(
-    prepared: PreparedTraining, engine: Engine, folder: LogDirectory, announce: Callable[[], None]
+    prepared: PreparedTraining,
+    settings: LoopSettings,
+    engine: Engine,
+    folder: LogDirectory,
+    announce: Callable[[], None],
 ) -> ServedPolicy:
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
         announce()
 
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
-        folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
+        is_interim = not is_checkpoint_due(settings, step)
+        folder.record_checkpoint(
+            Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_interim=is_interim)
+        )
         folder.prune_checkpoints(prepared.config.checkpoints.keep_checkpoints, prepared.config.checkpoints.keep_every)
 
     return ServedPolicy(

@@ -57,6 +57,8 @@ class Checkpoint:
     state_path: Path
     sampler_path: Path
     is_final: bool = False
+    is_interim: bool = False
+    """Whether it stays only until the next one: every step is saved, few of them for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class LogDirectory:
             "name": f"{checkpoint.step:06d}",
             "step": checkpoint.step,
             "final": checkpoint.is_final,
+            "interim": checkpoint.is_interim,
             "state_path": self._stored(checkpoint.state_path),
             "sampler_path": self._stored(checkpoint.sampler_path),
         }
@@ -112,13 +115,14 @@ class LogDirectory:
     def prune_checkpoints(self, keep_newest: int, keep_every: int = 0) -> list[int]:
         """Keep the newest checkpoints and those whose step is a multiple of `keep_every`; returns the kept steps.
 
-        With `keep_newest` 0 all are kept. The training state of a pruned checkpoint is deleted at once; its adapter
-        stays until the model server has unloaded it.
+        With `keep_newest` 0 all are kept. An interim one is kept only as long as it is the newest of all. The training
+        state of a pruned checkpoint is deleted at once; its adapter stays until the model server has unloaded it.
         """
         checkpoints = self.checkpoints()
-        newest = checkpoints[-keep_newest:] if keep_newest else checkpoints
-        steps = {checkpoint.step for checkpoint in newest}
-        steps |= {each.step for each in checkpoints if keep_every and each.step % keep_every == 0}
+        lasting = [checkpoint for checkpoint in checkpoints if not checkpoint.is_interim]
+        newest = lasting[-keep_newest:] if keep_newest else lasting
+        steps = {checkpoint.step for checkpoint in [*newest, *checkpoints[-1:]]}
+        steps |= {each.step for each in lasting if keep_every and each.step % keep_every == 0}
         pruned = [checkpoint for checkpoint in checkpoints if checkpoint.step not in steps]
         if pruned:
             records = [record for record in read_records(self.checkpoints_path) if _step(record) in steps]
@@ -224,6 +228,7 @@ def read_checkpoints(folder: Path) -> list[Checkpoint]:
             state_path=folder / str(record["state_path"]),
             sampler_path=folder / str(record["sampler_path"]),
             is_final=bool(record.get("final", False)),
+            is_interim=bool(record.get("interim", False)),
         )
         for record in read_records(folder / "checkpoints.jsonl")
     ]

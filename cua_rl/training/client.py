@@ -12,7 +12,7 @@ from cua_rl.metrics import merge_metrics
 from cua_rl.training import wire
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.endpoints import Endpoint, LocalTrainer
-from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.folders import link_folder, read_files, write_files
 from cua_rl.training.recovery import Journal, TimeLimits, num_tokens, require_same
 from cua_rl.types.codec import decode, encode
 from cua_rl.types.errors import ConfigError, DiskFullError, TrainerDeathError, TrainingError
@@ -173,6 +173,10 @@ class TrainingClient:
         async with self._lock:
             if isinstance(request, wire.SaveWeightsForSampler):  # what others have seen must not be computed again
                 await self._cut()
+            if isinstance(request, wire.SaveState) and (saved := self._journal.saved):  # it is on disk already
+                await asyncio.to_thread(link_folder, saved, request.path)
+                self._journal.begin_from(request.path)  # the other folder may be deleted from now on
+                return wire.Done(policy_version=self.policy_version)
             reply = await self._carry_out(request)
             if self._config.max_restarts:
                 self._journal.add(request, reply)

@@ -224,7 +224,7 @@ class LearningConfig:
     wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
     wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
     eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
-    save_every: int = setting(10, "steps between checkpoints, 0 saves only at the end", at_least=0)
+    save_every: int = setting(10, "steps between checkpoints that stay, 0 keeps only the last", at_least=0)
     adam: OptimConfig = chz.field(default_factory=OptimConfig)
     trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)

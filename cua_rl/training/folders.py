@@ -8,7 +8,7 @@ from pathlib import Path
 from cua_rl.types.errors import writing
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one.
 
     Raises `DiskFullError`.
@@ -31,6 +31,18 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def link_folder(source: Path, path: Path) -> None:
+    """Make the folder `path` with the files of `source`, which nobody changes: without writing them, if possible."""
+
+    def link(file: str, linked: str) -> None:
+        try:
+            os.link(file, linked)
+        except OSError:  # a bucket or a share without links
+            shutil.copyfile(file, linked)
+
+    write_folder(path, lambda folder: shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True))
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -1,9 +1,9 @@
 """When a trainer counts as dead, and what one that is started again needs to be where it was. Does not import torch.
 
-A cut is a checkpoint of the trainer for this purpose alone. The journal holds the requests since the last cut that have
-changed the trainer. After a death, a new trainer loads the cut and repeats them. The request that was interrupted is
-sent again after them: its effect died with the processes, whether or not they had carried it out. So each optimizer
-step is in the weights exactly once, and no rollout is lost.
+A cut is a checkpoint of the trainer for this purpose; that of the run after the same step shares its files. The journal
+holds the requests since the last cut that have changed the trainer. After a death, a new trainer loads the cut and
+repeats them. The request that was interrupted is sent again after them: its effect died with the processes, whether or
+not they had carried it out. So each optimizer step is in the weights exactly once, and no rollout is lost.
 """
 
 import time
@@ -88,15 +88,25 @@ class Journal:
         return bool(self.entries) and isinstance(self.entries[-1][0], wire.OptimStep)
 
     @property
+    def saved(self) -> Path | None:
+        """The folder from which a new trainer begins, if it holds all that the trainer is: nothing has come since."""
+        match [request for request, _ in self.entries if not isinstance(request, wire.Start | wire.LoadReference)]:
+            case [*_, wire.LoadState(path=path, with_optimizer=True)]:
+                return path
+            case _:
+                return None
+
+    @property
     def is_cut_due(self) -> bool:
         """Whether to cut after an optimizer step."""
         return self.ends_in_step and time.monotonic() >= self._due_at
 
-    def begin_from(self, cut: Path, took_s: float) -> None:
-        """Forget what the cut holds; writing it took `took_s`."""
+    def begin_from(self, cut: Path, took_s: float | None = None) -> None:
+        """Forget what the cut holds; writing it took `took_s`, None if it only has another name."""
         kept = [entry for entry in self.entries if isinstance(entry[0], wire.Start | wire.LoadReference)]
         self.entries = [*kept, (wire.LoadState(path=cut, with_optimizer=True), wire.Done)]
-        self._due_at = time.monotonic() + _WORK_PER_CUT * took_s
+        if took_s is not None:
+            self._due_at = time.monotonic() + _WORK_PER_CUT * took_s
 
 
 def require_same(request: wire.Request, expected: type[wire.Reply], reply: wire.Reply) -> None:

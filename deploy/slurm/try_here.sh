@@ -95,14 +95,20 @@ require one
 submit two --wait deploy/slurm/two_nodes.sbatch || failed=1
 require two
 
-# as if the time were up: the job is queued again, which takes Slurm a minute or two, and resumes
-submit again deploy/slurm/one_node.sbatch max_steps=8
-until grep -qs "Step 2/" "$work/again.out"; do sleep 1; done
-scancel --signal=USR1 --batch "$(squeue --noheader --format=%i)"
-for _ in $(seq 300); do
-    [ -e "$work/again/summary.json" ] && break
-    sleep 1
-done
-require again
-grep -E "Step|resum" "$work/again.out"
+# as if the time were up: the job is queued again, which takes Slurm a minute or two, and goes on after its last step,
+# although no checkpoint is due before the end
+again() {
+    submit "$1" "$2" max_steps=8 save_every=0
+    until grep -qs "Step 2/" "$work/$1.out"; do sleep 1; done
+    scancel --signal=USR1 --batch "$(squeue --noheader --format=%i)"
+    for _ in $(seq 300); do
+        [ -e "$work/$1/summary.json" ] && break
+        sleep 1
+    done
+    require "$1"
+    grep -E "Step|resum" "$work/$1.out"
+    grep -qE "resumes .* after step [2-7] " "$work/$1.out" || failed=1
+}
+again one-again deploy/slurm/one_node.sbatch
+again two-again deploy/slurm/two_nodes.sbatch
 exit "$failed"

@@ -275,7 +275,7 @@ def _check_deployment(words: Sequence[str]) -> None:
             is_known = (ROOT / path).is_file()
         case ["kubectl", "apply", "--kustomize", folder]:
             named = yaml.safe_load((ROOT / folder / "kustomization.yaml").read_text("utf-8"))["resources"]
-            is_known = all((ROOT / folder / name).is_file() for name in named)
+            is_known = all((ROOT / folder / name).exists() for name in named)
         case ["kubectl", "--namespace", "cua-rl", "create" | "port-forward", *_] | [
             "kubectl",
             "create",

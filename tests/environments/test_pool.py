@@ -115,6 +115,17 @@ async def test_creation_is_tried_again_and_given_up_in_the_end() -> None:
     assert await use(pool) == "device-1"  # the place is free again
 
 
+async def test_a_pool_without_any_device_says_once_why_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    farm = Farm(*[DeviceServiceError("503")] * 4)
+    pool = DevicePool(farm.make, max_devices=4, limits=QUICK)
+    async with asyncio.TaskGroup() as leases:
+        for _ in range(4):
+            leases.create_task(use(pool))
+
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["waiting for a device: making one failed, try=1: 503"]
+
+
 async def test_pauses_between_tries_double_vary_and_obey_the_service() -> None:
     pool = DevicePool(Farm().make, max_devices=1, limits=PoolLimits(retry_first_s=1.0, retry_longest_s=8.0))
     pause_s: Callable[[DeviceError, int], float] = pool._pause_s  # pyright: ignore[reportPrivateUsage]

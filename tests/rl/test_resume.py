@@ -45,7 +45,8 @@ class SeededRunner:
         place = f"{self.learner.weight} {plan.task.task_id} {plan.task.seed} {plan.params.seed}"
         number = int.from_bytes(sha256(place.encode()).digest()[:4], "big")
         sampled = [number % 7, number % 11]
-        turn = builders.model_turn(builders.prompt(builders.text(1, 2)), sampled=sampled, logprobs=[-0.1, -0.2])
+        prompt = builders.prompt(builders.text(1, 2))
+        turn = builders.model_turn(prompt, sampled, [-0.1, -0.2], policy_version=self.learner.policy_version)
         return builders.rollout(turn, reward=float(number % 2), rollout_id=f"{number}", member_index=plan.member_index)
 
 

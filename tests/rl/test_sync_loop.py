@@ -45,7 +45,7 @@ class Log:
         self.evaluations.append((phase, step))
 
 
-START = ("params", "image_token_id", "first_step", "num_tasks", "begins_curve", "owed_evaluations")
+START = ("params", "image_token_id", "first_step", "num_tasks", "begins_curve", "owed_evaluations", "kept_groups")
 
 
 def settings(**changes: Any) -> LoopSettings:

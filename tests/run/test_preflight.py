@@ -1,6 +1,8 @@
 """What is looked for before a run starts, where it is there."""
 
+import asyncio
 import json
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from cua_rl.run.preflight import (
     require_model_server,
     require_monitor,
     require_room,
+    wait_for_servers,
+    wait_until_it_answers,
 )
 from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.resolve import resolve, rounding_limit
@@ -32,7 +36,7 @@ from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run_folder.model_folder import make_image_renderer
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import TrainerConfig
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, DatabaseError
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)
@@ -101,6 +105,54 @@ async def test_a_server_that_scales_screenshots_otherwise_is_refused() -> None:
         # 1080x2400 pixels become 672x1504, 21 x 47 tokens, and 320x736, 10 x 23 tokens
         with pytest.raises(ConfigError, match=r'pixels in 230 tokens, .* got 987 from .*{"max_pixels": 262144}'):
             await require_model_server(url, smaller, max_model_len=2048, num_images=4)
+
+
+async def test_what_a_resumed_run_waits_for_is_said_at_once_and_every_30_s(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+
+    async def ask() -> None:
+        now[0] += 10
+        if now[0] < 100:
+            raise DatabaseError("refused")
+
+    await wait_until_it_answers("the database", ask, retry_s=0, clock=lambda: now[0])
+
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"waiting for the database, {after} so far: refused" for after in ("10s", "30s", "1m00s", "1m30s")]
+
+
+async def test_a_server_that_never_comes_ends_the_wait_with_its_own_error() -> None:
+    now = [0.0]
+
+    async def ask() -> None:
+        now[0] += 100
+        raise DatabaseError(f"refused at {now[0]:.0f}")
+
+    with pytest.raises(DatabaseError, match="refused at 700"):  # 600 s are over
+        await wait_until_it_answers("the database", ask, retry_s=0, clock=lambda: now[0])
+
+
+async def test_a_model_server_that_starts_later_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = CLIConfig(base_url=f"http://127.0.0.1:{port}")
+    waiting = asyncio.create_task(wait_for_servers(config, {}))
+    said = ""
+    while not said:
+        await asyncio.sleep(0.01)
+        said = capsys.readouterr().err
+    async with serve_app(FakeVllm(load_qwen3_vl(TINY_QWEN3_VL)).app(), "127.0.0.1", port, grace_s=0):
+        await waiting
+
+    assert said.startswith(
+        f"waiting for the model server http://127.0.0.1:{port}, 0s so far: base_url: expected a vLLM"
+    )
+
+
+async def test_what_answers_and_is_no_model_server_is_not_waited_for() -> None:
+    async with serve_app(Starlette(), "127.0.0.1", 0, grace_s=0) as url:
+        with pytest.raises(ConfigError, match="expected a vLLM server"):
+            await wait_for_servers(CLIConfig(base_url=url), {})
 
 
 @pytest.mark.parametrize(("status", "refused"), [(422, None), (404, "status 404"), (403, "project_token")])

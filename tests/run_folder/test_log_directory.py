@@ -31,12 +31,13 @@ def make_run(path: Path, *, num_steps: int = 0) -> None:
             save(directory, step)
 
 
-def save(directory: LogDirectory, step: int) -> None:
+def save(directory: LogDirectory, step: int, *, is_interim: bool = False) -> None:
     for folder in (directory.state_path(step), directory.sampler_path(step)):
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(safetensors(8))
+    state_path, sampler_path = directory.state_path(step), directory.sampler_path(step)
     directory.record_checkpoint(
-        Checkpoint(step=step, state_path=directory.state_path(step), sampler_path=directory.sampler_path(step))
+        Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_interim=is_interim)
     )
 
 
@@ -170,6 +171,7 @@ def test_checkpoints_carry_their_step_in_their_folders(tmp_path: Path) -> None:
         "name": "000080",
         "step": 80,
         "final": False,
+        "interim": False,
         "state_path": "weights/000080",
         "sampler_path": "sampler_weights/000080",
     }
@@ -253,6 +255,21 @@ def test_the_newest_checkpoints_stay_and_those_that_were_asked_for(tmp_path: Pat
             "000008",
         ]
         assert directory.prune_checkpoints(0) == [3, 6, 7, 8]
+
+
+def test_an_interim_checkpoint_stays_until_the_next_one_and_takes_the_place_of_none(tmp_path: Path) -> None:
+    kept: list[int] = []
+    with prepare_log_directory(tmp_path / "run", "ask") as directory:
+        for step in range(1, 9):
+            save(directory, step, is_interim=step % 3 > 0)
+
+            kept = directory.prune_checkpoints(2, keep_every=2)
+
+            assert kept[-1] == step
+            assert newest_checkpoint(directory.path) == directory.checkpoints()[-1]
+        # 2, 4 and 8 were never meant to last, so `keep_every` does not keep them
+        assert kept == [3, 6, 8]
+        assert sorted(path.name for path in (directory.path / "weights").iterdir()) == ["000003", "000006", "000008"]
 
 
 def test_what_a_killed_attempt_left_beside_its_checkpoints_goes(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import pickle
+import shutil
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.folders import link_folder
 from cua_rl.training.link import WorkerLink, exchange_frames
 from cua_rl.training.recovery import TimeLimits
 from cua_rl.types.codec import MessageError, decode, encode
@@ -186,6 +189,60 @@ async def test_a_failure_in_the_trainer_keeps_its_kind(kind: Any, error: type[Ex
     async with _client(node, tmp_path) as client:
         with pytest.raises(error, match="expected room in '/there'"):
             await client.forward([])
+
+
+async def test_a_checkpoint_of_what_is_on_disk_is_not_written_again_and_is_what_a_new_trainer_begins_from(
+    tmp_path: Path,
+) -> None:
+    """Requests: Start, a step and its cut, SaveWeightsForSampler, and a ForwardBackward that the trainer does not
+    survive."""
+    node, weights = FakeNodes(lambda number, _: number == 6), tmp_path / "weights"
+    async with _client(node, tmp_path) as client:
+        await _train(client, 1)
+        await client.save_weights_for_sampler(tmp_path / "adapter")
+        await client.save_state(weights / "1")
+        await client.save_state(weights / "2")  # after a step that trained nothing
+        (cut,) = (tmp_path / "logs" / "trainer.cuts").iterdir()
+        is_linked = (cut / "steps").stat().st_ino == (weights / "2" / "steps").stat().st_ino
+        for gone in (cut, weights / "1"):
+            shutil.rmtree(gone)
+        await _train(client, 3)
+        await client.save_state(weights / "3")
+
+    assert is_linked
+    assert node.asked[:6] == [
+        "Start",
+        "ForwardBackward",
+        "OptimStep",
+        "SaveState",
+        "SaveWeightsForSampler",
+        "ForwardBackward",
+    ]
+    assert node.asked[6:9] == ["death", "Start", "LoadState"]
+    assert [list((weights / name / "steps").read_bytes()) for name in ("2", "3")] == [[1], [1, 3]]
+
+
+async def test_weights_without_their_optimizer_are_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "steps").write_bytes(b"\7")
+    node = FakeNodes()
+    async with _client(node, tmp_path) as client:
+        await client.load_state(tmp_path / "begun", with_optimizer=False)
+        await client.save_state(tmp_path / "state")
+
+    assert node.asked == ["Start", "LoadState", "SaveState"]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no second file system")
+def test_a_folder_on_another_file_system_is_copied(tmp_path: Path) -> None:
+    with TemporaryDirectory(dir="/dev/shm") as other:
+        (tmp_path / "cut" / "inner").mkdir(parents=True)
+        (tmp_path / "cut" / "inner" / "state").write_bytes(b"state")
+
+        link_folder(tmp_path / "cut", Path(other) / "weights" / "1")
+
+        assert (Path(other) / "weights" / "1" / "inner" / "state").read_bytes() == b"state"
+        assert [path.name for path in (Path(other) / "weights").iterdir()] == ["1"]
 
 
 async def test_a_new_trainer_starts_from_the_loaded_checkpoint_and_reference(tmp_path: Path) -> None:
