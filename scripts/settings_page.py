@@ -18,6 +18,7 @@ from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
+from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -52,6 +53,7 @@ RECIPES = (
     Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
     Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
+    Recipe(module="prune", config_class=PruneConfig),
 )
 
 _INTRODUCTION = """\

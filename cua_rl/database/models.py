@@ -6,7 +6,8 @@
     tasks ── groups, rollouts        └── environments
     status_history: every change of status of a training, step, eval, group or rollout
 
-Deletes cascade to dependent rows; screenshots and tasks are shared by trainings and stay.
+Deletes cascade to dependent rows; screenshots and tasks are shared by trainings and stay. A screenshot is kept as long
+as `rollout_images` says that a rollout shows it (`prune.py`).
 """
 
 from datetime import datetime
@@ -243,6 +244,8 @@ class RolloutRow(Base):
     """`started_at` exactly as the run measured it."""
     duration_s: Mapped[float | None]
     ended_at: Mapped[datetime | None]
+    pruned_at: Mapped[datetime | None]
+    """When those of its screenshots were removed that no other rollout shows."""
     updated_at: Mapped[datetime] = _updated()
 
 
@@ -283,12 +286,29 @@ class Screenshot(Base):
     __table_args__ = (_one_of("format", ("png", "jpeg")),)
 
     sha256: Mapped[str] = mapped_column(sa.Text, primary_key=True)
-    data: Mapped[bytes] = mapped_column(sa.LargeBinary)
+    data: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
+    """None if it was pruned, or lies in the store of `screenshots.py`."""
+    size_bytes: Mapped[int | None]
+    """None in rows of earlier versions, which have `data`."""
+    removed_at: Mapped[datetime | None]
+    """When it was pruned."""
     format: Mapped[str]
     width_px: Mapped[int | None]
     """None for an image that an earlier version wrote when it had only appeared in prompts."""
     height_px: Mapped[int | None]
     created_at: Mapped[datetime] = _now()
+
+
+class RolloutImage(Base):
+    """An image that a rollout shows, before or after a turn or in a prompt; a pruned rollout keeps none."""
+
+    __tablename__ = "rollout_images"
+    __table_args__ = (sa.Index("ix_rollout_images_sha256_rollout_pk", "sha256", "rollout_pk"),)
+
+    rollout_pk: Mapped[int] = mapped_column(
+        sa.BigInteger, sa.ForeignKey("rollouts.id", ondelete="CASCADE"), primary_key=True
+    )
+    sha256: Mapped[str] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), primary_key=True)
 
 
 class TurnRow(Base):

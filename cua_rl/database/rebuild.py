@@ -1,4 +1,7 @@
-"""Rebuilds recorded groups from the database alone, identical in every token, pixel and float."""
+"""Rebuilds recorded groups from the database alone, identical in every token, pixel and float.
+
+Of pruned screenshots only the hashes are left: they are images without `data`, which nothing can look at by mistake.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,11 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
-from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
+from cua_rl.database.screenshots import load_images
 from cua_rl.events import Phase
-from cua_rl.renderers.images import image_size
 from cua_rl.types.conversation import EncodedImage, ParseFailure
-from cua_rl.types.errors import DatabaseError, boundary
+from cua_rl.types.errors import DatabaseError
 from cua_rl.types.judgement import Judgement, JudgeVote, Validation
 from cua_rl.types.rollout import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
@@ -24,12 +27,14 @@ async def load_groups(
     return await load_groups_by_key(session, await _load_group_rows(session, training_id, step, phase))
 
 
-async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group]) -> list[RolloutGroup]:
-    """The groups of these rows, in the same order."""
+async def load_groups_by_key(
+    session: AsyncSession, group_rows: Sequence[Group], *which: ColumnElement[bool]
+) -> list[RolloutGroup]:
+    """The groups of these rows, in the same order, with those of their rollouts that meet the conditions."""
     group_pks = [row.id for row in group_rows]
     members: dict[int, list[Rollout]] = defaultdict(list)
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position, RolloutRow.id)
-    for rollout, row in await _load_rollouts(session, query):
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks), *which)
+    for rollout, row in await _load_rollouts(session, query.order_by(RolloutRow.position, RolloutRow.id)):
         members[row.group_pk].append(rollout)
     replayed: dict[int, list[Rollout]] = defaultdict(list)
     replays = await _load_replays(session, group_pks)
@@ -56,16 +61,19 @@ async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group])
 
 
 async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Ended rollouts by id, in the order of the ids; raises `DatabaseError` if one was never recorded."""
+    """Ended rollouts by id, in the order of the ids, without those whose screenshots were pruned; raises
+    `DatabaseError` if one was never recorded.
+    """
     query = select(RolloutRow).where(RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollout_ids))
-    found = {rollout.rollout_id: rollout for rollout, _ in await _load_rollouts(session, query)}
+    found = {rollout.rollout_id: (rollout, row) for rollout, row in await _load_rollouts(session, query)}
     missing = [rollout_id for rollout_id in rollout_ids if rollout_id not in found]
     if missing:
         raise DatabaseError(
             f"expected rollouts {missing[:3]!r} of training {training_id} in the database, got no such rows; use the "
-            "database that the run began with"
+            "database that the run began with, with the rollouts that it recorded"
         )
-    return [found[rollout_id] for rollout_id in rollout_ids]
+    ordered = (found[rollout_id] for rollout_id in rollout_ids)
+    return [rollout for rollout, row in ordered if row.pruned_at is None]
 
 
 async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[tuple[float, ...]]:
@@ -141,8 +149,9 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
     rows = (await session.scalars(query)).all()
     wanted = {str(chunk["image"]) for row in rows for chunk in row.prompt_chunks if "image" in chunk}
     wanted |= {sha for row in rows for sha in (row.before_sha256, row.after_sha256) if sha is not None}
-    found = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
-    images = {shot.sha256: _build_image(shot) for shot in found}
+    images = {
+        digest: EncodedImage(data=b"", format="png", width_px=0, height_px=0, sha256=digest) for digest in wanted
+    } | await load_images(session, wanted)
     by_rollout: dict[int, list[Turn]] = defaultdict(list)
     for row in rows:
         agent = AgentTurn(
@@ -203,14 +212,4 @@ def _build_rollout(
         started_at=row.started_unix_s,
         duration_s=row.duration_s,
         judgement=judgement,
-    )
-
-
-def _build_image(shot: Screenshot) -> EncodedImage:
-    width_px, height_px = shot.width_px, shot.height_px
-    if width_px is None or height_px is None:  # an earlier version wrote it without its size
-        with boundary(DatabaseError, f"reading the size of screenshot {shot.sha256!r}"):
-            width_px, height_px = image_size(shot.data)
-    return EncodedImage(
-        data=shot.data, format="png" if shot.format == "png" else "jpeg", width_px=width_px, height_px=height_px
     )

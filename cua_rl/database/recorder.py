@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
+from cua_rl.database.screenshots import StoreError, open_store
 from cua_rl.database.session import make_writer_engine, shown_url
 from cua_rl.database.writer import TimedEvent, write_events
 from cua_rl.events import Event
@@ -96,6 +97,9 @@ class DatabaseRecorder:
         await mark
 
     async def __aenter__(self) -> Self:
+        store = open_store()
+        if store is not None:
+            await asyncio.to_thread(store.check)
         self._writer = asyncio.create_task(self._write_forever(), name="database-recorder")
         return self
 
@@ -193,6 +197,8 @@ def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[
         try:
             with engine.begin() as connection:
                 return write(connection, scope, events)
+        except StoreError as error:
+            raise _Away(str(error)) from error
         except DBAPIError as error:
             cause = error.orig
             state = cause.sqlstate if isinstance(cause, psycopg.Error) else None

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.group_writer import count_ended_groups, ensure_group, stored_figures
@@ -24,6 +24,17 @@ from cua_rl.events import BatchTaken, RolloutSource, TrainingStarted
 from cua_rl.types.judgement import Judgement, Validation
 
 Columns = Mapping[str, Any]
+# the images before and after a turn, and those that its request names
+_INSERT_SHOWN = text("""
+INSERT INTO rollout_images (rollout_pk, sha256)
+SELECT DISTINCT turns.rollout_pk, screenshots.sha256
+FROM turns CROSS JOIN LATERAL (
+    SELECT before_sha256 UNION ALL SELECT after_sha256
+    UNION ALL SELECT substr(named #>> '{}', 8)
+    FROM jsonb_path_query(request, '$.** ? (@.type() == "string" && @ starts with "sha256:")') AS named
+) AS shown (sha256) JOIN screenshots ON screenshots.sha256 = shown.sha256
+WHERE turns.id = :key ON CONFLICT DO NOTHING
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +235,7 @@ def write_turn(
         }
         statement = insert(TurnRow).values(defaults | {**columns}).returning(TurnRow.id)
         row_id = connection.execute(statement).scalar_one()
+        connection.execute(_INSERT_SHOWN, {"key": row_id})
     else:
         change_turn(connection, row_id, columns)
     count_turns(connection, {rollout_pk: turn_index + 1})
@@ -234,4 +246,5 @@ def change_turn(connection: Connection, row_id: int, columns: Columns) -> int:
     """Something more about a turn that was reported before."""
     if columns:
         connection.execute(update(TurnRow).where(TurnRow.id == row_id).values(dict(columns)))
+        connection.execute(_INSERT_SHOWN, {"key": row_id})
     return row_id

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
+from cua_rl.database.screenshots import open_store
 from cua_rl.types.errors import ConfigError, DatabaseError
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
@@ -112,7 +113,8 @@ async def check_connection(url: str) -> None:
 
 
 async def find_database(environ: Mapping[str, str]) -> str | None:
-    """`database_url` of a database that answers; raises `ConfigError` if it does not."""
+    """`database_url` of a database that answers; raises `ConfigError` if it does not, or for a store without driver."""
+    open_store(environ)
     url = database_url(environ)
     if url is not None:
         try:

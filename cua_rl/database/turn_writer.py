@@ -5,12 +5,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, bindparam, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.columns import encode_actions, encode_prompt_chunks
 from cua_rl.database.models import RolloutRow, Screenshot, TurnRow
 from cua_rl.database.rows import Scope
+from cua_rl.database.screenshots import open_store
 from cua_rl.events import TurnTaken
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DatabaseError
@@ -20,9 +21,14 @@ _INSERT_TURN = insert(TurnRow).on_conflict_do_nothing(index_elements=["rollout_p
 _NEW_IMAGE = insert(Screenshot)
 _INSERT_IMAGE = _NEW_IMAGE.on_conflict_do_update(
     index_elements=["sha256"],
-    set_={"width_px": _NEW_IMAGE.excluded.width_px, "height_px": _NEW_IMAGE.excluded.height_px},
-    where=Screenshot.width_px.is_(None) & _NEW_IMAGE.excluded.width_px.is_not(None),
+    set_={name: _NEW_IMAGE.excluded[name] for name in ("data", "size_bytes", "width_px", "height_px")}
+    | {"removed_at": None},
+    where=or_(Screenshot.width_px.is_(None), Screenshot.removed_at.is_not(None)),
 )
+_INSERT_SHOWN = text("""
+INSERT INTO rollout_images (rollout_pk, sha256)
+SELECT * FROM unnest(CAST(:keys AS bigint[]), CAST(:hashes AS text[])) ON CONFLICT DO NOTHING
+""")
 _COUNT_TURNS = (
     update(RolloutRow)
     .where(RolloutRow.id == bindparam("rollout_pk"))
@@ -56,8 +62,15 @@ def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int
     """Insert turns, each with its rollout's key; existing rows stay unchanged."""
     if not turns:
         return
-    seen = ((*turn.model.prompt.images, turn.agent.before, turn.agent.after) for _, turn in turns)
-    insert_images(connection, (image for images in seen for image in images if image is not None))
+    shown = {
+        (key, image.sha256): image
+        for key, turn in turns
+        for image in (*turn.model.prompt.images, turn.agent.before, turn.agent.after)
+        if image is not None
+    }
+    insert_images(connection, shown.values())
+    keys, hashes = [key for key, _ in sorted(shown)], [digest for _, digest in sorted(shown)]
+    connection.execute(_INSERT_SHOWN, {"keys": keys, "hashes": hashes})
     columns = [
         {"rollout_pk": rollout_pk, "turn_index": turn.index, **turn_columns(turn, scope.image_token_id)}
         for rollout_pk, turn in turns
@@ -95,10 +108,21 @@ def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
 
 
 def insert_images(connection: Connection, images: Iterable[EncodedImage]) -> None:
-    """Send only the bytes that the database does not have: a prompt repeats every earlier screenshot."""
+    """Send only the bytes that are not stored: a prompt repeats every earlier screenshot.
+
+    Those that are stored are locked, so that `prune` leaves them alone until what shows them is committed.
+    """
     distinct = {image.sha256: image for image in images}
-    query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(sorted(distinct)))
-    stored = {row.sha256: row.width_px for row in connection.execute(query)}
-    wanted = {sha for sha in distinct if stored.get(sha) is None}  # also those that were stored without their size
-    if wanted:  # in one order everywhere, so that two runs cannot wait for each other
-        connection.execute(_INSERT_IMAGE, [asdict(distinct[sha]) for sha in sorted(wanted)])
+    is_whole = (Screenshot.width_px.is_not(None), Screenshot.removed_at.is_(None))
+    query = select(Screenshot.sha256).where(Screenshot.sha256.in_(sorted(distinct)), *is_whole)
+    # in one order everywhere, so that two runs cannot wait for each other
+    locked = query.order_by(Screenshot.sha256).with_for_update(read=True, key_share=True)
+    wanted = [distinct[digest] for digest in sorted(distinct.keys() - set(connection.scalars(locked)))]
+    if not wanted:
+        return
+    rows = [asdict(image) | {"size_bytes": len(image.data)} for image in wanted]
+    store = open_store()
+    if store is not None:
+        store.write({image.sha256: image.data for image in wanted})
+        rows = [row | {"data": None} for row in rows]
+    connection.execute(_INSERT_IMAGE, rows)

@@ -16,6 +16,7 @@ from cua_rl.types.errors import DatabaseError
 from cua_rl.types.rollout import Rollout
 
 Logprobs = tuple[float, ...]
+_IS_WHOLE = RolloutRow.pruned_at.is_(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class SourceRecord:
     ended_at: float | None = None
     trained_policy_version: int | None = None
     datums_sha256: str | None = None
-    """Fingerprint of what was trained; empty for trajectories that were never trained on here."""
+    """Fingerprint of what was trained; empty for trajectories that were never trained on here. None if some of it was
+    pruned."""
     num_datums: int | None = None
     metrics: Mapping[str, float] | None = None
     replays: tuple[ReplayRecord, ...] = ()
@@ -122,7 +124,9 @@ async def load_run(session: AsyncSession, training_id: int, *, step: int | None 
 async def load_rollout_records(
     session: AsyncSession, training_id: int, source: SourceRecord
 ) -> AsyncGenerator[list[RolloutRecord]]:
-    """The rollouts of each ended group of a step or evaluation, in order; those with a reward come first."""
+    """The rollouts of each ended group of a step or evaluation, in order; those with a reward come first, and those
+    whose screenshots were pruned are left out.
+    """
     mine = Group.step_id == Step.id if source.phase == "step" else Group.eval_id == Eval.id
     table = Step if source.phase == "step" else Eval
     query = select(Group).join(table, mine).where(table.training_id == training_id, table.step == source.step)
@@ -130,7 +134,7 @@ async def load_rollout_records(
         query = query.where(Eval.phase == source.phase)
     rows = (await session.scalars(query.where(Group.status == "completed").order_by(Group.group_index, Group.id))).all()
     for row in rows:
-        (group,) = await load_groups_by_key(session, [row])
+        (group,) = await load_groups_by_key(session, [row], _IS_WHOLE)
         facts = {
             fact.rollout_id: fact
             for fact in await session.execute(
@@ -167,12 +171,17 @@ async def _load_source(session: AsyncSession, row: Step | Eval) -> SourceRecord:
     is_step = isinstance(row, Step)
     tasks = {task.id: task for task in await session.scalars(select(TaskRow).where(TaskRow.id.in_(row.task_pks)))}
     replays: Sequence[ReplayRecord] = ()
+    fingerprint: str | None = None
     if is_step:
+        pruned = select(RolloutRow.id).join(Group, RolloutRow.group_pk == Group.id).where(~_IS_WHOLE)
+        fingerprint = row.datums_sha256
+        if await session.scalar(pruned.where(Group.step_id == row.id).limit(1)) is not None:
+            fingerprint = None
         query = (
             select(Group.group_id, RolloutRow.rollout_id, Replay.advantage)
             .join(Group, Replay.group_pk == Group.id)
             .join(RolloutRow, Replay.rollout_pk == RolloutRow.id)
-            .where(Group.step_id == row.id)
+            .where(Group.step_id == row.id, _IS_WHOLE)
             .order_by(Replay.group_pk, Replay.position)
         )
         replays = [
@@ -189,7 +198,7 @@ async def _load_source(session: AsyncSession, row: Step | Eval) -> SourceRecord:
         started_at=row.started_at.timestamp(),
         ended_at=_unix(row.ended_at),
         trained_policy_version=row.trained_policy_version if is_step else None,
-        datums_sha256=row.datums_sha256 if is_step else None,
+        datums_sha256=fingerprint,
         num_datums=row.num_datums if is_step else None,
         metrics=row.metrics,
         replays=tuple(replays),

@@ -6,6 +6,7 @@ from html import escape
 from math import exp
 
 from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.types.conversation import EncodedImage
 
 Images = Mapping[str, tuple[bytes, str]]
 """Bytes and format by hash."""
@@ -29,6 +30,19 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--page);border-ra
 .tokens{font:12px/1.9 ui-monospace,monospace;overflow-wrap:anywhere}.tokens span{border-radius:3px;padding:1px 0;
 white-space:pre-wrap}summary{cursor:pointer;color:var(--dim)}
 """
+
+
+def shown_bytes(image: EncodedImage) -> tuple[bytes, str]:
+    """The bytes and the format of an image; of a pruned one, those of a drawing of its size that says so."""
+    if image.data:
+        return image.data, image.format
+    width, height = image.width_px or 400, image.height_px or 300
+    drawing = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+        '<rect width="100%" height="100%" fill="#8884"/><text x="50%" y="50%" text-anchor="middle" fill="#888" '
+        f'font-family="sans-serif" font-size="{min(width, height) / 8:.0f}">pruned</text></svg>'
+    )
+    return drawing.encode(), "svg+xml"
 
 
 def render_rollouts(

@@ -377,4 +377,7 @@ def _stored_hash(batch: _Batch, reference: str | None) -> str | None:
     """The hash of `sha256:<hex>` if there is such a screenshot."""
     if reference is None or not reference.startswith(PREFIX):
         return None
-    return batch.connection.scalar(select(Screenshot.sha256).where(Screenshot.sha256 == reference.removeprefix(PREFIX)))
+    query = select(Screenshot.sha256).where(Screenshot.sha256 == reference.removeprefix(PREFIX))
+    return batch.connection.scalar(
+        query.where(Screenshot.removed_at.is_(None)).with_for_update(read=True, key_share=True)
+    )

@@ -3,14 +3,14 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from sqlalchemy import select
 
-from cua_rl.database.models import Screenshot
 from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.screenshots import load_images
 from cua_rl.monitor import rollout_queries, task_queries, token_texts
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
+from cua_rl.monitor.export import shown_bytes
 from cua_rl.monitor.rollout_queries import RolloutFilter
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page
@@ -18,6 +18,7 @@ from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
 
 router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS, route_class=WriteRoute)
 _FOREVER = "private, max-age=31536000, immutable"
+_NOT_KEPT = {"Cache-Control": "no-store"}  # another run may record the same image again
 
 
 @router.get("/runs/{run_id}/rollouts")
@@ -86,19 +87,22 @@ async def get_task(
 @router.get(
     "/screenshots/{sha256}",
     response_class=Response,
-    responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, 304: {"description": "unchanged"}},
+    responses={
+        200: {"content": {"image/png": {}, "image/jpeg": {}, "image/svg+xml": {}}},
+        304: {"description": "unchanged"},
+    },
 )
 async def get_screenshot(
     request: Request, databases: AllDatabases, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
-    """An image by the hash of its bytes; it never changes."""
+    """An image by the hash of its bytes; it never changes. Of a pruned one, a drawing of its size says so."""
     headers = {"ETag": f'"{sha256}"', "Cache-Control": _FOREVER}
     if f'"{sha256}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     for database in databases.all:
         async with database.sessions() as session:
-            query = select(Screenshot.data, Screenshot.format).where(Screenshot.sha256 == sha256)
-            row = (await session.execute(query)).one_or_none()
-        if row is not None:
-            return Response(row.data, media_type=f"image/{row.format}", headers=headers)
+            image = (await load_images(session, [sha256])).get(sha256)
+        if image is not None:
+            data, kind = shown_bytes(image)
+            return Response(data, media_type=f"image/{kind}", headers=headers if image.data else _NOT_KEPT)
     raise NotFoundError(f"expected the sha256 of a stored screenshot, got {sha256!r}; rollouts name theirs")

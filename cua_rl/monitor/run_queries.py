@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, func, literal_column, or_, select
+from sqlalchemy import Double, and_, cast, func, literal, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
-from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
+from cua_rl.database.models import (
+    Checkpoint,
+    Eval,
+    Group,
+    RolloutImage,
+    RolloutRow,
+    Screenshot,
+    StatusChange,
+    Step,
+    TaskRow,
+    Training,
+    TurnRow,
+)
 from cua_rl.evaluation.statistics import TaskSums
 from cua_rl.host.masking import mask_secrets
 from cua_rl.metrics import meaning
@@ -20,6 +32,8 @@ from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values,
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
 from cua_rl.types.json_values import is_array, is_object
+
+_MEASURED = 100  # rollouts from which the size of a run is estimated
 
 
 async def list_runs(
@@ -99,6 +113,7 @@ async def load_run(run: RunAccess) -> schemas.Run:
     first = await session.scalar(steps.order_by(Step.step))
     last = await session.scalar(steps.order_by(Step.step.desc()))
     names: list[str] = sorted({*(first or {}), *(last or {})})
+    rows_bytes, screenshots_bytes = await _sizes(session, training.id)
     return schemas.Run(
         **summary.model_dump(),
         config=shown_config(training),
@@ -106,6 +121,8 @@ async def load_run(run: RunAccess) -> schemas.Run:
         first_step=training.first_step,
         num_rollouts=num_rollouts or 0,
         num_running_rollouts=(num_running or 0) if summary.is_alive else 0,
+        rows_bytes=rows_bytes,
+        screenshots_bytes=screenshots_bytes,
         metrics=[
             schemas.MetricInfo(
                 name=name, meaning=meaning(name), area=name.split("/", 1)[0], last=finite((last or {}).get(name))
@@ -116,6 +133,29 @@ async def load_run(run: RunAccess) -> schemas.Run:
         checkpoints=[schemas.CheckpointInfo.model_validate(row) for row in checkpoints],
         history=[schemas.StatusChange.model_validate(row) for row in history],
     )
+
+
+async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
+    """Bytes of a run's rollouts and of their screenshots; of a run with many, estimated from about a hundred."""
+    mine = RolloutRow.training_id == training_id
+    total = await session.scalar(select(func.count()).select_from(RolloutRow).where(mine)) or 0
+    chosen = select(RolloutRow.id).where(mine, func.hashint8(RolloutRow.id) % max(1, total // _MEASURED) == 0)
+    keys = (await session.scalars(chosen)).all()
+    rows_bytes = 0
+    for table, key in ((RolloutRow, RolloutRow.id), (TurnRow, TurnRow.rollout_pk)):
+        size = func.sum(func.pg_column_size(literal_column(table.__tablename__)))
+        rows_bytes += await session.scalar(select(size).where(key.in_(keys))) or 0
+    # an image that many rollouts show counts in parts; from five hundred on the part does not matter
+    shown = select(RolloutImage.sha256, func.count().label("num")).where(RolloutImage.rollout_pk.in_(keys))
+    shown = shown.group_by(RolloutImage.sha256).subquery()
+    users = select(literal(1)).where(RolloutImage.sha256 == shown.c.sha256).limit(500).correlate(shown).subquery()
+    num_users = select(func.count()).select_from(users).correlate(shown).scalar_subquery()
+    part = cast(shown.c.num, Double) / func.greatest(num_users, shown.c.num)
+    size = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
+    images = select(func.sum(part * size)).join_from(shown, Screenshot, Screenshot.sha256 == shown.c.sha256)
+    screenshots_bytes = await session.scalar(images) or 0
+    scale = total / max(1, len(keys))
+    return round(scale * rows_bytes), round(scale * screenshots_bytes)
 
 
 async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:

@@ -158,6 +158,10 @@ class Run(RunSummary):
     first_step: int
     num_rollouts: int = Field(description="rollouts of ended groups, those of evaluations included")
     num_running_rollouts: int = Field(description="0 unless the run is alive")
+    rows_bytes: int = Field(
+        description="rollouts and turns in the database, estimated from 100 rollouts if it has more"
+    )
+    screenshots_bytes: int = Field(description="their screenshots, shared ones in parts, estimated in the same way")
     metrics: list[MetricInfo]
     evaluations: list[Evaluation]
     checkpoints: list[CheckpointInfo]

@@ -104,7 +104,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
 
 
 async def _draw(database: Database, training_id: int, config: CalibrateConfig) -> list[KnownRollout]:
-    """Finished rollouts whose success was not decided by a judge; raises `ConfigError` if there are none."""
+    """Finished rollouts with screenshots whose success no judge has decided; raises `ConfigError` if there are none."""
     query = (
         select(RolloutRow.rollout_id, TaskRow.instruction, TaskRow.category)
         .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
@@ -114,6 +114,7 @@ async def _draw(database: Database, training_id: int, config: CalibrateConfig) -
             RolloutRow.training_id == training_id,
             RolloutRow.status == "completed",
             RolloutRow.num_turns > 0,
+            RolloutRow.pruned_at.is_(None),
             JudgementRow.decides.is_not(True),
         )
         .order_by(RolloutRow.id)

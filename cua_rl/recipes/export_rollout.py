@@ -13,9 +13,10 @@ from sqlalchemy import func, select
 
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.database.models import Group, RolloutRow, Screenshot, Step
+from cua_rl.database.models import Group, RolloutRow, Step
+from cua_rl.database.screenshots import load_images
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
-from cua_rl.monitor.export import image_hashes, render_rollouts
+from cua_rl.monitor.export import image_hashes, render_rollouts, shown_bytes
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
@@ -55,10 +56,8 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
                 for rollout in rollouts
                 for turn in await load_rollout_tokens(run, rollout.rollout_id)
             }
-            query = select(Screenshot.sha256, Screenshot.data, Screenshot.format).where(
-                Screenshot.sha256.in_(image_hashes(rollouts))
-            )
-            images = {row.sha256: (row.data, row.format) for row in await run.session.execute(query)}
+            found = await load_images(run.session, image_hashes(rollouts))
+    images = {digest: shown_bytes(image) for digest, image in found.items()}
     page = render_rollouts(rollouts, tokens, images)
     out = Path(config.out)
     with writing(out.parent):

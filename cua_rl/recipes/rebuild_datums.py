@@ -1,7 +1,8 @@
 """Verify the record: rebuild the training data of each step from the database alone and compare it bit for bit.
 
 `python -m cua_rl.recipes.rebuild_datums run=runs/... [step=3]`. With a KL penalty, what is compared are the datums
-before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them.
+before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them. Pruned
+screenshots are compared by the hashes that are left of them.
 """
 
 import os
@@ -47,6 +48,8 @@ class Comparison:
     num_datums: int
     num_replayed: int
     """Rollouts of earlier steps among them."""
+    num_pruned: int = 0
+    """Rollouts without their screenshots among them."""
 
     @property
     def is_equal(self) -> bool:
@@ -55,7 +58,8 @@ class Comparison:
     def line(self) -> str:
         verdict = "equal" if self.is_equal else f"DIFFERENT (trained {self.trained})"
         replayed = f" ({num_of(self.num_replayed, 'rollout')} replayed)" if self.num_replayed else ""
-        return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
+        pruned = f" ({num_of(self.num_pruned, 'rollout')} with pruned screenshots)" if self.num_pruned else ""
+        return f"step {self.step}: {self.num_datums} datums{replayed}{pruned}, sha256 {self.rebuilt[:16]} {verdict}"
 
 
 async def rebuild_step(
@@ -74,6 +78,12 @@ async def rebuild_step(
         ScoredGroup(group=replace(group, is_incomplete=len(group.rollouts) < min_group_size), advantages=tuple(values))
         for group, values in zip(recorded, advantages, strict=True)
     ]
+    pruned = [
+        rollout
+        for group in recorded
+        for rollout in group.compared
+        if any(not image.data for turn in rollout.turns for image in turn.model.prompt.images)
+    ]
     datums = build_batch(groups, image_token_id, keeps_constant=keeps_constant).datums
     return Comparison(
         step=step.step,
@@ -81,6 +91,7 @@ async def rebuild_step(
         rebuilt=datums_sha256(datums),
         num_datums=len(datums),
         num_replayed=sum(len(group.replayed) for group in recorded),
+        num_pruned=len(pruned),
     )
 
 
@@ -101,8 +112,12 @@ async def cli_main(config: RebuildConfig) -> None:
             training = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
         if training is None:
             raise DatabaseError(f"expected a run in {config.run} in the database, got none; check run")
-        steps = [step for step in await load_steps(session, training.id) if step.datums_sha256]
+        trained = [step for step in await load_steps(session, training.id) if step.trained_policy_version is not None]
+        steps = [step for step in trained if step.datums_sha256]
         wanted = [step for step in steps if config.step is None or step.step == config.step]
+        for step in trained:
+            if not step.datums_sha256:
+                print(f"step {step.step}: nothing to compare, rollouts were pruned")
         if not wanted:
             raise DatabaseError(
                 f"expected trained steps to rebuild, got none for step={config.step}; there are {len(steps)}"

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cua_rl.database.screenshots import STORE_VARIABLE
 from cua_rl.events import Recorder
 from cua_rl.host.masking import is_secret_name
 from cua_rl.host.processes import OwnedProcess, free_port
@@ -86,7 +87,8 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
 
 
 def _is_for_monitor(name: str) -> bool:
-    return name.startswith(("MONITOR_READ_", "MONITOR_WRITE_", "PG"))
+    of_store = ("AWS_", "AZURE_", "GOOGLE_", "FSSPEC_") if os.environ.get(STORE_VARIABLE) else ()
+    return name.startswith(("MONITOR_READ_", "MONITOR_WRITE_", "PG", *of_store))
 
 
 def _choose_port(stack: AsyncExitStack) -> int:

@@ -163,8 +163,8 @@ def _owed_evaluations(
 async def load_memory(
     config: CLIConfig, folder: LogDirectory, num_done: int, recorder: DatabaseRecorder, url: str
 ) -> Memory:
-    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database; raises
-    `DatabaseError` if a success that an earlier attempt stored is not in this database.
+    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database, without
+    pruned ones; raises `DatabaseError` if a success that an earlier attempt stored is not in this database.
     """
     memory = Memory(
         rates=SuccessRates() if config.curriculum.task_sampling == "success_rate" else None,

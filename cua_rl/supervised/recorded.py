@@ -32,7 +32,8 @@ class RecordedSuccesses:
 async def load_successes(
     session: AsyncSession, training_id: int, *, num_steps: int | None, max_per_task: int | None, seed: int
 ) -> RecordedSuccesses:
-    """Successes of a run's first steps (None: of all), without repeats; raises `ConfigError` if there are none.
+    """Successes of a run's first steps (None: of all), without repeats; raises `ConfigError` if there are none that
+    have their screenshots.
 
     Of each task template at most `max_per_task`, chosen by `seed` (None: all). Evaluations stay held out.
     """
@@ -48,8 +49,8 @@ async def load_successes(
     ids = _at_most_per_task(list(reversed(distinct.values())), max_per_task, seed)
     if not ids:
         raise ConfigError(
-            f"from_run: expected at least one successful rollout of a training step, got none in the run "
-            f"(run_steps={num_steps}); take more steps, or another run"
+            f"from_run: expected at least one successful rollout of a training step that is not pruned, got none in "
+            f"the run (run_steps={num_steps}); take more steps, or another run"
         )
     rollouts: list[Rollout] = []
     for start in range(0, len(ids), _NUM_AT_A_TIME):  # keeps statements short, and drops rows that are rollouts now
@@ -89,6 +90,7 @@ async def _successes(session: AsyncSession, training_id: int, step: int) -> list
             Group.status == "completed",
             RolloutRow.status == "completed",
             RolloutRow.success.is_(True),
+            RolloutRow.pruned_at.is_(None),
         )
         .order_by(Group.group_index, Group.id, RolloutRow.position)
     )

@@ -65,6 +65,13 @@ export function words(name: string): string {
   return name.replaceAll("_", " ");
 }
 
+/** 640 B, 12 KB, 1.7 GB, in powers of a thousand. */
+export function formatBytes(bytes: number): string {
+  const power = Math.min(4, Math.floor(Math.log10(Math.max(1, bytes)) / 3));
+  const value = bytes / 1000 ** power;
+  return `${value < 9.95 && power > 0 ? value.toFixed(1) : Math.round(value)} ${["B", "KB", "MB", "GB", "TB"][power]}`;
+}
+
 export function plural(count: number, noun: string): string {
   return `${count.toLocaleString("en-US")} ${noun}${count === 1 ? "" : "s"}`;
 }

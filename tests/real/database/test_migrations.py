@@ -113,6 +113,44 @@ def test_the_alembic_command_without_a_database_says_what_to_set() -> None:
     assert "Traceback" not in done.stderr
 
 
+OLD_SCREENS = """
+INSERT INTO trainings (run_name, log_path, config, image_token_id, attempt_id, num_attempts, status, first_step,
+    num_completed_steps, total_steps, started_at, heartbeat_at)
+    VALUES ('run', '/run', '{}', 1, gen_random_uuid(), 1, 'completed', 1, 1, 1, now(), now());
+INSERT INTO evals (training_id, phase, step, attempt_id, status, policy_version, group_size, num_groups,
+    num_ended_groups, task_pks, started_at)
+    VALUES (1, 'eval', 1, gen_random_uuid(), 'completed', 0, 1, 1, 1, '{}', now());
+INSERT INTO groups (training_id, eval_id, group_id, group_index, task_id, seed, status, started_at)
+    VALUES (1, 1, 'group', 0, 'task', 1, 'completed', now());
+INSERT INTO rollouts (training_id, group_pk, rollout_id, task_id, seed, group_index, member_index, status, num_turns,
+    started_at)
+    SELECT 1, 1, 'rollout ' || number, 'task', 1, 0, number, 'completed', 1, now() FROM generate_series(1, 2) AS number;
+INSERT INTO screenshots (sha256, data, format) SELECT name, 'pixels', 'png'
+    FROM unnest(ARRAY['before', 'after', 'prompt', 'request', 'unused']) AS name;
+INSERT INTO turns (rollout_pk, turn_index, response_id, prompt_token_ids, prompt_chunks, sampled_tokens,
+    sampling_logprobs, policy_version, stop, text, prompt_matches_renderer, request, cached_tokens, started_at,
+    started_unix_s, duration_s, durations_s, before_sha256, after_sha256)
+SELECT rollout, index, 'r', '{}', chunks::jsonb, '{}', '{}', 0, 'stop', '', true,
+    '{"messages": [{"content": [{"image_url": {"url": "sha256:request"}}, {"text": "sha256:gone"}]}]}', 0, now(), 0, 0,
+    '{}', 'before', nullif(after, '')
+FROM (VALUES (1, 0, '[{"text": 3}, {"image": "prompt", "tokens": 4}, {"image": "before", "tokens": 4}]', 'after'),
+    (1, 1, '[{"image": "prompt", "tokens": 4}]', ''), (2, 0, '[]', '')) AS given (rollout, index, chunks, after);
+"""
+
+
+def test_images_of_recorded_rollouts_are_found_in_turns_prompts_and_requests(empty_url: str) -> None:
+    config = alembic_config(empty_url)
+    command.upgrade(config, "0006")
+    run_sql(empty_url, OLD_SCREENS)
+
+    command.upgrade(config, "head")
+
+    shown = "SELECT rollout_pk, array_agg(sha256 ORDER BY sha256) FROM rollout_images GROUP BY 1 ORDER BY 1"
+    assert run_sql(empty_url, shown) == [(1, ["after", "before", "prompt"]), (2, ["before", "request"])]
+    command.downgrade(config, "0006")
+    assert run_sql(empty_url, "SELECT count(*) FROM screenshots WHERE data = 'pixels'") == [(5,)]
+
+
 async def test_rebuild_asks_first_and_empties_only_our_tables(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from cua_rl.database.models import Base
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import EvaluationEnded, RolloutSource
+from cua_rl.recipes.prune import PruneConfig, cli_main
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
 from tests.real.monitor.events import make_step_events
@@ -43,5 +44,7 @@ async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_o
     assert len(questions) == 12
     for text in deletions:
         run_sql(url, text)
+    run_sql(url, "UPDATE screenshots SET created_at = created_at - interval '2 hours'")
+    await cli_main(PruneConfig(dry_run=False), {"DATABASE_URL": url})
     left = {name: run_sql(url, f"SELECT count(*) FROM {name}")[0][0] for name in ("rollouts", "turns", "screenshots")}
     assert left == {"rollouts": 0, "turns": 0, "screenshots": 0}

@@ -1,8 +1,9 @@
 """Payloads as other programs send them: one item a request, relations by the ids that came back."""
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from dataclasses import asdict
+from hashlib import sha256
 from io import BytesIO
 from typing import Any
 
@@ -145,6 +146,18 @@ async def test_a_rollout_that_another_trainer_sends_is_shown_like_our_own(monito
     assert tokens["sampling_logprobs"] == [-0.5, -1.0]
     run = await monitor.json(f"/api/runs/{training_id}")
     assert (run["project"], run["config"]["experiment_name"], run["config"]["api_key"]) == ("tests", "exp", "***")
+
+
+async def test_images_of_a_received_rollout_belong_to_it(monitor: Monitor) -> None:
+    """Those before and after its turns, and those that only the model was shown."""
+    await send_rollout(monitor)
+    seen = [{"type": "image_url", "image_url": {"url": screenshot("green")}}]
+    (turn,) = run_sql(monitor.url, "SELECT id FROM ingest_items WHERE kind = 'turns'")
+    read = {"obs_type": "model_input", "model_input_json": {"messages": [{"role": "user", "content": seen}]}}
+    await send(monitor, observations=[read | {"turn_id": turn[0]}])
+
+    digests = {sha256(b64decode(screenshot(color).partition(",")[2])).hexdigest() for color in ("red", "blue", "green")}
+    assert {sha for (sha,) in run_sql(monitor.url, "SELECT sha256 FROM rollout_images")} == digests
 
 
 async def test_what_is_sent_twice_is_stored_once(monitor: Monitor) -> None:

@@ -423,7 +423,7 @@ export interface paths {
         };
         /**
          * Get Screenshot
-         * @description An image by the hash of its bytes; it never changes.
+         * @description An image by the hash of its bytes; it never changes. Of a pruned one, a drawing of its size says so.
          */
         get: operations["get_screenshot_api_screenshots__sha256__get"];
         put?: never;
@@ -1542,12 +1542,22 @@ export interface components {
              * @description of the latest finished step
              */
             reward_mean: number | null;
+            /**
+             * Rows Bytes
+             * @description rollouts and turns in the database, estimated from 100 rollouts if it has more
+             */
+            rows_bytes: number;
             /** Run Id */
             run_id: string;
             /** Run Name */
             run_name: string;
             /** @description null unless running */
             running_step: components["schemas"]["RunningStep"] | null;
+            /**
+             * Screenshots Bytes
+             * @description their screenshots, shared ones in parts, estimated in the same way
+             */
+            screenshots_bytes: number;
             /**
              * Settings
              * @description the configuration as rows, nested settings with dots
@@ -4146,6 +4156,7 @@ export interface operations {
                 content: {
                     "image/jpeg": unknown;
                     "image/png": unknown;
+                    "image/svg+xml": unknown;
                 };
             };
             /** @description unchanged */

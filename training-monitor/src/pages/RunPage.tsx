@@ -1,7 +1,7 @@
 import { useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { Run } from "../api/types";
-import { formatAgo, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
+import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
 import { navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
@@ -135,6 +135,9 @@ function RunStats({ run }: { run: Run }) {
       </Stat>
       {hasSteps && <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>}
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
+      <Stat label="Size" hint="rollouts, turns and screenshots in the database and its store; recipes.prune makes it smaller">
+        {formatBytes(run.rows_bytes + run.screenshots_bytes)}<small>{formatBytes(run.screenshots_bytes)} screenshots</small>
+      </Stat>
       {hasSteps && (
         <Stat label="Step time" hint="from step end to step end, mean of the last ten since the run was started or resumed, without evaluations">
           {formatDuration(run.step_time_s)}
