@@ -25,7 +25,7 @@ from cua_rl.database.session import find_database, make_writer_engine
 from cua_rl.monitor.databases import Database
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
 _BATCH = 200  # rollouts of a transaction
@@ -73,7 +73,7 @@ async def cli_main(config: PruneConfig, environ: Mapping[str, str] = os.environ)
             url = await find_database(environ)
         else:
             database, name = await stack.enter_async_context(open_run_database(config.run, environ))
-            url, chosen = database.url, await _choose(config, database, await find_training(database, name))
+            url, chosen = database.url, await _choose(config, database, await find_training_id(database, name))
         if url is None:
             raise ConfigError("run: expected a run, or DATABASE_URL to be set, got neither; name the folder of a run")
         engine = make_writer_engine(url)
