@@ -1,6 +1,6 @@
 """Rollouts name the worker that ran them.
 
-Revision: worker_names. Made on 2026-11-26.
+Revision: 0007. Made on 2026-11-26.
 """
 
 from collections.abc import Sequence
