@@ -33,6 +33,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 PACKAGE = Path(__file__).parent
 _START_S, _POLL_S = 120.0, 0.1
 _RESERVE_POLL_S = 1.0
+_WHY_CHARACTERS = 200  # the last line says why, at length
 _OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
 
 
@@ -78,8 +79,8 @@ class Actor:
                 raise error.cause from None
             raise CuaError(f"{method} failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._ray.exceptions.RayError as error:
-            lines = str(error).strip().splitlines()
-            raise ActorLost(next((line.strip() for line in lines if line.strip()), type(error).__name__)) from error
+            why = str(error).strip() or type(error).__name__
+            raise ActorLost(why.splitlines()[-1][:_WHY_CHARACTERS]) from error
 
     def kill(self) -> None:
         """End its process, also one that does not answer."""
@@ -220,6 +221,13 @@ async def open_cluster(
         yield Cluster(ray, address, is_local=not environ.get("RAY_ADDRESS"))
 
 
+def shape_node(parameters: Any, is_head: bool) -> None:
+    """Called by `ray start`, which has no options for this: no server of Ray's client, and short names of sockets."""
+    parameters.ray_client_server_port = None
+    parameters.plasma_store_socket_name = f"{parameters.temp_dir}/store"
+    parameters.raylet_socket_name = f"{parameters.temp_dir}/raylet"
+
+
 async def _start_cluster(
     stack: AsyncExitStack, log_path: Path, num_cpus: int, num_gpus: int, environ: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
@@ -234,12 +242,17 @@ async def _start_cluster(
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
             *("--node-ip-address=127.0.0.1", f"--temp-dir={folder}", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
             *(f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", "--disable-usage-stats", "--no-monitor"),
-            *("--include-dashboard=false", "--include-log-monitor=false", "--ray-client-server-port=0"),
+            *("--include-dashboard=false", "--include-log-monitor=false"),
         ],
         name="ray",
         log_path=log_path,
         # the machine's memory is not the cluster's alone: it ends no worker because others need much
-        environment={**computing_environment(environ), **variables, "RAY_memory_monitor_refresh_ms": "0"},
+        environment={
+            **computing_environment(environ),
+            **variables,
+            "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_START_HOOK": f"{__name__}.{shape_node.__name__}",
+        },
     )
     await stack.enter_async_context(program)
     written = folder / "ray_current_cluster"

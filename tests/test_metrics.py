@@ -12,6 +12,7 @@ TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy",
 AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer", "judge"}
 OPEN_FAMILIES = {
     "time/x_s",
+    "rollout/worker_faults/",
     "eval/x",
     "eval/x/x",
     "trainer/x",

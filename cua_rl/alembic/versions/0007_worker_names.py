@@ -1,6 +1,6 @@
 """Rollouts name the worker that ran them.
 
-Revision: worker_names. Made on 2026-11-26.
+Revision: 0007. Made on 2026-11-26.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "worker_names"
+revision: str = "0007"
 down_revision: str | None = "0006"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
