@@ -89,7 +89,7 @@ def test_the_price_is_that_of_the_kind_unless_it_is_set() -> None:
         ({"gpus": "8xtpu"}, "got '8xtpu'"),
         ({"gpus": "1xl4", "model_name": str(MODELS / "Qwen3-VL-32B-Instruct")}, "memory"),
         ({"base_url": "http://10.0.0.2:8000/v1"}, "base_url: expected None with gpus=8xh100"),
-        ({"trainer": TrainerConfig(address="10.0.0.1:29400")}, r"trainer\.address: expected None with gpus=8xh100"),
+        ({"trainer": TrainerConfig(num_nodes=2)}, r"trainer\.num_nodes: expected None with gpus=8xh100"),
         ({"assume": Assumptions(num_turns=21)}, r"assume\.num_turns: expected at most max_turns=20, got 21"),
         ({"assume": Assumptions(constant_group_frac=1.5)}, "expected a share, at most 1, got 1.5"),
     ],

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,7 +235,7 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
             await asyncio.sleep(10.0)
             assert _ip("link", "set", hosts[0].interface, "up")
 
-        disturbances: list[Callable[[], Awaitable[None]]] = [kill_actor, kill_node, cut_cable]
+        disturbances: list[Callable[[], Coroutine[None, None, None]]] = [kill_actor, kill_node, cut_cable]
         restarts: list[int] = []
         for disturb in disturbances:
             await two.forward_backward(datums, LossConfig())
