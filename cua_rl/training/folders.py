@@ -9,10 +9,7 @@ from cua_rl.types.errors import writing
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one.
-
-    Raises `DiskFullError`.
-    """
+    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
