@@ -29,12 +29,9 @@ class ImageUrls:
 
     def __init__(self) -> None:
         self._images: dict[str, EncodedImage] = {}
-        self._digests: dict[bytes, EncodedImage] = {}
-        """Images by the SHA-256 of their URLs."""
-        self._given: set[str] = set()
-        """Names that stay valid."""
-        self._lent: set[str] = set()
-        """Names in requests since URLs were last forgotten, which may be under way."""
+        self._digests: dict[bytes, EncodedImage] = {}  # by the SHA-256 of their URLs
+        self._given: set[str] = set()  # names that stay valid
+        self._lent: set[str] = set()  # names in requests since URLs were last forgotten, which may be under way
         self._urls: dict[str, str] = {}
         self.num_characters = 0
         """Length of all URLs."""

@@ -1,7 +1,4 @@
-"""JSON Lines files that survive a crash: durable appends, damaged lines skipped, atomic rewrites.
-
-What writes raises `DiskFullError`.
-"""
+"""JSON Lines files that survive a crash: durable appends, damaged lines skipped, atomic rewrites."""
 
 import json
 import logging

@@ -24,8 +24,7 @@ _MAX_MOVES = 2
 """Replicas that may be lost while they serve one request; with one more, the request is assumed to be the cause."""
 _MAX_UNHEALTHY = 3
 """Consecutive failed health checks after which a replica counts as lost."""
-_CHECKS_PER_WORD = 6
-"""Attempts to rejoin between two lines in the log: half a minute."""
+_CHECKS_PER_WORD = 6  # attempts to rejoin between two lines in the log: half a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +226,6 @@ class SamplingClient:
         self.current = adapter
         for replica in self._replicas:
             replica.loads_adapters = False
-
-    @property
-    def loaded(self) -> tuple[AdapterRef, ...]:
-        """The adapters on the first replica, oldest first."""
-        return self._replicas[0].loaded
 
     async def __aenter__(self) -> Self:
         for replica in self._replicas:

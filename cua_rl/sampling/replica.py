@@ -44,8 +44,8 @@ class ReplicaLost(SamplingError):
 class Replica:
     """One server and its adapters.
 
-    A request fails with `ReplicaLost` at the second connection failure, or if the server no longer has its adapter. One
-    that the server could not carry out (5xx) is sent `max_attempts` times in all.
+    A request fails with `ReplicaLost` at the second connection failure (without siblings only if the server is not
+    healthy), or if the server no longer has its adapter. Others that fail are sent `max_attempts` times in all.
     """
 
     def __init__(
@@ -308,7 +308,8 @@ class Replica:
                 raise kind(f"the model server at {self.server.base_url} has stalled: {error}") from error
             except (ConnectionError, TimeoutError) as error:
                 failure = str(error) or type(error).__name__
-                if delay_s or self.is_lost:
+                # the only server may drop single connections, as proxies do: others that it answers shall not end
+                if self.is_lost or (delay_s and (self._has_siblings or not await self.is_healthy())):
                     raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}") from error
                 continue
             if reply.is_success:

@@ -15,9 +15,7 @@ from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import TrainingError
 
 _WORK_PER_CUT = 20.0  # a cut may take a twentieth of the time; short steps share one
-_LEAST_S = 600.0  # whatever the size: kernels are compiled, a busy machine pauses
 _SLOW_DISK_BYTES_PER_S = 50e6
-_STATE_PER_WEIGHTS = 6  # weights and two moments in float32, for each weight in 16 bits
 _FLOP_PER_BYTE = 4  # forward, backward and recomputation, for each token and each weight in 16 bits
 _SLOWEST_FLOP_PER_S = {True: 1e12, False: 1e10}  # of a GPU, a hundredth of what slow ones reach; of two CPU cores
 _SLOWER = 20.0  # other sequences, more screenshots, a GPU that others use
@@ -33,18 +31,17 @@ class TimeLimits:
     """
 
     weight_bytes: int
-    state_bytes: int
-    """Of the largest checkpoint."""
-    least_s: float = _LEAST_S
+    state_bytes: int  # of the largest checkpoint
+    least_s: float = 600.0  # whatever the size: kernels are compiled, a busy machine pauses
     has_gpu: bool = False
     _tokens_per_s: dict[type[wire.Request], float] = field(default_factory=dict[type[wire.Request], float])
 
     @classmethod
     def of_model(cls, config: TrainerConfig) -> "TimeLimits":
         """The limits for the model of a configuration."""
+        # without an adapter: weights and two moments in float32, for each weight in 16 bits
         weight_bytes = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
-        per_weight = 1 if config.lora_rank else _STATE_PER_WEIGHTS
-        return cls(weight_bytes=weight_bytes, state_bytes=weight_bytes * per_weight)
+        return cls(weight_bytes=weight_bytes, state_bytes=weight_bytes * (1 if config.lora_rank else 6))
 
     def limit_s(self, request: wire.Request) -> float:
         """Seconds after which a request without an answer counts as lost."""

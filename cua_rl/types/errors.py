@@ -135,9 +135,11 @@ class DiskFullError(CuaError):
 
 
 def is_disk_full(said: BaseException | str) -> bool:
-    """Whether an exception or a log says that a disk is full; of errors in other languages only the text is left."""
-    is_error = isinstance(said, OSError) and said.errno in (errno.ENOSPC, errno.EDQUOT)
-    return is_error or _FULL.search(str(said)) is not None
+    """Whether a log or an exception, or what it followed, says so; of errors in other languages only text is left."""
+    if (isinstance(said, OSError) and said.errno in (errno.ENOSPC, errno.EDQUOT)) or _FULL.search(str(said)):
+        return True
+    earlier = None if isinstance(said, str) else said.__cause__ or said.__context__
+    return earlier is not None and is_disk_full(earlier)
 
 
 @contextmanager

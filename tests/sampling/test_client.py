@@ -39,7 +39,7 @@ async def test_publishing_unloads_the_adapter_before_if_nobody_uses_it(client: S
     for version in range(20):
         await client.publish(adapter(version))
     assert served_names(fake) == ["policy-000019"]
-    assert client.loaded == (adapter(19),)
+    assert client.replicas[0].loaded == (adapter(19),)
 
 
 async def test_an_adapter_with_a_request_under_way_stays_loaded(client: SamplingClient, fake: FakeVllm) -> None:
@@ -191,3 +191,17 @@ async def test_a_refusal_is_not_retried(client: SamplingClient, fake: FakeVllm) 
 def test_the_canary_is_a_datum_with_all_tokens_but_the_first_on_its_mask(renderer: Qwen3VLRenderer) -> None:
     datum = canary_datum(text_canary(renderer))
     assert datum.num_trained_tokens == datum.model_input.length - 1
+
+
+async def test_a_dropped_connection_does_not_take_the_only_server_from_others(
+    client: SamplingClient, fake: FakeVllm
+) -> None:
+    await client.publish(adapter(1))
+    fake.gate = asyncio.Event()
+    other = asyncio.create_task(client.respond(RESPONSES_PATH, REQUEST))
+    await fake.has_arrived.wait()
+    fake.drops_requests = True
+    with pytest.raises(SamplingError, match="3 attempts"):
+        await client.respond(RESPONSES_PATH, REQUEST)
+    fake.gate.set()
+    assert (await other).adapter == adapter(1)

@@ -48,6 +48,17 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_what_to_do(error: Exc
     assert "; free space there or raise the quota" in str(caught.value)
 
 
+def test_a_library_that_fails_again_while_it_closes_its_file_hides_no_full_disk(tmp_path: Path) -> None:
+    def save() -> None:  # as torch.save does
+        try:
+            raise NO_ROOM
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    with pytest.raises(DiskFullError), writing(tmp_path):
+        save()
+
+
 @pytest.mark.parametrize(
     "error",
     [

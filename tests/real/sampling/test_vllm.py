@@ -64,7 +64,7 @@ async def client(vllm: VllmServer) -> AsyncGenerator[SamplingClient]:
     async with SamplingClient(vllm, namespace="test") as sampling:
         yield sampling
         async with server_client(vllm.base_url, vllm.api_key) as plain:  # the server is shared by all tests
-            for adapter in sampling.loaded:
+            for adapter in sampling.replicas[0].loaded:
                 await plain.post("/v1/unload_lora_adapter", json={"lora_name": f"{adapter.name}-test"})
 
 
@@ -286,7 +286,7 @@ async def test_memory_stays_flat_over_publications(
             family = [psutil.Process(), *psutil.Process().children(recursive=True)]
             rss_mib.append(sum(process.memory_info().rss for process in family) / 2**20)
     gateway.close_rollout("memory")
-    assert len(client.loaded) == 1
+    assert len(client.replicas[0].loaded) == 1
     assert rss_mib[1] - rss_mib[0] < 60
 
 
