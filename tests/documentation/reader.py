@@ -233,6 +233,8 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
+        case ["ray", *arguments]:
+            _check_ray(arguments)
         case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
         case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
@@ -242,6 +244,17 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass
         case _:
             raise WrongExample(f"expected a rule for {words[0]!r} in tests/documentation/reader.py, got none")
+
+
+def _check_ray(arguments: Sequence[str]) -> None:
+    """Ray, if it is installed, has the command and its options."""
+    if find_spec("ray") is None:
+        return  # an extra that the tests do without
+    command = [sys.executable, "-m", "ray.scripts.scripts", arguments[0], "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    unknown = [word for word in arguments[1:] if word.partition("=")[0] not in known]
+    if unknown or not known:
+        raise WrongExample(f"expected options of ray {arguments[0]}, got {unknown}")
 
 
 def _check_deployment(words: Sequence[str]) -> None:
@@ -288,7 +301,7 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
     _check_options([word for word in given if "=" in word and not word.startswith("-")], config_class)
     if any("runs/" in word for word in given):
         return  # a dry run would look for that run's folder, and no run is recorded here
-    if "launcher=ray" in given and find_spec("ray") is None:
+    if any(word.startswith("rollout_workers=") for word in given) and find_spec("ray") is None:
         return  # a dry run refuses it, and Ray is an extra that the tests do without
     if not any(word.startswith("machine=") for word in given):
         given.append(f"machine={MACHINE}")
