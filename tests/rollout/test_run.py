@@ -75,24 +75,14 @@ async def test_success_is_read_from_the_device_and_not_from_the_agent() -> None:
     assert failed.answer == "done"
 
 
-async def test_in_a_worker_its_name_stands_before_the_devices() -> None:
-    bench = Bench(FakeAgent(["1"]))
-
-    rollout = await bench.runner.run(replace(plan(), worker="worker-3"))
-
-    (started,) = [event for event in bench.recorder.events if isinstance(event, RolloutStarted)]
-    assert (started.worker, started.device_id) == ("worker-3", "worker-3/device-0")
-    assert (rollout.worker, rollout.device_id) == ("worker-3", "worker-3/device-0")
-
-
 async def test_an_attempt_knows_in_which_workers_earlier_ones_failed() -> None:
     class Failing:
         jobs: list[RolloutJob] = []  # noqa: RUF012
 
         async def run(self, job: RolloutJob) -> Rollout:
             self.jobs.append(job)
-            runner = Bench(FakeAgent([DeviceError("gone")])).runner
-            return await runner.run(replace(job, worker=f"worker-{len(self.jobs)}"))
+            rollout = await Bench(FakeAgent([DeviceError("gone")])).runner.run(job)
+            return replace(rollout, worker=f"worker-{len(self.jobs)}")
 
     await run_group(Failing(), make_task(), 0, GroupJob(source=SOURCE, group_size=1, params=PARAMS))
 
