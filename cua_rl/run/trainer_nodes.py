@@ -26,6 +26,7 @@ from cua_rl.cluster import (
 )
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
+from cua_rl.host.system import refuse_inspection
 from cua_rl.run_folder.model_folder import fetch_weights, find_model
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
@@ -121,6 +122,7 @@ class TrainerNode:
     """The ranks of a node, in an actor there. Its methods run side by side."""
 
     def __init__(self) -> None:
+        refuse_inspection()
         self._ranks: LocalTrainer | None = None
 
     async def free_address(self) -> str:
