@@ -112,7 +112,7 @@ async def run_member(runner: Runner, job: RolloutJob) -> list[Rollout]:
         params = job.params.seeded(len(attempts)) if attempts else job.params
         rollout_id = uuid4().hex if attempts else job.rollout_id
         failed_in = frozenset(one.worker for one in attempts)
-        attempt = replace(job, params=params, rollout_id=rollout_id, is_repeat=bool(attempts), failed_in=failed_in)
+        attempt = replace(job, params=params, rollout_id=rollout_id, failed_in=failed_in)
         attempts.append(await runner.run(attempt))
         if attempts[-1].reward is not None:
             break

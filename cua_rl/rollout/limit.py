@@ -101,7 +101,7 @@ class LimitedRunner:
         if self.num_granted:
             self.num_granted -= 1
         else:
-            await self.limit.acquire(is_repeat=job.is_repeat)
+            await self.limit.acquire(is_repeat=bool(job.failed_in))
         try:
             return await self.runner.run(job)
         finally:

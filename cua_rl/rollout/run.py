@@ -39,15 +39,7 @@ class RolloutJob:
     adapter: AdapterRef | None = None
     """None: always the current policy; evaluations pin one."""
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
-    is_repeat: bool = False  # after a fault; retries skip the queue: their group waits for them
-    failed_in: frozenset[str | None] = frozenset()
-    """The rollout workers of its earlier attempts."""
-    worker: str | None = None
-    """The rollout worker that runs it."""
-
-    def name_of(self, device: Device) -> str:
-        """The device's name in the record: workers number theirs alike."""
-        return device.device_id if self.worker is None else f"{self.worker}/{device.device_id}"
+    failed_in: frozenset[str | None] = frozenset()  # workers of earlier attempts; retries skip the queue
 
     def started(self, device_id: str, max_turns: int) -> RolloutStarted:
         """What is recorded once it has a device; the task may allow fewer turns than `max_turns`."""
@@ -59,7 +51,6 @@ class RolloutJob:
             member_index=self.member_index,
             task=self.task,
             device_id=device_id,
-            worker=self.worker,
             max_turns=min(self.task.max_turns, max_turns),
         )
 
@@ -115,7 +106,6 @@ class RolloutRunner:
             group_index=job.group_index,
             member_index=job.member_index,
             device_id=outcome.device_id,
-            worker=job.worker,
             turns=tuple(turns),
             stop_reason=outcome.stop_reason,
             answer=outcome.answer,
@@ -163,7 +153,7 @@ class RolloutRunner:
                         is_reached = (await self._check.validate(task, device, None)).success
                         first_success_turn = len(turns) if is_reached else None
 
-        await self.recorder.record(job.started(job.name_of(device), max_turns))
+        await self.recorder.record(job.started(device.device_id, max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
             await self._check.prepare(task, device)
             instruction = await instruct(task, device)
@@ -173,7 +163,7 @@ class RolloutRunner:
         report_end(device, done, turns, max_turns=max_turns)
         return Outcome(
             stop_reason=done.stop_reason,
-            device_id=job.name_of(device),
+            device_id=device.device_id,
             instruction=instruction,
             answer=done.answer,
             max_turns=max_turns,

@@ -216,8 +216,7 @@ class Rollout:
     duration_s: float
     judgement: Judgement | None = None
     """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
-    worker: str | None = None
-    """The rollout worker that ran it."""
+    worker: str | None = None  # the rollout worker that ran it
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:

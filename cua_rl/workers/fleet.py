@@ -145,7 +145,7 @@ class Fleet:
         if self._failure is not None:
             raise self._failure
         lease = _Lease(job=job, ended=asyncio.get_running_loop().create_future())
-        (self._waiting.appendleft if job.is_repeat else self._waiting.append)(lease)
+        (self._waiting.appendleft if job.failed_in else self._waiting.append)(lease)
         self._assign()
         with ExitStack() as pinned:
             if job.adapter is not None:
@@ -349,8 +349,8 @@ class ReportingRunner:
         """Run one rollout."""
         rollout = await self._runner.run(job)
         if rollout.device_id is not None:
-            job = replace(job, worker=rollout.worker)
-            await self._recorder.record(job.started(rollout.device_id, self._max_turns))
+            started = job.started(rollout.device_id, self._max_turns)
+            await self._recorder.record(replace(started, worker=rollout.worker))
             for turn in rollout.turns:
                 await self._recorder.record(TurnTaken(rollout_id=job.rollout_id, turn=turn))
         return rollout

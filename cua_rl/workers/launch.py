@@ -101,7 +101,7 @@ async def open_workers(
     """Keep the run's workers alive in the cluster; they end with the block."""
     config = prepared.config
     await recorder.flush()  # from now on the row of this attempt has a key
-    environ = os.environ if cluster.is_local else {}
+    environ = dict(os.environ) if cluster.is_local else dict[str, str]()
     setup = await asyncio.to_thread(make_setup, prepared, sampler, own, url, environ)
     names = [f"worker-{number}" for number in range(1, config.rollout_workers + 1)]
     num_slots = ceil(config.max_concurrent_rollouts / len(names))
@@ -134,7 +134,7 @@ def make_setup(
         config=with_values(config, devices=devices),
         judge=judge and with_values(judge, max_concurrent=ceil(judge.max_concurrent / num)),
         identity=identify(config, find_model(config.model_name), prepared.train_tasks),
-        environ=dict(environ),
+        environ=environ,
         log_path=prepared.log_path,
         database_url=url,
         scope=own.scope,

@@ -22,7 +22,7 @@ from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.database.writer import require_attempt, write_worker_events
 from cua_rl.environments.pool_meter import MeterReading
-from cua_rl.events import Recorder
+from cua_rl.events import Event, Recorder, RolloutStarted
 from cua_rl.host.masking import MaskingFormatter, remember_secrets
 from cua_rl.host.processes import is_loopback
 from cua_rl.host.system import raise_descriptor_limit, refuse_inspection
@@ -111,6 +111,22 @@ class Workplace:
     """Metrics of the devices since the last call."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamingRecorder:
+    """Records with each rollout its worker, whose name stands before the device's: workers number theirs alike."""
+
+    inner: Recorder
+    worker: str
+
+    async def record(self, event: Event) -> None:
+        if isinstance(event, RolloutStarted):
+            event = replace(event, worker=self.worker, device_id=f"{self.worker}/{event.device_id}")
+        await self.inner.record(event)
+
+    async def flush(self) -> None:
+        await self.inner.flush()
+
+
 class RolloutWorker:
     """The actor; the fleet calls its methods, in order, and not before `open` has returned."""
 
@@ -166,9 +182,10 @@ class RolloutWorker:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _run(self, job: RolloutJob) -> Rollout:
-        rollout = await self._place.runner.run(self._place.complete_job(replace(job, worker=self._name)))
+        rollout = await self._place.runner.run(self._place.complete_job(job))
         await self._place.recorder.flush()
-        return rollout
+        device_id = None if rollout.device_id is None else f"{self._name}/{rollout.device_id}"
+        return replace(rollout, worker=self._name, device_id=device_id)
 
     def _follow(self, policy: AdapterRef | None) -> None:
         if policy is not None and policy != self._place.policies.current:
@@ -231,7 +248,7 @@ async def open_workplace(
             setup.judge,
             reward=reward,
             log_folder=folder / "agents",
-            recorder=recorder,
+            recorder=NamingRecorder(inner=recorder, worker=name),
         )
         make_runner = await stack.enter_async_context(runners)
         freeze_loaded_objects()

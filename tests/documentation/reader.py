@@ -231,6 +231,8 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
+        case ["ray", *arguments]:
+            _check_ray(arguments)
         case ["docker" | "buildah" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
         case ["ray", *arguments]:
@@ -296,7 +298,7 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
     _check_options([word for word in given if "=" in word and not word.startswith("-")], config_class)
     if any("runs/" in word for word in given):
         return  # a dry run would look for that run's folder, and no run is recorded here
-    if "launcher=ray" in given and find_spec("ray") is None:
+    if any(word.startswith("rollout_workers=") for word in given) and find_spec("ray") is None:
         return  # a dry run refuses it, and Ray is an extra that the tests do without
     if not any(word.startswith("machine=") for word in given):
         given.append(f"machine={MACHINE}")

@@ -44,6 +44,16 @@ def test_a_step_without_signal_leaves_out_what_it_does_not_have_and_shows_faults
     assert format_step_line(1, 3, metrics, None) == "Step 1/3 (33.3%) | Success: 1.000 | Faults: 2"
 
 
+def test_faults_name_their_workers_the_worst_first() -> None:
+    metrics = {
+        "rollout/num_faults": 25.0,
+        "rollout/worker_faults/worker-1": 3.0,
+        "rollout/worker_faults/worker-3": 22.0,
+    }
+
+    assert format_step_line(1, 3, metrics, None) == "Step 1/3 (33.3%) | Faults: 25 (worker-3: 22, worker-1: 3)"
+
+
 def test_the_kl_to_the_base_model_is_shown_where_it_is_measured() -> None:
     for name in ("policy/kl_base", "loss/kl_base"):
         line = format_step_line(1, 3, METRICS | {name: 0.0123}, None)

@@ -65,6 +65,16 @@ def test_answers_that_were_cut_off_and_actions_that_were_refused_are_counted() -
     assert (metrics["rollout/sampled_tokens_per_turn/mean"], metrics["rollout/num_turns/max"]) == (2.0, 3.0)
 
 
+def test_faults_are_counted_by_the_worker_that_met_them() -> None:
+    faulty = [replace(attempt(None), worker=worker) for worker in ("worker-1", "worker-3", "worker-3", None)]
+
+    metrics = rollout_metrics([group(attempt(1.0), faulty=faulty)])
+
+    check_names(metrics)
+    counts = {name: value for name, value in metrics.items() if "worker_faults" in name}
+    assert counts == {"rollout/worker_faults/worker-1": 1.0, "rollout/worker_faults/worker-3": 2.0}
+
+
 def test_a_step_that_lost_every_rollout_has_metrics_too() -> None:
     metrics = rollout_metrics([group(faulty=[attempt(None)])])
 

@@ -1,5 +1,6 @@
 import asyncio
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cua_rl.rl.advantages import score_group
 from cua_rl.rollout.group import MAX_ATTEMPTS, GroupJob, collect_groups, run_group
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.types.errors import DeviceError, SamplingError
-from cua_rl.types.rollout import AgentTurn, RolloutGroup, SamplingParams, StopReason
+from cua_rl.types.rollout import AgentTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 from tests.jumping_time import run_jumping
@@ -72,6 +73,20 @@ async def test_success_is_read_from_the_device_and_not_from_the_agent() -> None:
     assert (solved.success, solved.reward and solved.reward.total) == (True, 1.0)
     assert (failed.success, failed.reward and failed.reward.total) == (False, 0.0)
     assert failed.answer == "done"
+
+
+async def test_an_attempt_knows_in_which_workers_earlier_ones_failed() -> None:
+    class Failing:
+        jobs: list[RolloutJob] = []  # noqa: RUF012
+
+        async def run(self, job: RolloutJob) -> Rollout:
+            self.jobs.append(job)
+            rollout = await Bench(FakeAgent([DeviceError("gone")])).runner.run(job)
+            return replace(rollout, worker=f"worker-{len(self.jobs)}")
+
+    await run_group(Failing(), make_task(), 0, GroupJob(source=SOURCE, group_size=1, params=PARAMS))
+
+    assert [sorted(map(str, job.failed_in)) for job in Failing.jobs] == [[], ["worker-1"], ["worker-1", "worker-2"]]
 
 
 async def test_turns_carry_the_agents_side_and_the_gateways_side() -> None:

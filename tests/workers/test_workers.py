@@ -21,7 +21,7 @@ from cua_rl.rollout.run import RolloutJob
 from cua_rl.types.errors import ConfigError, CuaError
 from cua_rl.types.rollout import AdapterRef, Rollout, SamplingParams, StopReason
 from cua_rl.workers.fleet import End, Fleet, ReportingRunner, is_singled_out
-from cua_rl.workers.worker import Report, RolloutWorker, Workplace
+from cua_rl.workers.worker import NamingRecorder, Report, RolloutWorker, Workplace
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task
 from tests.patience import patience
@@ -80,7 +80,7 @@ class FakePlace:
         if self.error is not None:
             raise self.error
         ended = rollout(turn(0, model_turn(prompt(text(1, 2)))).model, rollout_id=plan.rollout_id)
-        return replace(ended, device_id=f"{plan.worker}/phone", worker=plan.worker, member_index=plan.member_index)
+        return replace(ended, device_id="phone", member_index=plan.member_index)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Workplace]:
@@ -94,7 +94,7 @@ class FakePlace:
 def faulty(job: RolloutJob) -> Rollout:
     ended = rollout(rollout_id=job.rollout_id)
     fault = {"reward": None, "validation": None, "stop_reason": StopReason.DEVICE_ERROR, "error": "no browser"}
-    return replace(ended, **fault, worker=job.worker, member_index=job.member_index)
+    return replace(ended, **fault, member_index=job.member_index)
 
 
 def plan(**changes: Any) -> RolloutJob:
@@ -235,7 +235,7 @@ async def test_a_rollout_that_failed_in_a_worker_waits_for_another_one(bench: Be
     async with bench.worker("a") as a, bench.worker("b", num_slots=1) as b:
         busy = asyncio.create_task(bench.fleet.run(plan(failed_in=frozenset({"a"}))))
         await until(lambda: b.begun)
-        again = asyncio.create_task(bench.fleet.run(plan(failed_in=frozenset({"a"}), is_repeat=True)))
+        again = asyncio.create_task(bench.fleet.run(plan(failed_in=frozenset({"a"}))))
         first = asyncio.create_task(bench.fleet.run(plan()))
         await until(lambda: a.begun)
         b.gate.set()
@@ -451,6 +451,15 @@ async def test_a_worker_with_broken_devices_loses_no_rollout_of_a_group_and_is_r
     assert (end.is_lost, end.has_worked, end.rest_s) == (False, False, 60.0)
     assert "rollouts were faults of devices, unlike those of other workers" in end.why
     assert (metrics["device/num_workers"], metrics["device/num_workers_lost"]) == (1.0, 1.0)
+
+
+async def test_the_record_of_a_worker_names_it_with_each_rollout_and_its_device() -> None:
+    recorder = FakeRecorder()
+    await NamingRecorder(inner=recorder, worker="worker-3").record(plan().started("phone-1", max_turns=2))
+
+    (started,) = recorder.events
+    assert isinstance(started, RolloutStarted)
+    assert (started.worker, started.device_id) == ("worker-3", "worker-3/phone-1")
 
 
 async def test_other_recorders_hear_of_rollouts_at_their_end(bench: Bench) -> None:

@@ -10,9 +10,9 @@ from cua_rl.database.queries import find_training
 from cua_rl.database.rebuild import load_groups
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
-from cua_rl.database.writer import write_worker_events
+from cua_rl.database.writer import require_attempt, write_worker_events
 from cua_rl.events import BatchTaken, Event, GroupEnded, RolloutSource, SourceStarted, TurnTaken
-from cua_rl.types.errors import DatabaseError
+from cua_rl.types.errors import ConfigError, DatabaseError
 from cua_rl.types.rollout import Rollout, RolloutGroup, StopReason
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, advantages_of, make_group, rollout_start, start, step_end
@@ -90,6 +90,30 @@ async def test_what_a_worker_writes_of_ended_rollouts_is_left_out(
     assert training is not None
     (rebuilt,) = await load_groups(session, training.id, 1 if is_moved else 2)
     assert rebuilt.rollouts == group.rollouts
+
+
+async def test_the_record_names_the_worker_of_each_rollout(url: str, session: AsyncSession) -> None:
+    group = make_group(1)
+    named = replace(group, rollouts=tuple(replace(one, worker=f"worker-{one.member_index}") for one in group.rollouts))
+    await record(url, start(), SourceStarted(source=LATER, tasks=(), num_groups=1, group_size=3, policy_version=0))
+    first, *_ = named.rollouts  # only its start is known before the end
+    await record_as_worker(url, scope_of(url), replace(rollout_start(LATER, named, first), worker=first.worker))
+    assert run_sql(url, "SELECT worker FROM rollouts") == [(first.worker,)]
+    async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN, scope=scope_of(url)) as recorder:
+        await recorder.record(GroupEnded(source=LATER, group=named, advantages=advantages_of(named)))
+
+    training = await find_training(session, "run")
+    assert training is not None
+    (rebuilt,) = await load_groups(session, training.id, 2)
+    assert rebuilt.rollouts == named.rollouts
+
+
+async def test_a_worker_whose_database_is_not_the_runs_is_told_so(url: str) -> None:
+    await record(url, start())
+    require_attempt(url, scope_of(url))
+    for other in (replace(scope_of(url), attempt_id=uuid4()), replace(scope_of(url), training_id=4711)):
+        with pytest.raises(ConfigError, match=r"expected the run's database, got .* where this attempt does not run"):
+            require_attempt(url, other)
 
 
 async def test_a_worker_of_an_earlier_attempt_writes_nothing(url: str) -> None:
