@@ -168,13 +168,6 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def node_log_folder() -> Path:
-    """In an actor: where Ray keeps the logs of its node."""
-    ray: Any = import_module("ray")
-    context = ray.get_runtime_context()
-    return Path(context.get_temp_dir(), context.get_session_name(), "logs")
-
-
 def digest_of(*paths: Path) -> str:
     """Changes with the content of files, or with the files of folders: members of a cluster compare what they have."""
     total = sha256()

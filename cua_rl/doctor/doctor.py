@@ -39,13 +39,13 @@ from cua_rl.rl.parity import measure_parity, require_parity
 from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.rollouts import make_servers, open_gateway, sampling_params, start_together
+from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training import prove_adapters
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
-from cua_rl.training.nodes import find_nodes
 from cua_rl.types.errors import CuaError, TrainingError
 
 _MISSING: Mapping[Need, str] = {
@@ -144,9 +144,9 @@ async def start_server(exam: Examination) -> Finding:
 
 async def start_trainer(exam: Examination) -> Finding:
     """The trainer loads the model, on its GPUs where it has some."""
-    config, logs = exam.prepared.config.trainer, exam.folder / "logs"
-    nodes = await find_nodes(exam.stack, config, logs)
-    exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, logs / "trainer.log", endpoint=nodes))
+    config, log_path = exam.prepared.config.trainer, exam.folder / "logs" / "trainer.log"
+    trainer = await open_trainer(exam.stack, config, exam.prepared.config.model_name, log_path)
+    exam.trainer = await exam.stack.enter_async_context(trainer)
     exam.there.add("trainer")
     if config.num_nodes is not None:  # Ray decides on GPUs
         return finding_of(f"nodes of the cluster: {config.num_nodes}")

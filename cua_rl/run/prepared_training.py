@@ -197,17 +197,13 @@ def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here
         if is_here:
             require_libraries(trainer.loader, trainer.kernels, has_gpu=bool(visible_gpus(environ)))
         return
-    if not environ.get("RAY_ADDRESS"):
+    address = environ.get("RAY_ADDRESS")
+    if not address or trainer.gpus is not None:
         raise ConfigError(
-            f"trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS with {trainer.num_nodes}, got "
-            "none; start a cluster (docs/more_machines.md), or leave trainer.num_nodes out"
+            "trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS, and no trainer.gpus, as Ray "
+            f"assigns them, got {address!r} and {trainer.gpus!r}; start a cluster (docs/more_machines.md)"
         )
     check_cluster("trainer.num_nodes", environ)
-    if trainer.gpus is not None:
-        raise ConfigError(
-            f"trainer.gpus: expected None with trainer.num_nodes, as Ray assigns GPUs, got {list(trainer.gpus)}; leave "
-            "it out"
-        )
 
 
 def _require_free_ports(config: CLIConfig) -> None:

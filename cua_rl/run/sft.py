@@ -22,13 +22,13 @@ from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.prepared_sft import PreparedSft, log_path, prepare_sft, require_same_run
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.sft_config import SftConfig
+from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
-from cua_rl.training.nodes import find_nodes
 from cua_rl.types.rollout import Datum
 
 
@@ -91,9 +91,8 @@ async def _start_trainer(
     stack: AsyncExitStack, prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    config, logs = prepared.config.trainer, folder.path / "logs"
-    client = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
-    trainer = await stack.enter_async_context(client)
+    config, log_path = prepared.config, folder.path / "logs" / "trainer.log"
+    trainer = await stack.enter_async_context(await open_trainer(stack, config.trainer, config.model_name, log_path))
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
     elif prepared.checkpoint_path is not None:

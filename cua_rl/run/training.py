@@ -36,6 +36,7 @@ from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
+from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import (
     CHANGED,
@@ -51,7 +52,6 @@ from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.nodes import find_nodes
 from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
@@ -159,10 +159,10 @@ async def _start_engine(
     stack: AsyncExitStack, prepared: PreparedTraining, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
-    config, logs = prepared.config.trainer, folder.path / "logs"
+    config, logs = prepared.config, folder.path / "logs"
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
-    servers = make_servers(prepared.config.base_url, prepared.config.server, logs)
-    trainer = TrainingClient(config, logs / "trainer.log", endpoint=await find_nodes(stack, config, logs))
+    servers = make_servers(config.base_url, config.server, logs)
+    trainer = await open_trainer(stack, config.trainer, config.model_name, logs / "trainer.log")
     if prepared.memory.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)

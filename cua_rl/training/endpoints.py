@@ -1,4 +1,4 @@
-"""Where the trainer's processes are: on this machine (`LocalTrainer`), or on the nodes of a cluster (`nodes.py`).
+"""Where the trainer's processes are: on this machine (`LocalTrainer`), or on nodes (`run/trainer_nodes.py`).
 
 Does not import torch.
 """
@@ -6,7 +6,7 @@ Does not import torch.
 import asyncio
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -56,23 +56,15 @@ def rank_environment(num_processes: int, num_threads: int | None = None) -> dict
 class LocalTrainer:
     """Trainer processes on this machine; rank 0 connects to a Unix socket in a folder that other users cannot enter.
 
-    `among_nodes` are variables that place them among those of other machines, and `arguments` further ones of a worker.
+    `among_nodes` are variables that place them among those of other machines.
     """
 
     reads_our_files = True
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        log_path: Path,
-        *,
-        among_nodes: Mapping[str, str] | None = None,
-        arguments: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, config: TrainerConfig, log_path: Path, *, among_nodes: Mapping[str, str] | None = None) -> None:
         self._num_processes = config.num_processes or 1
         self._log_path = log_path
         self._among_nodes = among_nodes
-        self._arguments = arguments
         self._environment = rank_environment(self._num_processes, config.num_threads) | dict(among_nodes or {})
         if config.gpu_names:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpu_names)
@@ -88,7 +80,7 @@ class LocalTrainer:
         module = ["cua_rl.training.worker"]
         if self._num_processes > 1 or self._among_nodes is not None:
             module = ["cua_rl.training.launch_ranks", str(self._num_processes)]
-        words = (sys.executable, "-m", *module, str(socket_path), *self._arguments)
+        words = (sys.executable, "-m", *module, str(socket_path))
         self._process = OwnedProcess(
             [*await asyncio.to_thread(computing_prefix), *words],
             name="trainer",

@@ -1,15 +1,16 @@
-"""The trainer processes of one machine: `python -m cua_rl.training.launch_ranks SIZE SOCKET [MODEL]`.
+"""The trainer processes of one machine: `python -m cua_rl.training.launch_ranks SIZE SOCKET`.
 
 Starts one worker per rank of this node and ends with the first that fails; the process guard then ends the others. On a
 single machine they meet in the folder of SOCKET, which other users cannot enter, where torchrun would listen on all
-addresses and unpickle what comes. NODE_RANK and NUM_NODES say which of several nodes this is, MEETING_VARIABLE and
-MEETING_TOKEN_VARIABLE where their ranks meet, and how they know each other.
+addresses and unpickle what comes. NODE_RANK and NUM_NODES say which of several nodes this is, MODEL_VARIABLE its
+folder of the model, MEETING_VARIABLE and MEETING_TOKEN_VARIABLE where the ranks meet and how they know each other.
 """
 
 import os
 import subprocess
 import sys
 
+MODEL_VARIABLE = "CUA_RL_MODEL"
 MEETING_VARIABLE = "CUA_RL_MEETING"
 MEETING_TOKEN_VARIABLE = "CUA_RL_MEETING_TOKEN"
 

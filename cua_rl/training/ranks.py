@@ -79,7 +79,7 @@ class Meeting:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
-        """Read the variables that `nodes.py` sets; None on a single machine."""
+        """Read the variables that `run/trainer_nodes.py` sets; None on a single machine."""
         if MEETING_VARIABLE not in environ:
             return None
         host, _, port = environ[MEETING_VARIABLE].rpartition(":")

@@ -1,8 +1,8 @@
-"""A trainer process: serves requests, ends with the connection: `python -m cua_rl.training.worker SOCKET [MODEL]`.
+"""A trainer process: serves requests, ends with the connection: `python -m cua_rl.training.worker SOCKET`.
 
-Rank 0 connects to whoever started it, who listens at SOCKET; the ranks of one machine meet in its folder. MODEL is the
-model's folder here, if it is not that of the request. RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE make this
-process one of several; with MEETING and MEETING_TOKEN, those of several machines meet at that address.
+Rank 0 connects to whoever started it, who listens at SOCKET; the ranks of one machine meet in its folder. RANK,
+WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE make this process one of several; `launch_ranks.py` has the variables of
+those on several machines.
 """
 
 import logging
@@ -21,6 +21,7 @@ from cua_rl.command_line.fields import with_values
 from cua_rl.host.system import refuse_inspection
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.launch_ranks import MODEL_VARIABLE
 from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import WorkerLink
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     refuse_inspection()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    socket_path, model = Path(arguments[0]), Path(arguments[1]) if len(arguments) > 1 else None
+    socket_path, model = Path(arguments[0]), os.environ.get(MODEL_VARIABLE)
     where = Meeting.from_environment(os.environ) or socket_path.parent
     ranks = Ranks.meet(where, Place.from_environment(os.environ))
     if ranks.rank == 0:
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
+def serve(link: WorkerLink, ranks: Ranks, model: str | None) -> None:
     """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged.
 
     Returns when the controller closes the connection.
@@ -66,7 +67,7 @@ def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
             link.send(reply)
 
 
-def follow(ranks: Ranks, model: Path | None) -> None:
+def follow(ranks: Ranks, model: str | None) -> None:
     """Carry out the requests of rank 0 on another rank; its replies are discarded."""
     worker = _Worker(ranks, model)
     while request := ranks.next_request(bytearray()):
@@ -76,7 +77,7 @@ def follow(ranks: Ranks, model: Path | None) -> None:
 class _Worker:
     """Carries out requests; there is no trainer before `Start`."""
 
-    def __init__(self, ranks: Ranks, model: Path | None) -> None:
+    def __init__(self, ranks: Ranks, model: str | None) -> None:
         self._ranks = ranks
         self._model = model
         self._trainer: Trainer | None = None
@@ -95,7 +96,7 @@ class _Worker:
                 config = request.config
                 require_libraries(config.loader, config.kernels, has_gpu=torch.cuda.is_available())
                 if self._model is not None:
-                    config = with_values(config, model_path=self._model)
+                    config = with_values(config, model_path=Path(self._model))
                 self._trainer = trainer = Trainer(config, self._ranks)
                 num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
                 num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)

@@ -20,10 +20,10 @@ import pytest
 from cua_rl.host.masking import make_key
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.host.scratch import make_scratch_folder
+from cua_rl.run.trainer_nodes import TrainerNode, open_trainer
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
-from cua_rl.training.nodes import find_nodes
 from cua_rl.training.trainer import Trainer
 from cua_rl.types.errors import ConfigError
 from tests.live_processes import command_line, wait_until_dead
@@ -149,8 +149,10 @@ def actor_of(node: OwnedProcess) -> psutil.Process:
 async def trainer_on(config: TrainerConfig, folder: Path) -> AsyncGenerator[TrainingClient]:
     """A trainer on the nodes of the cluster at RAY_ADDRESS."""
     async with AsyncExitStack() as stack:
-        nodes = await find_nodes(stack, config, folder)
-        yield await stack.enter_async_context(TrainingClient(config, folder / "logs" / "trainer.log", endpoint=nodes))
+        model = shutil.copytree(config.model_path, folder / "model", dirs_exist_ok=True)
+        (model / "tokenizer.json").write_text("{}")  # expected of a model folder, not read by the trainer
+        trainer = await open_trainer(stack, config, str(model), folder / "logs" / "trainer.log")
+        yield await stack.enter_async_context(trainer)
 
 
 async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_death(
@@ -252,11 +254,14 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
     assert restarts == [1, 2, 2]
 
 
-async def test_a_node_without_the_model_is_named(
+async def test_a_node_without_the_model_or_with_other_code_is_named(
     hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = chz.replace(config, num_nodes=2, model_path=tmp_path / "elsewhere")
-    async with running_cluster(hosts, tmp_path, monkeypatch):
-        with pytest.raises(ConfigError, match=r"expected the model's folder on every node.* of 10\.213\.77\."):
-            async with trainer_on(elsewhere, tmp_path):
-                pass
+    one, log_path = chz.replace(config, num_nodes=1, num_processes=2), tmp_path / "trainer.log"
+    (tmp_path / "half").mkdir()
+    async with running_cluster(hosts, tmp_path, monkeypatch), AsyncExitStack() as stack:
+        trainer = await open_trainer(stack, one, str(tmp_path / "half"), log_path)
+        with pytest.raises(ConfigError, match=r"on the trainer's node 10\.213\.77\.[12]: .* without config.json"):
+            await trainer.__aenter__()
+    with pytest.raises(ConfigError, match="expected the run's code of cua_rl on "):
+        await TrainerNode().start("0" * 64, None, b"", log_path, {})

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,19 @@ from cua_rl.cluster import (
     Reservation,
     digest_of,
     node_address,
-    node_log_folder,
     open_cluster,
 )
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
+from cua_rl.host.system import refuse_inspection
+from cua_rl.run_folder.model_folder import fetch_weights, find_model
 from cua_rl.training import wire
+from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.endpoints import LocalTrainer
-from cua_rl.training.launch_ranks import MEETING_TOKEN_VARIABLE, MEETING_VARIABLE
+from cua_rl.training.launch_ranks import MEETING_TOKEN_VARIABLE, MEETING_VARIABLE, MODEL_VARIABLE
 from cua_rl.types.codec import decode, encode
-from cua_rl.types.errors import ConfigError, TrainerDeathError, boundary
+from cua_rl.types.errors import ConfigError, TrainerDeathError
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,11 @@ class ClusterTrainer:
 
     reads_our_files = False
 
-    def __init__(self, config: TrainerConfig, cluster: Cluster) -> None:
+    def __init__(self, config: TrainerConfig, model_name: str | None, log_path: Path, cluster: Cluster) -> None:
         self._config = config
+        is_folder = model_name is not None and Path(model_name).expanduser().exists()
+        self._model_name = str(config.model_path) if is_folder else model_name  # actors work in another folder
+        self._log_path = log_path
         self._cluster = cluster
         self._room: Mapping[str, float] = {}
         """What each node is asked for: once some have died, the others may not show it."""
@@ -69,16 +74,17 @@ class ClusterTrainer:
         for index in range(num_nodes):
             bundle = (self._reservation, index)
             self._nodes.append(self._cluster.start(TrainerNode, num_cpus=num_cpus, num_gpus=num_gpus, bundle=bundle))
-        meeting = {
+        places = {
+            "NUM_NODES": str(num_nodes),
             MEETING_VARIABLE: await self._call(self._nodes[0], "free_address"),
             MEETING_TOKEN_VARIABLE: secrets.token_hex(32),
         }
-        request = encode(wire.Start(config=with_values(self._config, num_processes=int(num_cpus + num_gpus))))
-        code = await asyncio.to_thread(digest_of, PACKAGE)
-        starts = (
-            self._call(node, "start", code, request, meeting | {"NUM_NODES": str(num_nodes), "NODE_RANK": str(index)})
-            for index, node in enumerate(self._nodes)
-        )
+        config = with_values(self._config, num_processes=int(num_cpus + num_gpus))
+        common = await asyncio.to_thread(digest_of, PACKAGE), self._model_name, encode(wire.Start(config=config))
+        starts: list[Awaitable[str]] = []
+        for index, node in enumerate(self._nodes):
+            log_path = self._log_path.with_stem(f"trainer-{index + 1}")
+            starts.append(self._call(node, "start", *common, log_path, places | {"NODE_RANK": str(index)}))
         logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
         self._ends = [asyncio.create_task(node.call("ended"), name="trainer-node") for node in self._nodes]
 
@@ -88,12 +94,12 @@ class ClusterTrainer:
 
     async def close(self) -> None:
         """End the ranks, at the latest with their actors."""
-        closing = [asyncio.create_task(node.call("close")) for node in self._nodes]
-        if closing:
-            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
-        for task in (*closing, *self._ends):
-            task.cancel()
-        await asyncio.gather(*closing, *self._ends, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(node.call("close") for node in self._nodes), return_exceptions=True)
+        for end in self._ends:
+            end.cancel()
+        await asyncio.gather(*self._ends, return_exceptions=True)
         for node in self._nodes:
             node.kill()
         if self._reservation is not None:
@@ -116,6 +122,7 @@ class TrainerNode:
     """The ranks of a node, in an actor there. Its methods run side by side."""
 
     def __init__(self) -> None:
+        refuse_inspection()
         self._ranks: LocalTrainer | None = None
 
     async def free_address(self) -> str:
@@ -123,17 +130,21 @@ class TrainerNode:
         host = node_address()
         return f"{host}:{free_port(host=host)}"
 
-    async def start(self, code: str, request: bytes, variables: Mapping[str, str]) -> str:
+    async def start(
+        self, code: str, model_name: str | None, request: bytes, log_path: Path, variables: Mapping[str, str]
+    ) -> str:
         """Start the ranks that a `Start` describes; returns where they are."""
         if await asyncio.to_thread(digest_of, PACKAGE) != code:
             raise ConfigError(f"expected the run's code of cua_rl on {node_address()}, got another; install the same")
         config: TrainerConfig = decode(request, wire.Start).config
-        model_path = await asyncio.to_thread(_find_model, config.model_path)
+        try:
+            model_path = await asyncio.to_thread(find_model, model_name)
+            await asyncio.to_thread(fetch_weights, model_name, model_path)
+        except ConfigError as error:
+            raise ConfigError(f"on the trainer's node {node_address()}: {error}") from error
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, which knows nothing of the ranks
-        log_path = node_log_folder() / f"trainer-{os.getpid()}.log"
-        self._ranks = LocalTrainer(
-            config, log_path, among_nodes={**_interfaces(), **variables}, arguments=(str(model_path),)
-        )
+        among_nodes = {**_interfaces(), **variables, MODEL_VARIABLE: str(model_path)}
+        self._ranks = LocalTrainer(config, log_path, among_nodes=among_nodes)
         await self._ranks.open()
         return f"{config.num_processes} processes on {node_address()}, log {log_path}"
 
@@ -145,7 +156,7 @@ class TrainerNode:
     async def ended(self) -> None:
         """Wait for the end of the ranks, and raise it."""
         assert self._ranks is not None
-        raise await self._ranks.ended()
+        raise TrainerDeathError(f"on node {node_address()}: {await self._ranks.ended()}")
 
     async def close(self) -> None:
         """End the ranks."""
@@ -153,33 +164,21 @@ class TrainerNode:
             await self._ranks.close()
 
 
-async def find_nodes(stack: AsyncExitStack, config: TrainerConfig, log_folder: Path) -> ClusterTrainer | None:
-    """The trainer's nodes, in a cluster that stays open as long as the stack; None trains on this machine."""
-    if config.num_nodes is None:
-        return None
-    return ClusterTrainer(config, await stack.enter_async_context(open_cluster(log_folder, num_cpus=0)))
+async def open_trainer(
+    stack: AsyncExitStack, config: TrainerConfig, model_name: str | None, log_path: Path
+) -> TrainingClient:
+    """A trainer, not started yet, on this machine or on nodes of a cluster, which is open as long as the stack."""
+    nodes = None
+    if config.num_nodes is not None:
+        cluster = await stack.enter_async_context(open_cluster(log_path.parent, num_cpus=0))
+        nodes = ClusterTrainer(config, model_name, log_path, cluster)
+    return TrainingClient(config, log_path, endpoint=nodes)
 
 
 def find_room(nodes: Sequence[Node], num_nodes: int, num_processes: int | None) -> dict[str, float]:
     """What to ask of each node: a GPU per process, as many as all chosen nodes have; CPUs in a cluster without GPUs."""
     gpus = sorted((int(node.num_gpus) for node in nodes if node.num_gpus >= 1), reverse=True)[:num_nodes]
     return {"GPU": num_processes or min(gpus)} if gpus else {"CPU": num_processes or 1}
-
-
-def _find_model(path: Path) -> Path:
-    """The run's model on this node: the same commit of the hub, or the same folder."""
-    if path.parent.name == "snapshots":
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-
-        name = path.parts[-3].removeprefix("models--").replace("--", "/")
-        with boundary(ConfigError, f"model_name: expected {name} of the hub on the trainer's node {node_address()}"):
-            return Path(snapshot_download(name, revision=path.name))
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"model_name: expected the model's folder on every node of the trainer, got none at {str(path)!r} of "
-            f"{node_address()}; copy it there, or name a model of the hub"
-        )
-    return path
 
 
 def _interfaces() -> dict[str, str]:

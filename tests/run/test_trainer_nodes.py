@@ -3,7 +3,7 @@
 import pytest
 
 from cua_rl.cluster import Node
-from cua_rl.training.nodes import find_room
+from cua_rl.run.trainer_nodes import find_room
 
 
 def _nodes(*num_gpus: float) -> list[Node]:
