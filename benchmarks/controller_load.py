@@ -1,16 +1,16 @@
-"""The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
+"""The controller with many rollouts at a time: what a turn costs, does its event loop stay free, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--turns 5] [--screen-kb 300]
+    python -m benchmarks.controller_load [--rollouts 64] [--steps 2] [--turns 10] [--screen-kb 10 300 800] [--workers 0]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
 are far away: an action and a screenshot take 2 s each (lognormal); the trainer computes nothing. Screenshots have
-`--screen-kb`, and no two are alike. Every rollout takes `--turns`, and its prompts hold all its screenshots. No figure
-is printed unless every turn has clicked, has a screenshot before and after, and the longest prompt held that many.
-With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
-`--slow 4` makes model and phones four times as slow, where the machine cannot do as many turns at a time. `--seconds
-600` goes on for so long, however many steps that takes. Memory and the recorder's backlog (events that are not durable
-yet) are noted every 10 s in each process.
+`--screen-kb`, each of which is measured in processes of its own, and no two are alike. `--scale 6`
+makes them 36 times as large, of 2,160 tokens instead of 60. Every rollout takes `--turns`, and its prompts hold all its
+screenshots. No figure is printed unless the database has all of that.
+With `--workers`, rollouts run in that many processes, as with `rollout_workers` of a run; the turns of each per second
+of processor time are more figures. `--slow 4` makes model and phones four times as slow, where the machine cannot do as
+many turns at a time. `--seconds 600` goes on for so long, however many steps that takes. Memory is noted every 10 s.
 One JSON line per figure. `lag` is how much later than asked a sleep of 50 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -19,423 +19,290 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
-from uuid import UUID
-from zlib import crc32
+from typing import Any
 
-import psutil
+import psycopg
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
 
 from benchmarks.async_against_sync import SlowPolicy
-from cua_rl.agent.gbox_agent import GBoxAgent
+from benchmarks.claims import require
+from benchmarks.far_phones import FarPhones, Screenshots, Watched, install, percentile, watch_lag
+from benchmarks.screens_per_turn import CONTEXT, with_long_context
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.database.rows import Scope
-from cua_rl.database.writer import write_worker_events
-from cua_rl.environments.phone.demo.phone import make_simulated_phone
-from cua_rl.environments.pool import DevicePool, DeviceRequest
-from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
-from cua_rl.host.http_server import serve_app
-from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.planning.fleet import Spread
+from cua_rl.events import Event, TrainingStarted
+from cua_rl.planning.fleet import Spread, controller_turn_s
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
 from cua_rl.rl.served_policy import SavedPolicy
-from cua_rl.rl.stages import LoopParts
-from cua_rl.rollout.group import Runner
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.run import RolloutJob, RolloutRunner
-from cua_rl.run.rollouts import freeze_loaded_objects
-from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.run.prepared_training import PreparedTraining, prepare_training
+from cua_rl.run.rollouts import freeze_loaded_objects, sampling_params
+from cua_rl.run.training import LINGER_S
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.training.config import LossConfig
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types.actions import Action
-from cua_rl.types.conversation import EncodedImage
-from cua_rl.types.rollout import AdapterRef, Datum, Reward, SamplingParams
-from cua_rl.workers.remote import RemoteRunner
-from cua_rl.workers.worker import Workplace, open_link, work
-from cua_rl.workers.worker_app import make_worker_app
-from cua_rl.workers.worker_config import FLUSH_LINGER_S, LINGER_S
-from cua_rl.workers.worker_wire import PlannedRollout, WorkerSetup
-from tests.fakes import FakeDevice, FakeTrainer
-from tests.rl.test_sync_loop import Log, settings
+from cua_rl.types.rollout import AdapterRef, Datum
+from cua_rl.workers.launch import Rollouts, open_local_devices, open_rollouts
+from tests.fakes import FakeTrainer
+from tests.rl.test_sync_loop import Log
 from tests.sampling.fake_vllm import FakeVllm
 
-PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
-MODEL_S, DEVICE_S, GROUP_SIZE = 4.0, 2.0, 8
-NUM_SCREENS = 32
-WATCH_S = 10.0
-MAX_LAG = 6
-SLEEP_S = 0.05  # one of 10 ms costs as much processor time as what it measures: 1 % of a core
-TOKEN = "token-of-the-benchmark"
+MODEL_S, GROUP_SIZE, MAX_LAG = 4.0, 8, 6
 CLICK = '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [500, 125]}}\n</tool_call>'
 
 
-class SlowSampler(SamplingClient):
-    """Waits before every request, so that the controller and not the model is what is measured."""
+class FarVllm(FakeVllm):
+    """Takes its time, and keeps of screenshots nothing but their names: this machine is the controller's."""
 
     random = Random(0)
-    slow = 1.0
+    slow = 1
+    stand_in = ""
 
-    async def respond(
-        self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
-    ) -> ServerReply:
+    async def _responses(self, request: Request) -> Response:
         await asyncio.sleep(Spread(mean=MODEL_S * self.slow, sigma=0.5).draw(self.random))
-        return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
+        response = await super()._responses(request)
+        self.requests.clear()
+        return response
+
+    def _with_images(self, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("type") == "input_image":
+            content = content | {"image_url": content["image_url"] and self.stand_in}
+        return super()._with_images(content)
 
 
+@dataclass
 class AnnouncedPolicy(SlowPolicy):
-    """Also names the policy to the model, so that turns have its version."""
+    """Also names the policy to the model and to workers, so that turns have its version."""
 
-    def __init__(self, trainer: FakeTrainer, sampler: SamplingClient) -> None:
+    def __init__(self, trainer: FakeTrainer, sampler: SamplingClient, rollouts: Rollouts) -> None:
         super().__init__(trainer)
-        self.sampler = sampler
+        self.sampler, self.rollouts = sampler, rollouts
 
     async def serve(self, saved: SavedPolicy) -> AdapterRef:
         self.sampler.current = await super().serve(saved)
+        self.rollouts.announce()
         return self.sampler.current
-
-
-class RemotePhone(FakeDevice):
-    """Hands out screenshots that somebody else has drawn, each unlike all others."""
-
-    random = Random(2)
-
-    def __init__(self, screens: Sequence[EncodedImage], num_bytes: int, slow: float) -> None:
-        super().__init__()
-        self._screens = screens
-        self._num_bytes = num_bytes
-        self._slow = slow
-
-    async def observe(self) -> EncodedImage:
-        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
-        return padded(self.random.choice(self._screens), self._num_bytes, self.random)
-
-    async def execute(self, action: Action) -> None:
-        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
-
-    async def query(self, name: str) -> str:
-        return ""
 
 
 class IdleTrainer(FakeTrainer):
     """Computes in a thread what a real one computes in its own process."""
 
     async def forward_backward(
-        self, datums: Sequence[Datum], loss: LossConfig, **weights: object
+        self, datums: tuple[Datum, ...], loss: LossConfig, **weights: object
     ) -> ForwardBackwardOutput:
         rows = await asyncio.to_thread(self._rows, datums)
         return ForwardBackwardOutput(training_logprobs=rows, metrics={"loss/policy": 0.0})
 
 
-def padded(screen: EncodedImage, num_bytes: int, random: Random) -> EncodedImage:
-    """The screenshot with a private chunk of noise before its end: large as a detailed one, unlike all others."""
-    body, end = screen.data[:-12], screen.data[-12:]  # IEND is always 12 bytes
-    noise = b"noIs" + random.randbytes(max(16, num_bytes - len(screen.data) - 12))
-    chunk = (len(noise) - 4).to_bytes(4) + noise + crc32(noise).to_bytes(4)
-    return replace(screen, data=body + chunk + end)
+class TimedRecorder(DatabaseRecorder):
+    """Notes how long each event waits for its place in the queue."""
 
-
-class CountingRecorder:
-    """Counts turns on their way to the database, and those that did what is to be timed."""
-
-    def __init__(self, inner: DatabaseRecorder) -> None:
-        self.inner = inner
-        self.waits_s: list[float] = []
-        self.num_turns = self.num_clicks = self.most_screens = 0
+    waits_s: list[float]
 
     async def record(self, event: Event) -> None:
-        if isinstance(event, TurnTaken):
-            agent, model = event.turn.agent, event.turn.model
-            self.num_turns += 1
-            self.num_clicks += None not in (agent.action, agent.before, agent.after)
-            self.most_screens = max(self.most_screens, len(model.prompt.images))
         clock = time.perf_counter()
-        await self.inner.record(event)
+        await super().record(event)
         self.waits_s.append(time.perf_counter() - clock)
 
-    async def flush(self) -> None:
-        await self.inner.flush()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The controller's own work, from the first rollout to the last row."""
+
+    seconds: float
+    cpu_s: float
+    flush_s: float
+    log: Log
+    watched: Watched
+    waits_s: list[float]
+    turns: "Turns"
 
 
-@dataclass
-class Watched:
-    """What a process holds, every `WATCH_S` seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What the database says of all turns of a run."""
 
-    rss_mib: list[int] = field(default_factory=list[int])
-    backlog: list[int] = field(default_factory=list[int])
-
-    async def watch(self, recorder: DatabaseRecorder) -> None:
-        """Note it until cancelled."""
-        while True:
-            self.rss_mib.append(round(psutil.Process().memory_info().rss / 2**20))
-            self.backlog.append(recorder.backlog)
-            await asyncio.sleep(WATCH_S)
-
-
-async def watch_lag(lags_s: list[float]) -> None:
-    """Sleep again and again and note how late each sleep ends."""
-    while True:
-        clock = time.perf_counter()
-        await asyncio.sleep(SLEEP_S)
-        lags_s.append(time.perf_counter() - clock - SLEEP_S)
+    num_turns: int
+    clicks: int
+    """Turns whose action is a click that the phone carried out."""
+    screens_before: int
+    screens_after: int
+    """Different ones."""
+    most_screens: int
+    """Of one prompt."""
+    screen_kb: float
+    screen_tokens: int
+    prompt_tokens: float
+    """Of a prompt, mean."""
 
 
-async def idle_lag(seconds: float) -> list[float]:
-    """The same in a loop of its own, in a process that does nothing else."""
-    command = [sys.executable, "-m", "benchmarks.controller_load", "--only-lag", str(seconds)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    return json.loads(output)
+def load_turns(url: str) -> Turns:
+    """Count what is in the database."""
+    count = """SELECT count(*), count(*) FILTER (WHERE action->>'type' = 'Click' AND action_error IS NULL),
+        count(before_sha256), count(DISTINCT after_sha256),
+        max(jsonb_array_length(jsonb_path_query_array(prompt_chunks, '$[*] ? (exists (@.image))'))),
+        (SELECT avg(octet_length(data)) FROM screenshots) / 1024,
+        max((jsonb_path_query_first(prompt_chunks, '$[*] ? (exists (@.image)).tokens'))::int),
+        avg(cardinality(prompt_token_ids)) FROM turns"""
+    names = tuple(one.name for one in fields(Turns))
+    with psycopg.connect(url) as connection:
+        row = connection.execute(count).fetchone() or ()
+    return Turns(**{name: value or 0 for name, value in zip(names, row, strict=True)})
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of them lies."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def require_turns(turns: Turns, *, num_screens: int, screen_kb: int) -> None:
+    """Refuse figures of turns that did not do what is timed."""
+    require(
+        "turns",
+        has_turns=(True, turns.num_turns > 0),
+        clicks=(turns.num_turns, turns.clicks),
+        screenshots_before=(turns.num_turns, turns.screens_before),
+        different_screenshots_after=(turns.num_turns, turns.screens_after),
+        screenshots_of_the_longest_prompt=(num_screens, turns.most_screens),
+        kb_of_a_screenshot=(screen_kb, round(turns.screen_kb)),
+    )
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
-    """Run and print."""
-    num_steps = options.steps if options.seconds is None else 1_000_000
-    renderer = make_renderer(TINY_QWEN3_VL)
-    trainer, log, watched = IdleTrainer(), Log(), Watched()
+    """Run in `folder`, where the package with the phones is installed, and print."""
+    (screen_kb,) = options.screen_kb
+    model = with_long_context(folder / "model")
+    figures = folder / "figures"
+    figures.mkdir()
     async with (
-        AsyncExitStack() as stack,
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
-        VllmServer(ServerConfig(model_path=TINY_QWEN3_VL), folder / "server.log", make_command=serve_command) as server,
-        SlowSampler(server) as sampler,
+        VllmServer(
+            ServerConfig(model_path=model, port=0), folder / "server.log", make_command=serve_command(options)
+        ) as server,
     ):
         await migrate(postgres.url)
-        linger_s = LINGER_S if options.workers else 0.0
-        async with DatabaseRecorder(
-            postgres.url, image_token_id=renderer.image_token_id, linger_s=linger_s
-        ) as database:
-            recorder = CountingRecorder(database)
-            started = TrainingStarted(
-                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=num_steps
-            )
-            await recorder.record(started)
-
-            parts = LoopParts(
-                tasks=load_demo(options),
-                runner=await start_runner(stack, options, sampler, recorder, postgres.url, folder),
-                trainer=trainer,
-                policy=AnnouncedPolicy(trainer, sampler),
-                evaluator=None,
-                recorder=recorder,
-                log=log,
-            )
-            chosen = settings(
-                max_steps=num_steps,
-                groups_per_batch=options.rollouts // (2 * GROUP_SIZE),
-                group_size=GROUP_SIZE,
-                save_every=0,
-                image_token_id=renderer.image_token_id,
-            )
-            lags_s: list[float] = []
-            watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
-            idle = asyncio.create_task(idle_lag(20.0))
-            clock, cpu = time.perf_counter(), time.process_time()
-            freeze_loaded_objects()
-            limit = RolloutLimit(largest=options.rollouts)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(options.seconds):
-                    await train(chosen, parts, max_lag=min(num_steps, MAX_LAG), limit=limit)
-            seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
-            for watcher in watchers:
-                watcher.cancel()
-            clock = time.perf_counter()
-            await recorder.flush()
-            flush_s = time.perf_counter() - clock
-        await stack.aclose()
-    files = [folder / f"worker-{number}.json" for number in range(options.workers)]
-    workers = [json.loads(await asyncio.to_thread(file.read_text)) for file in files]
-    counts = workers or [vars(recorder)]
-    num_turns = sum(count["num_turns"] for count in counts)
-    require_clicks(counts, options.turns)
-    report(options, num_turns, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log, watched)
-    for worker in workers:
-        print(json.dumps(worker), flush=True)
-
-
-def require_clicks(counts: Sequence[Mapping[str, int]], num_screens: int) -> None:
-    """Refuse figures of turns that did not do what is timed."""
-    for count in counts:
-        if count["num_clicks"] < count["num_turns"] or count["most_screens"] != num_screens:
-            raise SystemExit(
-                f"expected a click and two screenshots in every turn, and {num_screens} in the longest prompt, got "
-                f"{count['num_clicks']} clicks in {count['num_turns']} turns and {count['most_screens']} screenshots"
-            )
-
-
-async def start_runner(
-    stack: AsyncExitStack,
-    options: argparse.Namespace,
-    sampler: SlowSampler,
-    recorder: CountingRecorder,
-    database_url: str,
-    folder: Path,
-) -> Runner:
-    """Workers that end with the stack, or a runner in this process."""
-    if not options.workers:
-        sampler.slow = options.slow
-        return await make_runner(sampler, recorder, options)
-    await recorder.flush()
-    setup = WorkerSetup(
-        settings={},
-        log_path=str(folder),
-        database_url=database_url,
-        training_id=recorder.inner.training_id or 0,
-        attempt_id=recorder.inner.attempt_id.hex,
-        servers=sampler.addresses,
-        namespace=sampler.namespace,
-    )
-    return await stack.enter_async_context(open_workers(options, sampler, recorder, setup, folder))
-
-
-def load_demo(options: argparse.Namespace) -> TaskSet:
-    """The tasks of the run."""
-    tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
-    return replace(tasks, templates=tuple(replace(one, max_turns=options.turns) for one in tasks.templates))
-
-
-async def make_runner(sampler: SamplingClient, recorder: Recorder, options: argparse.Namespace) -> RolloutRunner:
-    """Everything real but the phones and the reward."""
-    rng = Random(1)
-    shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
-    screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
-
-    async def make_phone(_: DeviceRequest) -> RemotePhone:
-        return RemotePhone(screens, 1024 * options.screen_kb, options.slow)
-
-    return RolloutRunner(
-        devices=DevicePool(make_phone, max_devices=options.rollouts),
-        gateway=Gateway(sampler, make_renderer(TINY_QWEN3_VL), PARAMS),
-        agent=GBoxAgent(),
-        reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
-        recorder=recorder,
-        max_turns=options.turns,
-    )
-
-
-@asynccontextmanager
-async def open_workers(
-    options: argparse.Namespace, sampler: SamplingClient, recorder: Recorder, setup: WorkerSetup, folder: Path
-) -> AsyncGenerator[RemoteRunner]:
-    """Workers as processes of their own, which write their figures to `folder` when the run is over."""
-    runner = RemoteRunner(sampler, recorder, lambda: setup)
-    async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
-        names = ("slow", "turns", "screen_kb")
-        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
-        command = [sys.executable, "-m", "benchmarks.controller_load", "--worker", url, *given]
-        slots = str(-(-options.rollouts // options.workers))
-        processes = [
-            await asyncio.create_subprocess_exec(
-                *command, "--rollouts", slots, "--figures", f"{folder}/worker-{n}.json"
-            )
-            for n in range(options.workers)
-        ]
-        watching = asyncio.create_task(runner.watch())
-        while len(runner.workers) < options.workers:  # noqa: ASYNC110 - nothing else waits for them
-            await asyncio.sleep(0.1)
-        try:
-            yield runner
-        finally:
-            runner.end()
-            await asyncio.gather(*(process.wait() for process in processes))
-            watching.cancel()
-
-
-async def be_worker(options: argparse.Namespace) -> None:
-    """A rollout worker with phones that are far away."""
-    templates = {template.task_id: template for template in load_demo(options).templates}
-
-    def make_job(planned: PlannedRollout) -> RolloutJob:
-        return RolloutJob(
-            source=planned.source,
-            group_id=planned.group_id,
-            group_index=planned.group_index,
-            member_index=planned.member_index,
-            task=templates[planned.task_id].make_task(planned.seed),
-            params=planned.params,
-            adapter=planned.adapter,
-            rollout_id=planned.rollout_id,
+        phones = {name: getattr(options, name) for name in ("turns", "scale", "slow")}
+        tasks = {"source_type": "far_phones", "screen_kb": screen_kb, **phones}
+        config = CLIConfig(
+            model_name=str(model),
+            base_url=server.base_url,
+            tasks=tasks | ({"figures": str(figures)} if options.workers else {}),
+            eval_tasks=None,
+            log_path=str(folder / "run"),
+            max_steps=options.steps if options.seconds is None else 1_000_000,
+            max_turns=options.turns,
+            max_tokens=64,
+            max_steps_off_policy=MAX_LAG,
+            loss=LossConfig(name="ppo"),
+            max_concurrent_rollouts=options.rollouts,
+            groups_per_batch=options.rollouts // (2 * GROUP_SIZE),
+            group_size=GROUP_SIZE,
+            save_every=0,
+            rollout_workers=options.workers,
+            server=ServerConfig(max_model_len=CONTEXT, max_images=options.turns),
         )
-
-    token_id = make_renderer(TINY_QWEN3_VL).image_token_id
-    async with open_link(options.worker, TOKEN, patience_s=60.0) as link:
-        setup = (await link.register(f"worker-{os.getpid()}", options.rollouts)).setup
-        scope = Scope(image_token_id=token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id)
-        (address, key, _), *_ = setup.servers
-        async with (
-            ExternalServer(address, api_key=key) as server,
-            SlowSampler(server, namespace=setup.namespace) as sampler,
-            DatabaseRecorder(
-                setup.database_url,
-                image_token_id=token_id,
-                scope=scope,
-                write=write_worker_events,
-                linger_s=LINGER_S,
-                flush_linger_s=FLUSH_LINGER_S,
-            ) as database,
-        ):
-            sampler.slow = options.slow
-            recorder = CountingRecorder(database)
-            runner = await make_runner(sampler, recorder, options)
-            freeze_loaded_objects()
-            lags_s: list[float] = []
-            watched = Watched()
-            watchers = [asyncio.create_task(watch_lag(lags_s)), asyncio.create_task(watched.watch(database))]
-            cpu = time.process_time()
-            await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_job=make_job))
-            for watcher in watchers:
-                watcher.cancel()
-            figure = {
-                "figure": "worker_turns",
-                "num_turns": recorder.num_turns,
-                "num_clicks": recorder.num_clicks,
-                "most_screens": recorder.most_screens,
-                "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
-                "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
-                "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
-                **asdict(watched),
-            }
-            await asyncio.to_thread(Path(options.figures).write_text, json.dumps(figure))
+        prepared = await prepare_training(config, {})
+        idle = asyncio.create_task(idle_lag(20.0))
+        measured = await run(options, prepared, postgres.url)
+    require_turns(measured.turns, num_screens=options.turns, screen_kb=screen_kb)
+    report(options, measured, await idle)
+    for file in sorted(figures.iterdir()):
+        report_worker(json.loads(await asyncio.to_thread(file.read_text)))
 
 
-def report(
-    options: argparse.Namespace,
-    num_turns: int,
-    seconds: float,
-    cpu_s: float,
-    flush_s: float,
-    lags_s: list[float],
-    idle_lags_s: list[float],
-    recorder: CountingRecorder,
-    log: Log,
-    watched: Watched,
-) -> None:
-    """Print one line per figure; `num_turns` are all that were recorded, also of rollouts that no step trained on."""
+async def run(options: argparse.Namespace, prepared: PreparedTraining, url: str) -> Measured:
+    """Train for the steps, or until the time is over."""
+    config, trainer, log = prepared.config, IdleTrainer(), Log()
+    async with AsyncExitStack() as stack:
+        recorder = TimedRecorder(
+            url,
+            image_token_id=prepared.renderer.image_token_id,
+            linger_s=LINGER_S,
+        )
+        recorder.waits_s = []
+        await stack.enter_async_context(recorder)
+        await recorder.record(
+            TrainingStarted(
+                run_name="load",
+                log_path=str(prepared.log_path),
+                config={},
+                first_step=1,
+                total_steps=config.max_steps,
+            )
+        )
+        await recorder.flush()
+        assert config.base_url is not None
+        server = await stack.enter_async_context(ExternalServer(config.base_url))
+        sampler = await stack.enter_async_context(SamplingClient(server))
+        devices = await open_local_devices(stack, prepared)
+        rollouts = await open_rollouts(stack, prepared, sampler, recorder, recorder, url, devices)
+        watched = Watched()
+        if isinstance(prepared.devices.backend, FarPhones) and devices is not None:
+            watched = prepared.devices.backend.watched  # in this process
+        else:
+            await stack.enter_async_context(watched.watching(None))
+        parts = LoopParts(
+            tasks=prepared.train_tasks,
+            runner=rollouts.for_training,
+            trainer=trainer,
+            policy=AnnouncedPolicy(trainer, sampler, rollouts),
+            evaluator=None,
+            recorder=recorder,
+            log=log,
+        )
+        settings = LoopSettings(
+            config=config,
+            params=sampling_params(config, config.temperature),
+            image_token_id=prepared.renderer.image_token_id,
+        )
+        freeze_loaded_objects()
+        clock, cpu = time.perf_counter(), time.process_time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(options.seconds):
+                limit = RolloutLimit(largest=options.rollouts)
+                await train(settings, parts, max_lag=min(config.max_steps, MAX_LAG), limit=limit)
+        flush = time.perf_counter()
+        await recorder.flush()
+        ended = time.perf_counter()
+        cpu_s = time.process_time() - cpu
+        watched.settle()
+    return Measured(
+        seconds=ended - clock,
+        cpu_s=cpu_s,
+        flush_s=ended - flush,
+        log=log,
+        watched=watched,
+        waits_s=recorder.waits_s,
+        turns=await asyncio.to_thread(load_turns, url),
+    )
+
+
+def report(options: argparse.Namespace, measured: Measured, idle_lags_s: list[float]) -> None:
+    """Print one line per figure of the controller."""
     common = {
         "num_rollouts_at_once": options.rollouts,
         "workers": options.workers,
         "turns": options.turns,
-        "screen_kb": options.screen_kb,
+        "screen_kb": options.screen_kb[0],
+        "screen_tokens": measured.turns.screen_tokens,
+        "prompt_tokens": round(measured.turns.prompt_tokens),
         "load": round(os.getloadavg()[0], 1),
     }
+    num_turns, cpu_s, lags_s = measured.turns.num_turns, measured.cpu_s, measured.watched.lags_s
+    predicted_s = controller_turn_s(options.screen_kb[0], float(measured.turns.prompt_tokens))
     lag = {
         "figure": "controller_event_loop_lag",
         **{f"p{share:g}_ms": round(1000 * percentile(lags_s, share / 100), 1) for share in (50, 90, 99, 99.9)},
@@ -444,55 +311,43 @@ def report(
     }
     throughput = {
         "figure": "controller_turns",
-        "turns_per_s": round(num_turns / seconds, 1),
+        "turns_per_s": round(num_turns / measured.seconds, 1),
         "cpu_ms_per_turn": round(1000 * cpu_s / num_turns, 1),
+        "predicted_cpu_ms_per_turn": None if options.workers else round(1000 * predicted_s, 1),
         "limit_turns_per_s_one_core": round(num_turns / cpu_s, 1),
         "num_turns": num_turns,
-        "num_steps": len(log.steps),
-        "num_faults": sum(metrics["rollout/num_faults"] for _, metrics in log.steps),
+        "num_steps": len(measured.log.steps),
+        "num_faults": sum(metrics["rollout/num_faults"] for _, metrics in measured.log.steps),
     }
     recorded = {
         "figure": "controller_recorder",
-        "p99_wait_ms": round(1000 * percentile(recorder.waits_s, 0.99), 1),
-        "flush_at_end_s": round(flush_s, 2),
+        "p99_wait_ms": round(1000 * percentile(measured.waits_s, 0.99), 1),
+        "flush_at_end_s": round(measured.flush_s, 2),
     }
-    memory = {"figure": "controller_memory", **asdict(watched)}
+    memory = {"figure": "controller_memory", "rss_mib": measured.watched.rss_mib}
     for figure in (lag, throughput, recorded, memory):
         print(json.dumps(figure | common), flush=True)
 
 
-def serve_command(config: ServerConfig, address: str) -> list[str]:
-    """The model: this module as a process of its own."""
-    return [sys.executable, "-m", "benchmarks.controller_load", "--serve", address.removeprefix("unix:")]
+def report_worker(figures: Mapping[str, Any]) -> None:
+    """Print what one process took from its first action to its last note."""
+    figure = {
+        "figure": "worker_turns",
+        "num_turns": figures["num_actions"],
+        "cpu_ms_per_turn": round(1000 * figures["cpu_s"] / max(1, figures["num_actions"]), 1),
+        "turns_per_s_one_core": round(figures["num_actions"] / figures["cpu_s"], 1),
+        "lag_p99_ms": figures["lag_p99_ms"],
+        "rss_mib": figures["rss_mib"],
+    }
+    print(json.dumps(figure), flush=True)
 
 
-def main() -> None:
-    """Measure, or be the model, or measure the idle lag."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--screen-kb", type=int, default=10)
-    parser.add_argument("--slow", type=float, default=1.0)
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--figures", help=argparse.SUPPRESS)
-    parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve is not None:
-        fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), default_answer=CLICK, max_model_len=65536)
-        uvicorn.run(fake.app(), uds=options.serve, log_level="warning")
-        return
-    if options.only_lag is not None:
-        print(json.dumps(asyncio.run(only_lag(options.only_lag))))
-        return
-    if options.worker is not None:
-        asyncio.run(be_worker(options))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(options, Path(folder)))
+async def idle_lag(seconds: float) -> list[float]:
+    """The lag in a loop of its own, in a process that does nothing else."""
+    command = [sys.executable, "-m", "benchmarks.controller_load", "--only-lag", str(seconds)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return json.loads(output)
 
 
 async def only_lag(seconds: float) -> list[float]:
@@ -502,6 +357,52 @@ async def only_lag(seconds: float) -> list[float]:
     await asyncio.sleep(seconds)
     watcher.cancel()
     return lags_s
+
+
+def serve_command(options: argparse.Namespace) -> Any:
+    """For `VllmServer(make_command=...)`: this module as a process of its own."""
+    this = [sys.executable, "-m", "benchmarks.controller_load", f"--slow={options.slow}", f"--scale={options.scale}"]
+    return lambda config, address: [*this, "--serve", str(config.model_path), address.rpartition(":")[2]]
+
+
+def serve(model: str, place: str, options: argparse.Namespace) -> None:
+    """Be the model."""
+    fake = FarVllm(load_qwen3_vl(Path(model)), default_answer=CLICK, max_model_len=CONTEXT)
+    fake.slow, fake.stand_in = options.slow, Screenshots(0, options.scale).draw().data_url()
+    listens: dict[str, Any] = {"uds": place} if "/" in place else {"port": int(place)}
+    uvicorn.run(fake.app(), **listens, log_level="warning")
+
+
+def main() -> None:
+    """Measure each size of screenshots in a process of its own, or be such a process, the model, or an idle loop."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--screen-kb", type=int, nargs="+", default=[10, 300, 800])
+    parser.add_argument("--scale", type=int, default=1)
+    parser.add_argument("--slow", type=int, default=1)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        serve(*options.serve, options)
+    elif options.only_lag is not None:
+        print(json.dumps(asyncio.run(only_lag(options.only_lag))))
+    elif options.folder is not None:
+        asyncio.run(measure(options, options.folder))
+    else:
+        for screen_kb in options.screen_kb:
+            folder = Path(tempfile.mkdtemp(prefix="controller_load_"))
+            command = [sys.executable, "-m", "benchmarks.controller_load", *sys.argv[1:], "--folder", str(folder)]
+            environment = os.environ | {"PYTHONPATH": install(folder)}
+            try:
+                subprocess.run([*command, "--screen-kb", str(screen_kb)], env=environment, check=True)
+            finally:
+                shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
