@@ -18,6 +18,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from benchmarks.claims import require
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.planning.fleet import Spread
 from cua_rl.planning.virtual_time import run_in_virtual_time
@@ -123,6 +124,14 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
         await async_loop.train(chosen, parts, max_lag=max_lag, limit=limit)
     else:
         await sync_loop.train(chosen, parts)
+    largest_lag = max((metrics.get("rollout/policy_lag/max", 0.0) for _, metrics in log.steps), default=0.0)
+    require(
+        "steps whose rollouts take their turns on devices",
+        steps=(num_steps, len(log.steps)),
+        optimizer_steps=(num_steps, trainer.calls.count("optim_step")),
+        every_step_has_its_rollouts=(True, len(devices.durations_s) >= num_steps * GROUPS_PER_BATCH * GROUP_SIZE),
+        lag_within_its_limit=(True, largest_lag <= max_lag),
+    )
     hours = asyncio.get_running_loop().time() / 3600
     num_ended = sum(isinstance(event, GroupEnded) for event in recorder.events)
     num_trained = sum(len(event.group_ids) for event in recorder.events if isinstance(event, BatchTaken))
@@ -136,7 +145,7 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
         "mean_rollout_s": round(mean_s, 1),
         "longest_rollout_s": round(max(devices.durations_s), 1),
         "discarded_groups": num_ended - (num_trained if max_lag else num_steps * GROUPS_PER_BATCH),
-        "largest_lag": max((metrics.get("rollout/policy_lag/max", 0.0) for _, metrics in log.steps), default=0.0),
+        "largest_lag": largest_lag,
     }
 
 

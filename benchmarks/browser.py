@@ -9,12 +9,14 @@ import asyncio
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 import psutil
 
+from benchmarks.claims import require
 from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.pages import begin, read_result
@@ -50,6 +52,8 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
             await begin(page, NAMES[index % len(NAMES)], index)
         resets: list[float] = []
         steps: list[float] = []
+        screens = Counter[tuple[str, int, int]]()
+        over = Counter[bool]()
         cpu_before = cpu_seconds()
         started, deadline = time.monotonic(), time.monotonic() + seconds
 
@@ -63,8 +67,9 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
                 for _ in range(steps_per_reset):
                     clock = time.monotonic()
                     await page.execute(Click(x=random.randrange(320), y=random.randrange(100, 420)))
-                    await read_result(page)
-                    await page.observe()
+                    over[(await read_result(page)).is_over] += 1
+                    seen = await page.observe()
+                    screens[seen.sha256, seen.width_px, seen.height_px] += 1
                     steps.append(time.monotonic() - clock)
 
         async with asyncio.TaskGroup() as workers:
@@ -72,6 +77,7 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
                 workers.create_task(work(index, page))
         elapsed_s = time.monotonic() - started
         cpu_s = {kind: value - cpu_before.get(kind, 0.0) for kind, value in cpu_seconds().items()}
+        require_clicks(len(resets), screens, over)
         layout = f"{num_contexts} contexts, {how}"
         report("steps_per_s", round(len(steps) / elapsed_s, 1), layout)
         report("resets_per_s", round(len(resets) / elapsed_s, 1), layout)
@@ -81,6 +87,17 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
         shares = {kind: round(1000 * value / len(steps), 1) for kind, value in sorted(cpu_s.items())}
         report("cpu_ms_per_step_by_process", shares, layout)
         report("memory_mb_per_context", round(proportional_memory_mb() / num_contexts), layout)
+
+
+def require_clicks(num_resets: int, screens: Counter[tuple[str, int, int]], over: Counter[bool]) -> None:
+    """Refuse figures unless instances differ, some clicks hit what ends a task, and screenshots have the size."""
+    require(
+        "clicks on pages",
+        screenshots_of_every_click=(over.total(), screens.total()),
+        sizes=({(320, 420)}, {(width_px, height_px) for _, width_px, height_px in screens}),
+        new_instances_look_different=(True, len(screens) > num_resets / 2),
+        clicks_end_some_tasks=(True, over[True] > 0),
+    )
 
 
 def cpu_seconds() -> dict[str, float]:

@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import require
+
 ARMS = {
     "plain": (),
     "refill": ("refill_groups=true",),
@@ -60,6 +62,19 @@ def smoothed_success(steps: list[dict[str, Any]], num_steps: int) -> float:
     return sum(map(operator.mul, rates, num_groups)) / sum(num_groups)
 
 
+def require_arm(arm: str, num_steps: int, steps: list[dict[str, Any]]) -> None:
+    """Refuse figures of an arm that did not do what it is named for."""
+    refills, replays = ("refill_groups=true" in ARMS[arm]), ("replay_successes=true" in ARMS[arm])
+    require(
+        f"the arm {arm}",
+        steps=(num_steps, len(steps)),
+        steps_have_rollouts=(True, all(step["rollout/num_rollouts"] > 0 for step in steps)),
+        replays=(replays, any(step["replay/num_rollouts"] > 0 for step in steps)),
+        # a batch that needs no refill anywhere in a run is one of a run in which all groups teach
+        refills=(refills, len({step["curriculum/num_sampled_groups"] for step in steps}) > 1),
+    )
+
+
 def figure(arm: str, seed: int, steps: list[dict[str, Any]]) -> dict[str, object]:
     """What one arm needed; None where the target was not reached."""
     reached = next(
@@ -98,6 +113,7 @@ def main(arguments: argparse.Namespace) -> None:
         for arm in arguments.arms.split(","):
             options = (MIXED, f"load_checkpoint_path={weights}", *ARMS[arm], *common)
             steps = run(folder / f"{arm}-seed{seed}", arguments.steps, *options)
+            require_arm(arm, arguments.steps, steps)
             print(json.dumps(figure(arm, seed, steps)), flush=True)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.claims import require
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
@@ -138,6 +139,22 @@ def insert_bare(url: str, images: list[bytes]) -> float:
         return time.perf_counter() - clock
 
 
+def require_rows(url: str, num_rollouts: int, num_turns: int) -> None:
+    """Refuse figures of rows that are not there."""
+    counted = {
+        "rollouts": "SELECT count(*) FROM rollouts WHERE status = 'completed'",
+        "turns": "SELECT count(*) FROM turns WHERE before_sha256 IS NOT NULL AND after_sha256 IS NOT NULL",
+        "screenshots": "SELECT count(*) FROM screenshots",
+        "most_screenshots_of_a_prompt": """SELECT max(jsonb_array_length(jsonb_path_query_array(
+            prompt_chunks, '$[*] ? (exists (@.image))'))) FROM turns""",
+        "bytes_of_a_screenshot": "SELECT min(octet_length(data)) FROM screenshots",
+    }
+    expected = (num_rollouts, num_rollouts * num_turns, num_rollouts * (num_turns + 1), num_turns, PNG_BYTES)
+    with psycopg.connect(url) as connection:
+        found = [connection.execute(query).fetchone() for query in counted.values()]
+    require("rows", **{name: ((want,), got) for name, want, got in zip(counted, expected, found, strict=True)})
+
+
 async def main(options: argparse.Namespace) -> None:
     """Record, measure, print."""
     rng, task = random.Random(0), make_task()
@@ -159,6 +176,7 @@ async def main(options: argparse.Namespace) -> None:
                 await record_rollouts(recorder, rollouts, task)
                 await recorder.flush()
                 seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
+            require_rows(postgres.url, options.rollouts, options.turns)
     figure = {
         "figure": "database_writer",
         "turns_per_s": round(num_turns / seconds, 1),

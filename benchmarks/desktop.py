@@ -14,16 +14,19 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
+from benchmarks.claims import require
 from cua_rl.environments.desktop.desktops import LinuxDesktops
 from cua_rl.environments.desktop.device import LinuxDesktop
 from cua_rl.environments.desktop.png_bands import BandedPng
 from cua_rl.environments.desktop.templates import DESKTOP_TASKS
 from cua_rl.environments.desktop.x_screen import XScreen
 from cua_rl.types.actions import Click, TypeText
+from cua_rl.types.conversation import EncodedImage
 
 SIZE_PX = (1024, 768)
 TARGET = {4: 50.0}  # steps/s on two cores
@@ -43,7 +46,7 @@ async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
             for desktop in desktops:
                 await desktop.execute(Click(x=500, y=400))
             cpu_before, began = cpu_seconds(), time.perf_counter()
-            times = await asyncio.gather(*(steps(desktop, num_steps) for desktop in desktops))
+            taken = await asyncio.gather(*(steps(desktop, num_steps) for desktop in desktops))
             seconds = time.perf_counter() - began
             cpu_ms = 1000 * (cpu_seconds() - cpu_before) / (num_desktops * num_steps)
             memory_mib = sum(process_tree_mib(desktop.device_id) for desktop in desktops) / num_desktops
@@ -53,7 +56,8 @@ async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
             reset_s = time.perf_counter() - began
         finally:
             await asyncio.gather(*(desktop.close() for desktop in desktops))
-    all_times = sorted(duration for one in times for duration in one)
+    require_letters(num_steps, [screens for _, screens in taken])
+    all_times = sorted(duration for durations, _ in taken for duration in durations)
     return {
         "figure": "desktop_steps_per_s",
         "num_desktops": num_desktops,
@@ -71,15 +75,28 @@ async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
     }
 
 
-async def steps(desktop: LinuxDesktop, num_steps: int) -> list[float]:
-    """Seconds of every step."""
+def require_letters(num_steps: int, screens: Sequence[Sequence[EncodedImage]]) -> None:
+    """Refuse figures unless every desktop shows something new after every letter."""
+    require(
+        "letters that are typed and seen",
+        sizes=({SIZE_PX}, {(seen.width_px, seen.height_px) for one in screens for seen in one}),
+        different_screens=(
+            [num_steps] * len(screens),
+            [1 + sum(seen != before for before, seen in pairwise(one)) for one in screens],
+        ),
+    )
+
+
+async def steps(desktop: LinuxDesktop, num_steps: int) -> tuple[list[float], list[EncodedImage]]:
+    """Seconds of every step, and the screenshot after it."""
     durations: list[float] = []
+    screens: list[EncodedImage] = []
     for number in range(num_steps):
         began = time.perf_counter()
         await desktop.execute(TypeText(text="\n" if number % 40 == 39 else chr(ord("a") + number % 26)))
-        await desktop.observe()
+        screens.append(await desktop.observe())
         durations.append(time.perf_counter() - began)
-    return durations
+    return durations, screens
 
 
 def cpu_seconds() -> float:

@@ -8,12 +8,14 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
+
+from benchmarks.claims import require
 
 PAD, IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = range(7)
 FIRST_TEXT_ID = 16
@@ -72,6 +74,11 @@ class Workload:
         return (self.height_px // 32) * (self.width_px // 32)
 
     @property
+    def num_screenshots(self) -> int:
+        """Different ones: members of a group share their first."""
+        return self.groups + self.num_rollouts * (self.turns - 1)
+
+    @property
     def final_length(self) -> int:
         """Tokens of a whole rollout."""
         per_turn = self.image_tokens + SAMPLED
@@ -107,6 +114,22 @@ def group_advantages(rollouts: list[GivenRollout]) -> list[float]:
         std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
         advantages.append((rollout.reward - mean) / (std + 1e-4))
     return advantages
+
+
+def require_steps(
+    work: Workload, num_steps: int, grad_norms: Sequence[float], accounts: Sequence[Mapping[str, float]]
+) -> None:
+    """Refuse figures unless every step trained on all that was sampled, and encoded each of its screenshots."""
+    require(
+        "steps of the trainer",
+        steps=(num_steps, len(accounts)),
+        steps_that_change_weights=(num_steps, sum(0 < norm < math.inf for norm in grad_norms)),
+        trained_tokens=(
+            {work.num_rollouts * work.turns * SAMPLED},
+            {one["trainer/trained_tokens"] for one in accounts},
+        ),
+        encoded_screenshots=({work.num_screenshots}, {one["trainer/encoded_images"] for one in accounts}),
+    )
 
 
 def _text(rng: random.Random, work: Workload, count: int) -> list[int]:

@@ -23,8 +23,10 @@ import httpx
 import psutil
 from playwright.async_api import async_playwright
 
+from benchmarks.claims import require
 from scripts.monitor_process import monitor_process, scratch_postgres
 
+MAY_BE_EMPTY = ("rollouts by a search without hits", "rollouts with unread answers", "overrides", "evaluations")
 TARGET_P95_MS, TARGET_PAINT_MS = 100, 1000
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 
@@ -51,6 +53,9 @@ async def measure(given: argparse.Namespace) -> None:
         processes = [monitor.find(), *postgres_processes(url)[:1]]
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
         client.timeout = httpx.Timeout(60)
+        shown = (await client.get("/api/runs/1")).json()["num_rollouts"]
+        is_whole = given.database_url or shown > given.rollouts - 32  # whole steps of 32 are seeded
+        require("the monitor", shows_all_rollouts=(True, bool(is_whole)))
         for name, path in (await routes(client)).items():
             await measure_route(client, processes, name, path, given.requests)
         await measure_paint(monitor.base_url)
@@ -134,6 +139,7 @@ async def measure_route(
         answer = await client.get(path)
         times_ms.append(1000 * (time.perf_counter() - clock))
         assert answer.status_code == 200, (path, answer.text)
+    require_content(name, answer)
     used = [1000 * (now - then) / num_requests for now, then in zip(cpu_s(processes), before, strict=True)]
     cuts = statistics.quantiles(times_ms, n=20)
     figure = {
@@ -147,6 +153,14 @@ async def measure_route(
         "bytes": len(answer.content),
     }
     print(json.dumps(figure), flush=True)
+
+
+def require_content(route: str, answer: httpx.Response) -> None:
+    """Refuse figures of a route that answers with nothing."""
+    is_json = answer.headers["content-type"].startswith("application/json")
+    body = answer.json() if is_json else answer.content
+    rows = body.get("items", body) if isinstance(body, dict) else body
+    require(f"the route {route}", has_content=(True, bool(rows) or route in MAY_BE_EMPTY))
 
 
 async def measure_paint(base_url: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 from playwright.async_api import async_playwright
 
+from benchmarks.claims import require
 from scripts.monitor_process import MonitorProcess, monitor_process, scratch_postgres
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -55,6 +56,7 @@ async def measure(given: argparse.Namespace) -> None:
             sessions = {name: await context.new_cdp_session(page) for name, page in pages.items()}
             samples = await watch(monitor, sessions, 60 * given.minutes)
             following.cancel()
+            require_growth(samples)
             await browser.close()
         report(samples, given)
 
@@ -106,6 +108,16 @@ async def watch(monitor: MonitorProcess, sessions: dict[str, Any], seconds: floa
             samples.append(sample)
             await asyncio.sleep(SAMPLE_S)
     return samples
+
+
+def require_growth(samples: Sequence[dict[str, float]]) -> None:
+    """Refuse figures unless rows arrived between samples, and every page shows something."""
+    pages = ("run", "live", "rollout")
+    require(
+        "pages to which rows arrive",
+        more_steps=(True, samples[-1]["num_steps"] > samples[0]["num_steps"]),
+        pages_with_content=(pages, tuple(page for page in pages if samples[-1][f"{page}_nodes"] > 100)),
+    )
 
 
 def report(samples: Sequence[dict[str, float]], given: argparse.Namespace) -> None:

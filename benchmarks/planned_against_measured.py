@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import require
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
@@ -62,6 +63,21 @@ async def load_run(folder: Path) -> RecordedRun:
         return await load_recorded_run(database, await find_training_id(database, name), str(folder))
 
 
+def require_run(run: RecordedRun, config: CLIConfig) -> None:
+    """Refuse figures of a run that did not take its steps, with all their rollouts, or whose devices showed nothing."""
+    num_steps, num_rollouts = len(run.steps), config.max_steps * config.group_size * config.groups_per_batch
+    require(
+        "a run",
+        steps=(config.max_steps, num_steps),
+        rollouts_that_ended_well=(True, len(run.rollouts) >= 0.99 * num_rollouts),
+        shows_screenshots=(True, run.screen_kb > 0),
+        trains_in_most_steps=(
+            True,
+            2 * sum(step.metrics.get("time/train_s", 0.0) > 0 for step in run.steps) > num_steps,
+        ),
+    )
+
+
 def with_latency(scenario: Scenario, latency_s: float) -> Scenario:
     """A phone is looked at first, acts and is looked at after each turn, and is asked by the validator at the end."""
 
@@ -93,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         scenario = with_latency(recorded_scenario(configs[name], references), latency_s)
         ends = simulate(scenario, configs[name].max_steps)
         steps = recorded[name].steps
+        require_run(recorded[name], configs[name])
         measured = 3600 * (len(steps) - 1) / (steps[-1].ended_at - steps[0].ended_at).total_seconds()
         predicted = summarise(scenario, ends, first=0, last=len(ends) - 1).steps_per_hour
         figure = {

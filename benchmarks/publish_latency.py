@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from benchmarks.claims import require
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
@@ -81,6 +82,13 @@ async def main(options: argparse.Namespace) -> None:
             clock = time.perf_counter()
             await policy.serve(saved)
             times["serve"].append(time.perf_counter() - clock)
+            assert sampler.current is not None
+            require(
+                "a publication",
+                current_version=(step, sampler.current.policy_version),
+                is_loaded=(True, sampler.current in sampler.loaded),
+                was_proven=(1 + step, len(times["canary"])),
+            )
     report(times)
 
 

@@ -9,10 +9,12 @@ that chance solves would reward luck. Questions are answered with a random word.
 import argparse
 import asyncio
 import json
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from benchmarks.claims import require
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.phone.demo.expert import decide
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
@@ -37,11 +39,15 @@ class Row:
     expert_turns: int | None
     """None if the expert failed."""
     num_lucky: int
+    num_actions: int
+    """Of the random agent."""
+    num_rejected: int
 
 
 async def main(num_episodes: int) -> None:
     """Try every task and print."""
     rows = [await measure(template, num_episodes) for template in TEMPLATES.values()]
+    require_actions(rows)
     print(f"{'task':44} {'difficulty':10} {'max_turns':>9} {'untouched':>9} {'expert':>8} {'random':>8}")
     for row in rows:
         expert = "fails" if row.expert_turns is None else f"{row.expert_turns} turns"
@@ -64,13 +70,27 @@ async def main(num_episodes: int) -> None:
     print(json.dumps({"figure": "expert_failures", "value": failures, "target": 0, "tasks": len(rows)}))
 
 
+def require_actions(rows: Sequence[Row]) -> None:
+    """Refuse figures of chance that had no chance: the phone carried out hardly anything."""
+    require(
+        "an agent that acts at random",
+        acts_at_every_task=(True, all(row.num_actions for row in rows)),
+        most_actions_are_carried_out=(True, sum(row.num_rejected - 0.2 * row.num_actions for row in rows) < 0),
+    )
+
+
 async def measure(template: TaskTemplate, num_episodes: int) -> Row:
     """One instance untouched and by the expert, `num_episodes` others at random."""
     task = template.make_task(0)
     untouched = (await task.validate(make_simulated_phone(task), None)).success
-    lucky = [await play_at_random(template, seed) for seed in range(num_episodes)]
+    played = [await play_at_random(template, seed) for seed in range(num_episodes)]
     return Row(
-        template=template, untouched=untouched, expert_turns=await play_expert(template, 0), num_lucky=sum(lucky)
+        template=template,
+        untouched=untouched,
+        expert_turns=await play_expert(template, 0),
+        num_lucky=sum(is_lucky for is_lucky, _ in played),
+        num_actions=sum(outcomes.total() for _, outcomes in played),
+        num_rejected=sum(outcomes["rejected"] for _, outcomes in played),
     )
 
 
@@ -87,16 +107,19 @@ async def play_expert(template: TaskTemplate, seed: int) -> int | None:
     return task.max_turns if (await task.validate(phone, None)).success else None
 
 
-async def play_at_random(template: TaskTemplate, seed: int) -> bool:
-    """Whether chance leaves the phone as the task wants it."""
+async def play_at_random(template: TaskTemplate, seed: int) -> tuple[bool, Counter[str]]:
+    """Whether chance leaves the phone as the task wants it, and how many actions it took, "done" and "rejected"."""
     task, random = template.make_task(seed), Random(f"{template.task_id}-{seed}")
-    phone = make_simulated_phone(task)
+    phone, outcomes = make_simulated_phone(task), Counter[str]()
     for _ in range(task.max_turns):
         if random.random() < FINISH_RATE:
             break
-        with suppress(ActionRejected):
+        try:
             await phone.execute(draw_action(phone, random))
-    return (await task.validate(phone, random.choice(WORDS))).success
+            outcomes["done"] += 1
+        except ActionRejected:
+            outcomes["rejected"] += 1
+    return (await task.validate(phone, random.choice(WORDS))).success, outcomes
 
 
 def draw_action(phone: SimulatedPhone, random: Random) -> Action:

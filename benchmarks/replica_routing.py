@@ -14,15 +14,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.sampling_throughput import cpu_seconds, make_request
+from benchmarks.claims import require
+from benchmarks.sampling_throughput import cpu_seconds, make_request, require_answers
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.run_folder.model_folder import find_model
+from cua_rl.sampling.address import server_client
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
@@ -52,6 +54,22 @@ async def run_rollout(gateway: Gateway, rollout_id: str, first_seed: int, num_tu
     return gateway.close_rollout(rollout_id)
 
 
+async def num_answers(server: VllmServer) -> float:
+    """Requests that the server has completed, as it counts them."""
+    async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+
+
+def require_spread(answers: Sequence[float], arguments: argparse.Namespace) -> None:
+    """Refuse figures unless every server has answered its share of the turns, give or take a rollout."""
+    require(
+        "turns on several servers",
+        answers=(arguments.rollouts * arguments.turns, sum(answers)),
+        are_spread=(True, max(answers) - min(answers) <= arguments.turns),
+    )
+
+
 async def measure(gateway: Gateway, first_seed: int, arguments: argparse.Namespace) -> dict[str, object]:
     """All rollouts side by side."""
     clock, cpu = time.perf_counter(), cpu_seconds()
@@ -62,6 +80,7 @@ async def measure(gateway: Gateway, first_seed: int, arguments: argparse.Namespa
         )
     )
     seconds, cpu = time.perf_counter() - clock, cpu_seconds() - cpu
+    require_answers(rollouts, arguments.turns, 0)
     turns = [turn for rollout in rollouts for turn in rollout]
     prompt_tokens = sum(turn.prompt.length for turn in turns)
     return {
@@ -88,7 +107,10 @@ async def main(arguments: argparse.Namespace) -> None:
         ways = {"warm_up": SamplingClient, "sticky": SamplingClient, "round_robin": RoundRobinClient}
         for index, (name, kind) in enumerate(ways.items()):
             async with kind(*servers) as client:
+                before = [await num_answers(server) for server in servers]
                 figure = await measure(Gateway(client, make_renderer(model), params), 100_000 * index, arguments)
+                answers = [await num_answers(server) - earlier for server, earlier in zip(servers, before, strict=True)]
+            require_spread(answers, arguments)
             if name != "warm_up":
                 labels = {"figure": "replica_routing", "routing": name, "num_servers": arguments.servers}
                 print(json.dumps(labels | figure), flush=True)

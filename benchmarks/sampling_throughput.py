@@ -15,12 +15,14 @@ import random
 import tempfile
 import time
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from PIL import Image, ImageDraw
 
+from benchmarks.claims import require
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
@@ -63,7 +65,20 @@ def cpu_seconds() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in [this, *this.children(recursive=True)])
 
 
-async def measure(gateway: Gateway, concurrency: int, first_seed: int) -> dict[str, object]:
+def require_answers(rollouts: Sequence[Sequence[ModelTurn]], num_turns: int, policy_version: int) -> None:
+    """Refuse figures unless every rollout has sampled in every turn, with one more new screenshot in each prompt."""
+    num_screens = [[len(turn.prompt.images) for turn in turns] for turns in rollouts]
+    shown = [image.sha256 for turns in rollouts for image in (turns[-1].prompt.images if turns else ())]
+    require(
+        "sampled answers",
+        screenshots_by_turn=([list(range(1, num_turns + 1))] * len(rollouts), num_screens),
+        different_screenshots=(num_turns * len(rollouts), len(set(shown))),
+        answers_without_tokens=(0, sum(not turn.sampled_tokens for turns in rollouts for turn in turns)),
+        policy_versions=({policy_version}, {turn.policy_version for turns in rollouts for turn in turns}),
+    )
+
+
+async def measure(gateway: Gateway, concurrency: int, first_seed: int, policy_version: int) -> dict[str, object]:
     """Three rounds of `concurrency` requests."""
     requests = [make_request(first_seed + index) for index in range(3 * concurrency)]
     slots, clock, cpu = asyncio.Semaphore(concurrency), time.perf_counter(), cpu_seconds()
@@ -71,6 +86,7 @@ async def measure(gateway: Gateway, concurrency: int, first_seed: int) -> dict[s
         *(ask(gateway, f"{first_seed + index}", request, slots) for index, request in enumerate(requests))
     )
     seconds = time.perf_counter() - clock
+    require_answers(rollouts, 1, policy_version)
     turns = [turn for rollout in rollouts for turn in rollout]
     return {
         "figure": "sampling_throughput",
@@ -89,13 +105,14 @@ async def main(arguments: argparse.Namespace) -> None:
     config = ServerConfig(model_path=arguments.model, max_lora_rank=arguments.max_lora_rank)
     with tempfile.TemporaryDirectory() as logs:
         async with VllmServer(config, Path(logs) / "vllm.log") as server, SamplingClient(server) as client:
+            version = 0 if arguments.adapter is None else 1
             if arguments.adapter is not None:
                 await client.publish(AdapterRef(path=arguments.adapter, policy_version=1))
             params = SamplingParams(max_tokens=24, temperature=1.0)
             gateway = Gateway(client, make_renderer(arguments.model), params)
-            await measure(gateway, 16, 0)
+            await measure(gateway, 16, 0, version)
             for index, concurrency in enumerate(int(word) for word in arguments.concurrency.split(",")):
-                print(json.dumps(await measure(gateway, concurrency, 10_000 * (index + 1))), flush=True)
+                print(json.dumps(await measure(gateway, concurrency, 10_000 * (index + 1), version)), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ from typing import Any
 import psutil
 from PIL import Image, ImageDraw
 
+from benchmarks.sampling_throughput import require_answers
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types.rollout import SamplingParams
+from cua_rl.types.rollout import ModelTurn, SamplingParams
 
 CONTEXT = 65536
 ANSWER_TOKENS = 8
@@ -75,7 +76,7 @@ def server_processes() -> dict[str, psutil.Process]:
     return {"api": api, "engine": engine, "controller": this}
 
 
-async def run_rollout(gateway: Gateway, name: str, screenshots: list[str]) -> None:
+async def run_rollout(gateway: Gateway, name: str, screenshots: list[str]) -> tuple[ModelTurn, ...]:
     """As many turns as there are screenshots, each with all screenshots so far."""
     gateway.open_rollout(name)
     agent = gateway.openai_client(name)
@@ -85,7 +86,7 @@ async def run_rollout(gateway: Gateway, name: str, screenshots: list[str]) -> No
         history.append({"role": "user", "content": [*content, {"type": "input_image", "image_url": url}]})
         answer = await agent.responses.create(model="policy", input=history)
         history += [item.model_dump(exclude_none=True) for item in answer.output]
-    gateway.close_rollout(name)
+    return gateway.close_rollout(name)
 
 
 async def measure(gateway: Gateway, options: argparse.Namespace) -> dict[str, object]:
@@ -99,9 +100,10 @@ async def measure(gateway: Gateway, options: argparse.Namespace) -> dict[str, ob
     processes = server_processes()
     before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
     clock = time.perf_counter()
-    await asyncio.gather(*(run_rollout(gateway, str(index), urls) for index, urls in enumerate(rollouts)))
+    done = await asyncio.gather(*(run_rollout(gateway, str(index), urls) for index, urls in enumerate(rollouts)))
     num_turns = options.turns * options.rollouts
     seconds = time.perf_counter() - clock
+    require_answers(done, options.turns, 0)
     spent = {name: sum(process.cpu_times()[:2]) - before[name] for name, process in processes.items()}
     return {
         "figure": "screens_per_turn",

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import require
 from benchmarks.given_rollouts import SIZES, Workload, build_model, write_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,19 @@ def measure(python: str, name: str, model: Path, settings: dict[str, Any]) -> di
 def typical(seconds: Sequence[float]) -> float:
     """The median without the first step, which warms up; the first if there is no other."""
     return statistics.median(seconds[1:] or seconds)
+
+
+def require_equal_work(cell: Cell, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Refuse figures unless both trained on the same rollouts, with the same gradients in the first step."""
+    norms = ours["first_grad_norm"], theirs["first_grad_norm"]
+    require(
+        "two trainers on the same rollouts",
+        difference_of_gradients_is_below_a_thousandth=(True, abs(norms[0] / norms[1] - 1) < 1e-3),
+        tokens_of_merged_rollouts=(
+            cell.workload.num_rollouts * cell.workload.final_length if cell.feed == "merged" else theirs["tokens"],
+            theirs["tokens"],
+        ),
+    )
 
 
 def figures(cell: Cell, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +140,7 @@ def main() -> None:
                 "micro_batch": arguments.micro_batch,
             }
             theirs = measure(arguments.trl_python, "trl_steps", model, settings)
+            require_equal_work(cell, ours, theirs)
             print(json.dumps(figures(cell, ours, theirs)), flush=True)
 
 

@@ -15,7 +15,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.given_rollouts import Workload, build_model, write_adapter
+from benchmarks.claims import require
+from benchmarks.given_rollouts import SIZES, Workload, build_model, write_adapter
 from benchmarks.trainer_against_trl import measure
 
 
@@ -36,7 +37,14 @@ def main() -> None:
     fifth = max(1, arguments.steps // 5)
     early, late = (statistics.mean(part) for part in (result["rss_gib"][fifth : 2 * fifth], result["rss_gib"][-fifth:]))
     account = result["account"]
-    distinct = work.groups + work.num_rollouts * (work.turns - 1)  # members of a group share their first screenshot
+    seen_mib = (
+        arguments.steps * work.num_screenshots * work.image_tokens * 4 * SIZES["tiny"]["text"]["hidden_size"] / 2**20
+    )
+    require(
+        "a trainer's memory",
+        samples=(arguments.steps, len(result["rss_gib"])),
+        cache_was_full_at_a_fifth_of_the_steps=(True, seen_mib / 5 > arguments.vision_cache_mib),
+    )
     line = {
         "figure": "trainer_memory",
         "steps": arguments.steps,
@@ -47,7 +55,7 @@ def main() -> None:
         "tokens_over_final_length": round(account["trainer/tokens"] / work.num_rollouts / work.final_length, 4),
         "target_tokens_over_final_length": 1.05,
         "encoded_images_per_step": account["trainer/encoded_images"],
-        "distinct_images_per_step": distinct,
+        "distinct_images_per_step": work.num_screenshots,
     }
     print(json.dumps(line))
 

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from benchmarks.claims import require
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.config import Sharding, TrainerConfig
@@ -228,6 +229,12 @@ def measure(
             scores = model.scores(row, features, 1.0)
             saved = live.now
             scores.logprobs.sum().backward()
+        parameters = model.trainable_parameters
+        require(
+            "a step's memory",
+            trained_tokens=(num_turns * ANSWER_TOKENS, len(scores.logprobs)),
+            parameters_with_a_gradient=(len(parameters), sum(one.grad is not None for one in parameters)),
+        )
         del moments
     gib = {"weights": weights - trained, "adapter": trained, "saved": saved, "peak": live.peak}
     settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes}

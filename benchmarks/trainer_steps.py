@@ -22,6 +22,7 @@ from benchmarks.given_rollouts import (
     Workload,
     group_advantages,
     make_rollouts,
+    require_steps,
 )
 from cua_rl.renderers.images import image_size
 from cua_rl.rl.datums import build_datums
@@ -114,7 +115,7 @@ def run(model: Path, adapter: Path, settings: dict[str, Any]) -> dict[str, Any]:
     trainer = make_trainer(model, adapter, settings)
     optim = wire.OptimStep(optim=OptimConfig(learning_rate=1e-4, beta2=0.999))
     wall_s, cpu_s, rss_gib, accounts = [], [], [], []
-    first_grad_norm = None
+    grad_norms: list[float] = []
     for step in range(settings["steps"]):
         datums = make_datums(Workload(**settings["workload"] | {"seed": step}))
         if step == 0:
@@ -125,14 +126,15 @@ def run(model: Path, adapter: Path, settings: dict[str, Any]) -> dict[str, Any]:
             done = trainer.optim_step(optim)
         wall_s.append(time.perf_counter() - started[0])
         cpu_s.append(time.process_time() - started[1])
-        first_grad_norm = done.grad_norm if first_grad_norm is None else first_grad_norm
+        grad_norms.append(done.grad_norm)
         accounts.append(trainer.account.take())
         rss_gib.append(accounts[-1]["trainer/rss_gib"])
+    require_steps(Workload(**settings["workload"]), settings["steps"], grad_norms, accounts)
     return {
         "wall_s": wall_s,
         "cpu_s": cpu_s,
         "rss_gib": rss_gib,
-        "first_grad_norm": first_grad_norm,
+        "first_grad_norm": grad_norms[0],
         "account": accounts[-1],
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

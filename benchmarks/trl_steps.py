@@ -20,6 +20,7 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.claims import require
 from benchmarks.given_rollouts import PREPROCESSOR, GivenRollout, Workload, make_rollouts
 
 
@@ -193,10 +194,16 @@ def run(model: Path, adapter: Path, settings: dict[str, Any]) -> dict[str, Any]:
         trainer.tools = [print]  # only its truth value is read: the branch that takes images inside completions
         trainer.train()
     longest = max(len(s.prompt_ids) for s in samples) + max(len(s.completion_ids) for s in samples)
+    grad_norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    require(
+        "steps of TRL",
+        steps=(settings["steps"], len(clock.wall_s)),
+        steps_that_change_weights=(settings["steps"], sum(norm > 0 for norm in grad_norms)),
+    )
     return {
         "wall_s": clock.wall_s,
         "cpu_s": clock.cpu_s,
-        "first_grad_norm": trainer.state.log_history[0]["grad_norm"],
+        "first_grad_norm": grad_norms[0],
         "tokens": sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples),
         "padded_tokens": len(samples) * longest,
         "encoded_images": sum(len(sample.screenshots) for sample in samples),

@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
+from cua_rl.database.models import Group, RolloutRow, Screenshot, Step, Training, TurnRow
 from cua_rl.monitor.databases import Database
-from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Speed, Spread, Workload
+from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Speed, Spread, Workload, controller_turn_s
 from cua_rl.sampling.config import DEFAULT_NUM_SEQS
 from cua_rl.types.errors import ConfigError
 
@@ -54,6 +54,8 @@ class RecordedRun:
     steps: tuple[RecordedStep, ...]
     group_size: int
     placement: Placement
+    screen_kb: float
+    """KB of a screenshot, mean."""
 
     @property
     def first_step(self) -> int:
@@ -84,7 +86,14 @@ async def load_recorded_run(database: Database, training_id: int, run: str) -> R
         )
         .order_by(RolloutRow.id, TurnRow.turn_index)
     )
+    screen_bytes = (
+        select(func.avg(func.octet_length(Screenshot.data)))
+        .join(TurnRow, TurnRow.after_sha256 == Screenshot.sha256)
+        .join(RolloutRow, TurnRow.rollout_pk == RolloutRow.id)
+        .where(RolloutRow.training_id == training_id)
+    )
     async with database.sessions() as session:
+        screen_kb = float(await session.scalar(screen_bytes) or 0) / 1024
         config = await session.scalar(select(Training.config).where(Training.id == training_id)) or {}
         ended = [
             RecordedStep(step=step.step, ended_at=step.ended_at, metrics={**step.metrics})
@@ -104,7 +113,11 @@ async def load_recorded_run(database: Database, training_id: int, run: str) -> R
         RecordedRollout(step=step, run=lasted, requests=tuple(asked)) for step, lasted, asked in by_rollout.values()
     )
     return RecordedRun(
-        rollouts=rollouts, steps=tuple(ended), group_size=config["group_size"], placement=_placement(config)
+        rollouts=rollouts,
+        steps=tuple(ended),
+        group_size=config["group_size"],
+        placement=_placement(config),
+        screen_kb=screen_kb,
     )
 
 
@@ -148,15 +161,22 @@ def calibrate(
         for step in steps
     )
     num_tokens = sum(step["rollout/datum_tokens"] for step in steps)
+    turns = tuple(sorted(len(rollout.requests) for run in runs for rollout in run.rollouts))
+    turn_tokens = num_tokens / max(1.0, trained_turns)
+    # without GPUs, everything waits for one processor, and nothing tells the controller's time from the devices'
+    measured_s = controller_turn_s(fmean(run.screen_kb for run in runs), fmean(turns) / 2 * turn_tokens)
+    controller_s = measured_s if runs[0].placement.gpus_per_server else 0.0
     work = Workload(
-        turns=tuple(sorted(len(rollout.requests) for run in runs for rollout in run.rollouts)),
-        start=_device_time(starts, computed_frac, sigma=0.0),
-        turn=_device_time(betweens, computed_frac, sigma=_sigma(_alone_s(betweens, computed_frac))),
+        turns=turns,
+        start=_device_time(starts, computed_frac, sigma=0.0, controller_s=controller_s),
+        turn=_device_time(
+            betweens, computed_frac, sigma=_sigma(_alone_s(betweens, computed_frac)), controller_s=controller_s
+        ),
         end=_device_time(tails, computed_frac, sigma=0.0),
         request_work=Spread(mean=1.0, sigma=request_sigma),
-        controller_s=0.0,
+        controller_s=controller_s,
         prompt_tokens=0.0,
-        turn_tokens=num_tokens / max(1.0, trained_turns),
+        turn_tokens=turn_tokens,
         constant_group_frac=fmean(_constant_group_frac(run, group_size) for run in runs),
     )
     fleet = Fleet(
@@ -299,13 +319,14 @@ def _alone_s(loads: Sequence[Load], computed_frac: float) -> list[float]:
     return [load.duration_s / (1 - computed_frac + computed_frac * load.number) for load in loads]
 
 
-def _device_time(loads: Sequence[Load], computed_frac: float, *, sigma: float) -> DeviceTime:
-    """The time behind these loads; 0 if there are none."""
+def _device_time(loads: Sequence[Load], computed_frac: float, *, sigma: float, controller_s: float = 0.0) -> DeviceTime:
+    """The time behind these loads, less the controller's part of it; 0 if there are none."""
     slowness = sum(1 - computed_frac + computed_frac * load.number for load in loads)
     mean = sum(load.duration_s for load in loads) / max(1.0, slowness)
+    computed_s = computed_frac * mean
     return DeviceTime(
-        own=Spread(mean=(1 - computed_frac) * mean, sigma=sigma),
-        computed=Spread(mean=computed_frac * mean, sigma=sigma),
+        own=Spread(mean=max(0.0, mean - max(computed_s, controller_s)), sigma=sigma),
+        computed=Spread(mean=max(0.0, computed_s - controller_s), sigma=sigma),
     )
 
 

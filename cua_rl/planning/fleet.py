@@ -63,7 +63,7 @@ class Workload:
     request_work: Spread
     """Work of a model request, relative to the mean request."""
     controller_s: float
-    """Processor time of the controller per turn."""
+    """Processor time of the controller per turn, 0 if it is in the other times."""
     prompt_tokens: float
     """Tokens of a training sequence that do not grow with the number of turns."""
     turn_tokens: float
@@ -164,6 +164,18 @@ class Scenario:
     schedule: Schedule
 
 
+_TURN_S, _SCREEN_KB_S, _TOKEN_S = 0.0095, 13e-6, 0.4e-6
+
+
+def controller_turn_s(screen_kb: float, prompt_tokens: float) -> float:
+    """Processor time of the process that runs a rollout, for a turn that executes an action and takes a screenshot.
+
+    Measured by `benchmarks.controller_load`. It hashes, sends and stores the screenshot once, but in every turn reads
+    from the server, compares and stores all tokens of the prompt.
+    """
+    return _TURN_S + _SCREEN_KB_S * screen_kb + _TOKEN_S * prompt_tokens
+
+
 def bounds(scenario: Scenario) -> dict[str, float]:
     """Rollouts per hour that each part alone would allow, if everything else were free.
 
@@ -189,35 +201,43 @@ def bounds(scenario: Scenario) -> dict[str, float]:
     return limits
 
 
-def find_bottleneck(limits: Mapping[str, float], rollouts_per_hour: float) -> str:
-    """The part with the lowest bound; "schedule" if the loop stays far below it, because parts wait for each other."""
-    name = min(limits, key=lambda part: limits[part])
-    return name if rollouts_per_hour >= SATURATED * limits[name] else "schedule"
+NOISE = 0.03
+"""Share by which rollouts per hour vary for no reason but the window of steps that is simulated."""
+SATURATED = 0.75  # of a bound: stragglers, and phases that follow one another, cost the rest
 
 
-SATURATED = 0.75  # of the lowest bound: stragglers, and phases that follow one another, cost the rest
+def find_bottleneck(limits: Mapping[str, float], gains: Mapping[str, float]) -> str:
+    """The part that is most worth having more of; if none is worth it, the one with the lowest bound.
+
+    `gains` are those of `one_more`, as shares of the rollouts per hour.
+    """
+    best = max(gains, key=lambda part: gains[part])
+    return best if gains[best] >= NOISE else min(limits, key=lambda part: limits[part])
 
 
-def one_more(scenario: Scenario) -> dict[str, Scenario]:
-    """The same with more of one thing each: a GPU, a tenth of the devices, a process, a step of policy lag."""
+def one_more(scenario: Scenario) -> dict[str, tuple[str, Scenario]]:
+    """The same with more of one part each, by the part, and what that is: a GPU, a tenth of the devices, a process, a
+    step of policy lag.
+    """
     fleet, placed, schedule = scenario.fleet, scenario.fleet.placement, scenario.schedule
     more_devices = max(1, fleet.num_devices // 10)
-    fleets: dict[str, Fleet] = {}
+    fleets: dict[str, tuple[str, Fleet]] = {}
     if placed.gpus_per_server and placed.is_shared:
-        apart = replace(placed, is_shared=False)
-        fleets[f"{_counted(placed.num_trainers, 'GPU')}, training apart"] = replace(fleet, placement=apart)
+        apart = replace(fleet, placement=replace(placed, is_shared=False))
+        fleets["sampling and training"] = f"{_counted(placed.num_trainers, 'GPU')}, training apart", apart
     elif placed.gpus_per_server:
         sampling = replace(placed, num_servers=placed.num_servers + 1)
         training = replace(placed, num_trainers=placed.num_trainers + 1)
-        fleets[f"{_counted(placed.gpus_per_server, 'GPU')} for sampling"] = replace(fleet, placement=sampling)
-        fleets["1 GPU for training"] = replace(fleet, placement=training)
-    fleets[_counted(more_devices, "device")] = replace(fleet, num_devices=fleet.num_devices + more_devices)
+        gpus = _counted(placed.gpus_per_server, "GPU")
+        fleets["sampling"] = f"{gpus} for sampling", replace(fleet, placement=sampling)
+        fleets["training"] = "1 GPU for training", replace(fleet, placement=training)
+    devices = replace(fleet, num_devices=fleet.num_devices + more_devices)
+    fleets["devices"] = _counted(more_devices, "device"), devices
     if scenario.workload.controller_s:
-        fleets["1 rollout worker"] = replace(fleet, num_controllers=fleet.num_controllers + 1)
+        fleets["controller"] = "1 rollout worker", replace(fleet, num_controllers=fleet.num_controllers + 1)
     lagging = replace(scenario, schedule=replace(schedule, max_lag=schedule.max_lag + 1))
-    return {f"+ {name}": replace(scenario, fleet=more) for name, more in fleets.items()} | {
-        "+ 1 step of policy lag": lagging
-    }
+    more = {part: (f"+ {name}", replace(scenario, fleet=larger)) for part, (name, larger) in fleets.items()}
+    return more | {"schedule": ("+ 1 step of policy lag", lagging)}
 
 
 def _counted(number: int, noun: str) -> str:

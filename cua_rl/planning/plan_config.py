@@ -32,8 +32,13 @@ class Assumptions:
         at_least=0,
     )
     end_s: float | None = setting(None, "from the last answer to the reward [1]", at_least=0)
+    screen_kb: float | None = setting(
+        None, "KB of a screenshot, for controller_s; recorded runs have their own [300, as of 1080x2400]", at_least=0
+    )
     controller_s: float | None = setting(
-        None, "processor time of the controller per turn [0.0125; within the other times of a recorded run]", at_least=0
+        None,
+        "processor time of the controller per turn [by screen_kb and tokens; of a run on a CPU, in the others]",
+        at_least=0,
     )
     constant_group_frac: float | None = setting(
         None, "groups whose rollouts all succeed or all fail, so that nothing is trained on them [0.3]", at_least=0

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cua_rl.planning.fleet import Prices, Scenario, bounds, find_bottleneck, one_more
+from cua_rl.planning.fleet import NOISE, SATURATED, Prices, Scenario, bounds, find_bottleneck, one_more
 from cua_rl.planning.simulation import Prediction, predict
 from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.plots import EVALUATION_COLOUR, TRAINING_COLOUR, make_axes, save_figure
@@ -32,15 +32,17 @@ _ADVICE: Mapping[str, str] = {
     "sampling": "more GPUs for sampling, or shorter prompts and responses",
     "training": "more GPUs for training, or shorter sequences",
     "sampling and training": "GPUs of their own for sampling and training",
-    "controller": "more rollout_workers",
+    "controller": "more rollout_workers, or smaller screenshots",
     "schedule": "parts wait for each other: raise max_steps_off_policy, or have more rollouts per step than devices",
 }
+_NO_REMEDY = "one more of anything changes little: faster hardware, or less work per rollout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """A scenario with its prediction and what it costs."""
 
+    label: str
     scenario: Scenario
     prediction: Prediction
     usd_per_hour: float
@@ -58,10 +60,20 @@ class Plan:
     planned: Outlook
     bounds: Mapping[str, float]
     """Rollouts per hour."""
-    bottleneck: str
     more: Mapping[str, Outlook]
+    """With one more of a part, by the part."""
     by_devices: Sequence[Outlook]
     """Predictions for fewer, as many and more devices."""
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """What one more of each part changes, as a share of the rollouts per hour."""
+        now = self.planned.prediction.rollouts_per_hour
+        return {part: outlook.prediction.rollouts_per_hour / now - 1 for part, outlook in self.more.items()}
+
+    @property
+    def bottleneck(self) -> str:
+        return find_bottleneck(self.bounds, self.gains)
 
 
 def make_plan(scenario: Scenario, prices: Prices) -> Plan:
@@ -69,19 +81,19 @@ def make_plan(scenario: Scenario, prices: Prices) -> Plan:
     more = one_more(scenario)
     counts = sorted({max(1, round(factor * scenario.fleet.num_devices)) for factor in _FACTORS})
     others = [replace(scenario, fleet=replace(scenario.fleet, num_devices=count)) for count in counts]
-    scenarios = [scenario, *more.values(), *others]
+    labels = ["as planned", *(label for label, _ in more.values()), *(f"{count:,} devices" for count in counts)]
+    scenarios = [scenario, *(changed for _, changed in more.values()), *others]
     num_workers = min(len(scenarios), os.cpu_count() or 1)
     with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         predictions = list(pool.map(predict, scenarios))
     outlooks = [
-        Outlook(scenario=one, prediction=prediction, usd_per_hour=prices.per_hour(one.fleet))
-        for one, prediction in zip(scenarios, predictions, strict=True)
+        Outlook(label=label, scenario=one, prediction=prediction, usd_per_hour=prices.per_hour(one.fleet))
+        for label, one, prediction in zip(labels, scenarios, predictions, strict=True)
     ]
-    planned, limits = outlooks[0], bounds(scenario)
+    planned = outlooks[0]
     return Plan(
         planned=planned,
-        bounds=limits,
-        bottleneck=find_bottleneck(limits, planned.prediction.rollouts_per_hour),
+        bounds=bounds(scenario),
         more=dict(zip(more, outlooks[1 : 1 + len(more)], strict=True)),
         by_devices=sorted(
             [planned, *outlooks[1 + len(more) :]], key=lambda outlook: outlook.scenario.fleet.num_devices
@@ -120,10 +132,11 @@ def show_plan(plan: Plan, console: Console) -> None:
     is_priced = plan.planned.usd_per_hour > 0
     for heading in ("", "rollouts/hour", "change", *(["US dollars per 1,000"] if is_priced else [])):
         varied.add_column(heading, justify="right" if heading else "left")
-    for name, outlook in {"as planned": plan.planned, **plan.more}.items():
-        rate = outlook.prediction.rollouts_per_hour
-        change = "" if outlook is plan.planned else f"{100 * (rate / said.rollouts_per_hour - 1):+z.1f} %"
-        varied.add_row(name, f"{rate:,.0f}", change, *([f"{outlook.usd_per_1000:,.2f}"] if is_priced else []))
+    gains = plan.gains
+    for part, outlook in {"": plan.planned, **plan.more}.items():
+        change = f"{100 * gains[part]:+z.1f} %" if part else ""
+        price = [f"{outlook.usd_per_1000:,.2f}"] if is_priced else []
+        varied.add_row(outlook.label, f"{outlook.prediction.rollouts_per_hour:,.0f}", change, *price)
     console.print(varied)
     console.print(
         f"{said.rollouts_per_hour:,.0f} rollouts per hour, {said.steps_per_hour:.1f} steps per hour, policy lag "
@@ -131,7 +144,14 @@ def show_plan(plan: Plan, console: Console) -> None:
         + (f", {plan.planned.usd_per_1000:,.2f} US dollars per 1,000 rollouts" if is_priced else ""),
         soft_wrap=True,
     )
-    console.print(f"Bottleneck: {plan.bottleneck}: {_ADVICE[plan.bottleneck]}", soft_wrap=True)
+    name = plan.bottleneck
+    has_remedy = gains.get(name, 0.0) >= NOISE
+    console.print(f"Bottleneck: {name}: {_ADVICE[name] if has_remedy else _NO_REMEDY}", soft_wrap=True)
+    for part, bound in plan.bounds.items():
+        if part != name and (used_frac := said.rollouts_per_hour / bound) >= SATURATED:
+            console.print(
+                f"Next: {part}, at {100 * used_frac:.0f} % of what it allows: {_ADVICE[part]}", soft_wrap=True
+            )
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -150,7 +170,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "planned": figures(plan.planned),
         "max_rollouts_per_hour": {name: bound for name, bound in plan.bounds.items() if bound != inf},
         "bottleneck": plan.bottleneck,
-        "more": {name: figures(outlook) for name, outlook in plan.more.items()},
+        "more": {outlook.label: figures(outlook) for outlook in plan.more.values()},
         "by_devices": [figures(outlook) for outlook in plan.by_devices],
     }
 
@@ -205,10 +225,7 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
 
 
 def _draw_gain(axes: Any, plan: Plan) -> None:
-    now = plan.planned.prediction.rollouts_per_hour
-    changes = {
-        name: 100 * (one.prediction.rollouts_per_hour / now - 1) for name, one in reversed(list(plan.more.items()))
-    }
+    changes = {plan.more[part].label: 100 * gain for part, gain in reversed(plan.gains.items())}
     axes.barh(list(changes), list(changes.values()), 0.55, color=TRAINING_COLOUR)
     widest = max(1.0, *(abs(change) for change in changes.values()))
     for name, change in changes.items():

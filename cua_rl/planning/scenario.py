@@ -12,7 +12,17 @@ from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.planning.calibration import RecordedRun, calibrate
-from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
+from cua_rl.planning.fleet import (
+    DeviceTime,
+    Fleet,
+    Placement,
+    Prices,
+    Scenario,
+    Schedule,
+    Spread,
+    Workload,
+    controller_turn_s,
+)
 from cua_rl.planning.gpu_speed import (
     GPU_KINDS,
     GpuKind,
@@ -27,7 +37,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import find_model
 from cua_rl.types.errors import ConfigError
 
-_PHONE_TOKENS = 2550  # a screenshot of 1080x2400
+_PHONE_TOKENS, _PHONE_KB = 2550, 300  # a screenshot of 1080x2400
 _REQUEST_SIGMA = 0.5  # typical spread of answer lengths of one model
 _NUM_QUANTILES = 200
 _MOST_GPUS = 64
@@ -104,7 +114,7 @@ def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryBudget, pla
             turn=DeviceTime(own=Spread(mean=2.0, sigma=1.0)),
             end=DeviceTime(own=Spread(mean=1.0)),
             request_work=Spread(mean=1.0, sigma=_REQUEST_SIGMA),
-            controller_s=0.0125,
+            controller_s=controller_turn_s(_given(assume.screen_kb, _PHONE_KB), turn.context),
             prompt_tokens=assume.prompt_tokens,
             turn_tokens=turn.total,
             constant_group_frac=0.3,

@@ -14,7 +14,7 @@ from cua_rl.planning.calibration import (
     fit_speed,
     measure_loads,
 )
-from cua_rl.planning.fleet import Placement, Speed
+from cua_rl.planning.fleet import Placement, Speed, controller_turn_s
 from tests.planning.scenarios import PLACEMENT
 
 
@@ -73,11 +73,20 @@ def test_what_devices_compute_is_told_from_their_own_time_by_how_they_slow_each_
     steps = tuple(
         RecordedStep(step=step, ended_at=datetime(2026, 1, 1, tzinfo=UTC), metrics=metrics) for step in (1, 2)
     )
-    run = RecordedRun(rollouts=tuple(rollouts), steps=steps, group_size=2, placement=Placement(**PLACEMENT))
+    on_cpu = Placement(**PLACEMENT | {"gpus_per_server": 0})
+    run = RecordedRun(rollouts=tuple(rollouts), steps=steps, group_size=2, placement=on_cpu, screen_kb=300)
 
-    start = calibrate([run], group_size=2, num_devices=1)[0].start
+    work = calibrate([run], group_size=2, num_devices=1)[0]
 
-    assert (start.own.mean, start.computed.mean) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (work.start.own.mean, work.start.computed.mean) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert work.controller_s == 0  # one processor does all, and how much of it is the controller's cannot be told
+
+    beside_gpus = replace(run, placement=Placement(**PLACEMENT))
+    work = calibrate([beside_gpus, replace(beside_gpus, screen_kb=100)], group_size=2, num_devices=1)[0]
+
+    assert work.controller_s == pytest.approx(controller_turn_s(200, 1 / 2 * 1 / 11))
+    assert work.start.own.mean == pytest.approx(0.5)
+    assert work.start.computed.mean == pytest.approx(0.5 - work.controller_s)
 
 
 def test_a_run_tells_what_its_parts_took() -> None:
@@ -109,12 +118,15 @@ def test_a_run_tells_what_its_parts_took() -> None:
         steps=tuple(steps),
         group_size=2,
         placement=Placement(**PLACEMENT | {"num_trainers": 4}),
+        screen_kb=300,
     )
+    controller_s = controller_turn_s(300, 200.0)  # two turns of 200 tokens each: one on average
 
     found, fleet = calibrate([run], group_size=2, num_devices=1)
 
     assert found.turns == (2,) * 8
-    assert [time.own.mean for time in (found.start, found.turn, found.end)] == pytest.approx([5, 2, 3])
+    device_s = [time.own.mean for time in (found.start, found.turn, found.end)]
+    assert device_s == pytest.approx([5 - controller_s, 2 - controller_s, 3])
     assert found.turn.computed.mean == pytest.approx(0)
     assert fleet.server == Speed(alone_s=pytest.approx(1), each_s=pytest.approx(0))
     # four turns a step, half of them in groups that teach

@@ -1,4 +1,6 @@
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,10 +14,13 @@ from cua_rl.planning.fleet import (
     Speed,
     Spread,
     bounds,
+    controller_turn_s,
     find_bottleneck,
     one_more,
 )
 from tests.planning.scenarios import make_scenario
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_bounds_are_what_the_arithmetic_says() -> None:
@@ -55,17 +60,39 @@ def test_on_shared_gpus_sampling_and_training_follow_each_other() -> None:
     assert "training" not in limits
 
 
-@pytest.mark.parametrize(
-    ("rollouts_per_hour", "bottleneck"),
-    [(2760.0, "devices"), (2080.0, "devices"), (2070.0, "schedule")],
-)
-def test_the_lowest_bound_is_the_bottleneck_unless_the_loop_stays_far_below_it(
-    rollouts_per_hour: float, bottleneck: str
-) -> None:
-    limits = bounds(make_scenario())
+def test_a_larger_screenshot_and_a_longer_prompt_cost_the_controller_more() -> None:
+    costs = [controller_turn_s(kb, tokens) for kb, tokens in ((0, 0), (300, 0), (600, 0), (600, 10_000))]
 
-    assert limits["devices"] == pytest.approx(3600 * 10 / 13)  # 2,769; training 3,600, sampling 9,000
-    assert find_bottleneck(limits, rollouts_per_hour) == bottleneck
+    assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])  # hashing, sending and storing bytes
+    assert 0 < costs[0] < costs[1] < costs[2] < costs[3]
+
+
+def test_a_turn_costs_the_controller_what_was_measured() -> None:
+    """Rollouts of ten turns: a prompt has 5.5 screenshots on average, and about 750 tokens of text."""
+    rows = [json.loads(line) for line in (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if row["figure"] == "controller_turns" and row["workers"] == 0]
+
+    assert {(row["screen_kb"], row["screen_tokens"]) for row in measured} >= {(10, 60), (300, 60), (300, 2160)}
+    for row in measured:
+        predicted_s = controller_turn_s(row["screen_kb"], row["prompt_tokens"])
+        assert 1000 * predicted_s == pytest.approx(row["cpu_ms_per_turn"], rel=0.15), row
+
+
+@pytest.mark.parametrize(
+    ("gains", "bottleneck"),
+    [
+        ({"devices": 0.08, "sampling": 0.02, "schedule": 0.0}, "devices"),
+        ({"devices": 0.04, "sampling": 0.02, "schedule": 0.09}, "schedule"),
+        # GPUs of their own bring nothing where sampling and training take turns
+        ({"devices": 0.0, "sampling and training": 0.0, "schedule": 0.11}, "schedule"),
+        # nothing helps: the part that is nearest to its bound
+        ({"devices": 0.01, "sampling": -0.02, "schedule": 0.02}, "training"),
+    ],
+)
+def test_the_bottleneck_is_what_one_more_is_worth_having_of(gains: dict[str, float], bottleneck: str) -> None:
+    limits = {"devices": 3000.0, "sampling": 2500.0, "training": 2000.0}
+
+    assert find_bottleneck(limits, gains) == bottleneck
 
 
 def test_one_more_of_each_changes_one_thing_each() -> None:
@@ -73,24 +100,26 @@ def test_one_more_of_each_changes_one_thing_each() -> None:
 
     more = one_more(scenario)
 
-    assert list(more) == [
+    assert list(more) == ["sampling", "training", "devices", "controller", "schedule"]
+    assert [label for label, _ in more.values()] == [
         "+ 2 GPUs for sampling",
         "+ 1 GPU for training",
         "+ 4 devices",
         "+ 1 rollout worker",
         "+ 1 step of policy lag",
     ]
-    assert [one.fleet.placement.num_gpus for one in more.values()] == [5, 4, 3, 3, 3]
-    assert more["+ 4 devices"].fleet.num_devices == 44
-    assert more["+ 1 step of policy lag"].schedule.max_lag == 1
+    assert [one.fleet.placement.num_gpus for _, one in more.values()] == [5, 4, 3, 3, 3]
+    assert more["devices"][1].fleet.num_devices == 44
+    assert more["schedule"][1].schedule.max_lag == 1
 
 
 def test_a_shared_gpu_gets_company_and_a_processor_does_not() -> None:
     shared = one_more(make_scenario(placement={"is_shared": True}))
     on_cpu = one_more(make_scenario(placement={"is_shared": True, "gpus_per_server": 0}))
 
-    assert shared["+ 1 GPU, training apart"].fleet.placement.num_gpus == 2
-    assert list(on_cpu) == ["+ 1 device", "+ 1 step of policy lag"]
+    label, apart = shared["sampling and training"]
+    assert (label, apart.fleet.placement.num_gpus) == ("+ 1 GPU, training apart", 2)
+    assert list(on_cpu) == ["devices", "schedule"]
 
 
 def test_gpus_and_devices_are_paid_by_the_hour_and_a_shared_gpu_once() -> None:

@@ -8,15 +8,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cua_rl.machine.model_sizes import load_model_sizes
+from cua_rl.planning.fleet import NOISE, bounds, controller_turn_s, find_bottleneck, one_more
 from cua_rl.planning.gpu_speed import GPU_KINDS, TurnTokens, image_flop, server_speed, token_flop
 from cua_rl.planning.plan_config import Assumptions, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
+from cua_rl.planning.simulation import predict
 from cua_rl.recipes.plan import main
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 
 MODELS = Path(__file__).parents[1] / "machine" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
+TOKENS = 1500 + 10 / 2 * (2550 + 60 + 150)
+"""Of a prompt in the middle of ten turns."""
 LONG = {"max_tokens": 1024, "max_steps_off_policy": 2}
 
 
@@ -73,6 +77,41 @@ def test_what_is_assumed_is_what_was_set() -> None:
     assert scenario.workload.constant_group_frac == 0.0
     assert (scenario.fleet.num_controllers, scenario.fleet.num_devices) == (4, 77)
     assert scenario.schedule.max_lag == 2
+
+
+@pytest.mark.parametrize(
+    ("assume", "controller_s"),
+    [
+        ({}, controller_turn_s(300, TOKENS)),
+        ({"screen_kb": 10}, controller_turn_s(10, TOKENS)),
+        ({"screen_kb": 10, "controller_s": 0.5}, 0.5),
+    ],
+)
+def test_the_controllers_time_is_that_of_the_screenshots_unless_it_is_set(
+    assume: dict[str, float], controller_s: float
+) -> None:
+    assert planned_scenario(config(assume=Assumptions(**assume)), []).workload.controller_s == controller_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "bottleneck"),
+    [
+        # sampling and training take turns on one GPU: those of their own would wait for each other as well
+        ({"preset": "24gb-4b", "gpus": "1xrtx4090", "max_steps_off_policy": None}, "schedule"),
+        ({"gpus": "2xh100", "assume": Assumptions(controller_s=1.0), "max_steps_off_policy": 6}, "controller"),
+        ({"gpus": "2xh100", "assume": Assumptions(device_s=60.0), "max_steps_off_policy": 6}, "devices"),
+    ],
+)
+def test_more_of_the_bottleneck_is_what_brings_most(changes: dict[str, Any], bottleneck: str) -> None:
+    small = {"group_size": 4, "groups_per_batch": 4, "max_concurrent_rollouts": 16, "max_turns": 8, "max_tokens": 256}
+    scenario = planned_scenario(config(**small | changes), [])
+
+    now = predict(scenario).rollouts_per_hour
+    gains = {part: predict(one).rollouts_per_hour / now - 1 for part, (_, one) in one_more(scenario).items()}
+
+    assert find_bottleneck(bounds(scenario), gains) == bottleneck
+    assert gains[bottleneck] == max(gains.values()) >= NOISE
+    assert gains.get("sampling and training", 0.0) < NOISE
 
 
 def test_the_price_is_that_of_the_kind_unless_it_is_set() -> None:
