@@ -138,6 +138,40 @@ async def test_every_step_is_taken_once_wherever_the_trainer_dies(dying: int, tm
     assert not (tmp_path / "logs" / "trainer.cuts").exists()
 
 
+async def test_a_new_trainer_starts_from_the_loaded_checkpoint_and_reference(tmp_path: Path) -> None:
+    for name, steps in (("checkpoint", b"\7\7"), ("reference", b"\7")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps").write_bytes(steps)
+    node = FakeNode(lambda number, _: number in (4, 11))
+    with node.running():
+        async with _client(node, tmp_path) as client:
+            await client.load_state(tmp_path / "checkpoint")
+            await client.load_reference(tmp_path / "reference")
+            await _train(client, 8)
+            await _train(client, 9)
+            await client.save_weights_for_sampler(tmp_path / "weights")
+
+    assert list((tmp_path / "weights" / "steps").read_bytes()) == [7, 7, 8, 9]
+    # requests 1 to 4; again from the beginning, a step and its cut; again from the cut
+    beginning = ["Start", "LoadState", "LoadReference", "ForwardBackward"]
+    after_death = [*beginning, "OptimStep", "SaveState", "ForwardBackward"]
+    assert node.asked[:12] == [*beginning, "death", *after_death]
+    assert node.asked[12:17] == ["death", "Start", "LoadReference", "LoadState", "ForwardBackward"]
+
+
+async def test_a_gradient_that_was_dropped_is_dropped_again_after_a_death(tmp_path: Path) -> None:
+    """Requests: Start, ForwardBackward, one that fails, one more, and OptimStep, which the trainer does not survive."""
+    node = FakeNode(lambda number, _: number == 5)
+    with node.running():
+        async with _client(node, tmp_path) as client:
+            await client.forward_backward([], LossConfig())
+            with pytest.raises(TrainingError, match="not finite"):
+                await client.forward_backward([], LossConfig(name="gspo"))
+            await _train(client, 1)
+
+    assert node.asked[5:] == ["death", "Start", *["ForwardBackward"] * 3, "OptimStep", "SaveState"]
+
+
 async def test_a_checkpoint_of_what_is_on_disk_is_not_written_again_and_is_what_a_new_trainer_begins_from(
     tmp_path: Path,
 ) -> None:
@@ -192,40 +226,6 @@ def test_a_folder_on_another_file_system_is_copied(tmp_path: Path) -> None:
 
         assert (Path(other) / "weights" / "1" / "inner" / "state").read_bytes() == b"state"
         assert [path.name for path in (Path(other) / "weights").iterdir()] == ["1"]
-
-
-async def test_a_new_trainer_starts_from_the_loaded_checkpoint_and_reference(tmp_path: Path) -> None:
-    for name, steps in (("checkpoint", b"\7\7"), ("reference", b"\7")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "steps").write_bytes(steps)
-    node = FakeNode(lambda number, _: number in (4, 11))
-    with node.running():
-        async with _client(node, tmp_path) as client:
-            await client.load_state(tmp_path / "checkpoint")
-            await client.load_reference(tmp_path / "reference")
-            await _train(client, 8)
-            await _train(client, 9)
-            await client.save_weights_for_sampler(tmp_path / "weights")
-
-    assert list((tmp_path / "weights" / "steps").read_bytes()) == [7, 7, 8, 9]
-    # requests 1 to 4; again from the beginning, a step and its cut; again from the cut
-    beginning = ["Start", "LoadState", "LoadReference", "ForwardBackward"]
-    after_death = [*beginning, "OptimStep", "SaveState", "ForwardBackward"]
-    assert node.asked[:12] == [*beginning, "death", *after_death]
-    assert node.asked[12:17] == ["death", "Start", "LoadReference", "LoadState", "ForwardBackward"]
-
-
-async def test_a_gradient_that_was_dropped_is_dropped_again_after_a_death(tmp_path: Path) -> None:
-    """Requests: Start, ForwardBackward, one that fails, one more, and OptimStep, which the trainer does not survive."""
-    node = FakeNode(lambda number, _: number == 5)
-    with node.running():
-        async with _client(node, tmp_path) as client:
-            await client.forward_backward([], LossConfig())
-            with pytest.raises(TrainingError, match="not finite"):
-                await client.forward_backward([], LossConfig(name="gspo"))
-            await _train(client, 1)
-
-    assert node.asked[5:] == ["death", "Start", *["ForwardBackward"] * 3, "OptimStep", "SaveState"]
 
 
 async def test_a_trainer_that_dies_at_the_same_request_again_and_again_is_given_up(tmp_path: Path) -> None:
