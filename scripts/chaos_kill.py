@@ -155,7 +155,8 @@ class Chaos:
             process.kill()
             status = await process.wait()
         took_s = time.monotonic() - sent_at
-        if status not in (-signal.SIGKILL, 128 + signal.SIGTERM, 0) or took_s > GRACE_S:
+        # -SIGTERM: while Python imports what would handle it; a shell calls that 143, too
+        if status not in (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 0) or took_s > GRACE_S:
             self.faults.append(f"kill {number}: status {status} {took_s:.0f} s after {sent.name}")
         lost, kept = await self.note_kept()
         if lost > 1:
