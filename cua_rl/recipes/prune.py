@@ -86,7 +86,8 @@ async def cli_main(config: PruneConfig, environ: Mapping[str, str] = os.environ)
                 for start in track(range(0, len(keys), _BATCH), description="pruning"):
                     removed = await asyncio.to_thread(_prune_batch, engine, keys[start : start + _BATCH], config)
                     num_images, num_bytes = num_images + removed[0], num_bytes + removed[1]
-                for removed in prune_unused(engine):
+                unused = prune_unused(engine)
+                while removed := await asyncio.to_thread(next, unused, None):
                     num_images, num_bytes = num_images + removed[0], num_bytes + removed[1]
             print(
                 f"{'would remove' if config.dry_run else 'removed'} {num_of(num_images, 'screenshot')} "
