@@ -21,7 +21,7 @@ Keep = Literal["failures", "successes", "none"]
 Removed = tuple[int, int]
 """A number of screenshots, and of their bytes."""
 
-_LOOKED_UP, _BATCH = 100_000, 2000  # screenshots in memory by their hashes, and in a transaction
+_LOOKED_UP, _BATCH = 100_000, 500  # screenshots in memory by their hashes, and in a transaction
 _SIZE_BYTES = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
 _IS_UNUSED = ~exists().where(RolloutImage.sha256 == Screenshot.sha256)
 _IS_UNNAMED = ~or_(*(exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256)))
