@@ -16,15 +16,16 @@ import time
 from contextlib import AsyncExitStack
 
 import httpx
+import psutil
 from sqlalchemy import Connection, Engine, text
 
-from benchmarks.monitor_api import measure_route, postgres_processes, routes
+from benchmarks.monitor_api import cpu_s, measure_route, postgres_processes, routes
 from cua_rl.database.prune import choose_rollouts, measure, prune_rollouts, prune_unused
 from cua_rl.database.session import make_writer_engine
 from scripts.monitor_process import monitor_process, scratch_postgres
 from scripts.seed_monitor import MODEL
 
-PER_STEP, PER_GROUP, BATCH, NUM_UNUSED = 128, 8, 200, 50_000
+PER_STEP, PER_GROUP, BATCH, NUM_UNUSED = 128, 8, 50, 50_000
 TARGET_S_PER_1000 = 1.0
 
 _ROWS = (
@@ -104,7 +105,12 @@ def print_figure(figure: str, **values: object) -> None:
     print(json.dumps({"figure": figure, "load": round(os.getloadavg()[0], 1), **values}), flush=True)
 
 
-def prune_half(engine: Engine, *, is_deleting: bool) -> None:
+def used_cpu_s(postgres: list[psutil.Process]) -> float:
+    """Processor time so far of this process and the database."""
+    return time.process_time() + sum(cpu_s(postgres))
+
+
+def prune_half(engine: Engine, processes: list[psutil.Process], *, is_deleting: bool) -> None:
     """Prune the successes, or delete the others."""
     chosen = choose_rollouts(
         1,
@@ -118,7 +124,7 @@ def prune_half(engine: Engine, *, is_deleting: bool) -> None:
         expected = measure(connection, chosen)
         expected_s = time.perf_counter() - clock
         rollouts, images = count(connection, "rollouts"), count(connection, "screenshots", "data IS NOT NULL")
-    clock = time.perf_counter()
+    clock, used = time.perf_counter(), used_cpu_s(processes)
     slowest_s = 0.0
     with engine.begin() as connection:
         keys = connection.scalars(chosen).all()
@@ -127,7 +133,7 @@ def prune_half(engine: Engine, *, is_deleting: bool) -> None:
         with engine.begin() as connection:
             prune_rollouts(connection, keys[start : start + BATCH], is_deleting=is_deleting)
         slowest_s = max(slowest_s, time.perf_counter() - began)
-    seconds = time.perf_counter() - clock
+    seconds, used = time.perf_counter() - clock, used_cpu_s(processes) - used
     with engine.begin() as connection:
         num_deleted = rollouts - count(connection, "rollouts")
         num_images = images - count(connection, "screenshots", "data IS NOT NULL")
@@ -138,25 +144,27 @@ def prune_half(engine: Engine, *, is_deleting: bool) -> None:
         rollouts=len(keys),
         screenshots=num_images,
         s_per_1000_rollouts=round(1000 * seconds / len(keys), 3),
+        cpu_s_per_1000_rollouts=round(1000 * used / len(keys), 3),
         target_s_per_1000_rollouts=TARGET_S_PER_1000,
         slowest_transaction_s=round(slowest_s, 3),
         dry_run_s=round(expected_s, 2),
     )
 
 
-def prune_orphans(engine: Engine) -> None:
+def prune_orphans(engine: Engine, processes: list[psutil.Process]) -> None:
     """Remove the screenshots that no rollout shows."""
     for expected in (NUM_UNUSED, 0):
         with engine.begin() as connection:
             screenshots, turns = count(connection, "screenshots"), count(connection, "turns")
-        clock = time.perf_counter()
+        clock, used = time.perf_counter(), used_cpu_s(processes)
         for _ in prune_unused(engine):
             pass
-        seconds = round(time.perf_counter() - clock, 2)
+        times = {"seconds": time.perf_counter() - clock, "cpu_s": used_cpu_s(processes) - used}
         with engine.begin() as connection:
             removed = screenshots - count(connection, "screenshots")
         assert removed == expected, removed
-        print_figure("prune_unused", screenshots=screenshots, turns=turns, removed=removed, seconds=seconds)
+        rounded = {name: round(value, 2) for name, value in times.items()}
+        print_figure("prune_unused", screenshots=screenshots, turns=turns, removed=removed, **rounded)
 
 
 async def main(given: argparse.Namespace) -> None:
@@ -170,12 +178,12 @@ async def main(given: argparse.Namespace) -> None:
         processes = [monitor.find(), *postgres_processes(url)[:1]]
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
         client.timeout = httpx.Timeout(120)
-        for prune in (prune_orphans, lambda one: prune_half(one, is_deleting=False), None):
+        for is_pruned in (False, True):
             for name, path in (await routes(client)).items():
                 await measure_route(client, processes, name, path, given.requests)
-            if prune is not None:
-                await asyncio.to_thread(prune, engine)
-        await asyncio.to_thread(prune_half, engine, is_deleting=True)
+            if not is_pruned:
+                await asyncio.to_thread(prune_orphans, engine, processes[1:])
+            await asyncio.to_thread(prune_half, engine, processes[1:], is_deleting=is_pruned)
 
 
 if __name__ == "__main__":

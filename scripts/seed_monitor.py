@@ -222,6 +222,11 @@ _COPIES = (
        FROM turns t JOIN rollouts r ON r.id = t.rollout_pk JOIN groups g ON g.id = r.group_pk
        JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
        WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
+    """INSERT INTO rollout_images (rollout_pk, sha256)
+       SELECT copy.id, i.sha256
+       FROM rollout_images i JOIN rollouts r ON r.id = i.rollout_pk JOIN groups g ON g.id = r.group_pk
+       JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
+       WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
     """INSERT INTO validations (rollout_pk, query, expected, actual, success, duration_s)
        SELECT copy.id, v.query, v.expected, CASE WHEN copy.success THEN v.expected ELSE v.actual END, copy.success,
         v.duration_s

@@ -21,6 +21,7 @@ Keep = Literal["failures", "successes", "none"]
 Removed = tuple[int, int]
 """A number of screenshots, and of their bytes."""
 
+_LOOKED_UP, _BATCH = 100_000, 500  # screenshots in memory by their hashes, and in a transaction
 _SIZE_BYTES = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
 _IS_UNUSED = ~exists().where(RolloutImage.sha256 == Screenshot.sha256)
 _IS_UNNAMED = ~or_(*(exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256)))
@@ -80,20 +81,23 @@ def prune_rollouts(connection: Connection, keys: Sequence[int], *, is_deleting: 
 
 
 def prune_unused(engine: Engine) -> Iterator[Removed]:
-    """Remove screenshots that no rollout shows, a transaction for each step of the iteration.
+    """Remove screenshots that no rollout shows, a short transaction for each step of the iteration.
 
     Those of the last hour stay: another system may have sent one before the turn that shows it.
     """
-    last: str | None = ""
     is_old = Screenshot.created_at < func.now() - text("interval '1 hour'")
     is_wanted = (is_old, _IS_UNUSED, or_(Screenshot.removed_at.is_(None), _IS_UNNAMED))
-    query = select(Screenshot.sha256).where(*is_wanted).order_by(Screenshot.sha256).limit(2000)
-    while last is not None:
-        with engine.begin() as connection:
-            found = connection.scalars(query.where(Screenshot.sha256 > last)).all()
-            removed = _remove_unused(connection, found)
-        last = found[-1] if found else None
-        yield removed
+    query = select(Screenshot.sha256).where(*is_wanted).order_by(Screenshot.sha256).limit(_LOOKED_UP)
+    found: Sequence[str] = [""]
+    while found:
+        with engine.begin() as connection:  # this looks at all of them, however few are found
+            found = connection.scalars(query.where(Screenshot.sha256 > found[-1])).all()
+        for start in range(0, len(found), _BATCH):
+            with engine.begin() as connection:
+                removed = _remove_unused(connection, found[start : start + _BATCH])
+            yield removed
+        if len(found) < _LOOKED_UP:
+            return
 
 
 def _remove_unused(connection: Connection, hashes: Collection[str]) -> Removed:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.columns import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
-from cua_rl.database.screenshots import load_images
+from cua_rl.database.screenshots import load_images, named_image
 from cua_rl.events import Phase
 from cua_rl.types.conversation import EncodedImage, ParseFailure
 from cua_rl.types.errors import DatabaseError
@@ -149,9 +149,9 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
     rows = (await session.scalars(query)).all()
     wanted = {str(chunk["image"]) for row in rows for chunk in row.prompt_chunks if "image" in chunk}
     wanted |= {sha for row in rows for sha in (row.before_sha256, row.after_sha256) if sha is not None}
-    images = {
-        digest: EncodedImage(data=b"", format="png", width_px=0, height_px=0, sha256=digest) for digest in wanted
-    } | await load_images(session, wanted)
+    images = await load_images(session, wanted)
+    for digest in wanted - images.keys():  # pruned, and shown in prompts alone
+        images[digest] = named_image(EncodedImage(data=b"", format="png", width_px=0, height_px=0), digest)
     by_rollout: dict[int, list[Turn]] = defaultdict(list)
     for row in rows:
         agent = AgentTurn(

@@ -119,6 +119,11 @@ def _build_image(row: Screenshot, data: bytes) -> EncodedImage:
         with boundary(DatabaseError, f"reading the size of screenshot {row.sha256!r}"):
             width_px, height_px = image_size(data)
     image_format = "png" if row.format == "png" else "jpeg"
-    return EncodedImage(
-        data=data, format=image_format, width_px=width_px or 0, height_px=height_px or 0, sha256=row.sha256
-    )
+    image = EncodedImage(data=data, format=image_format, width_px=width_px or 0, height_px=height_px or 0)
+    return image if data else named_image(image, row.sha256)
+
+
+def named_image(image: EncodedImage, digest: str) -> EncodedImage:
+    """An image without its bytes, which were pruned, under their hash."""
+    object.__setattr__(image, "sha256", digest)
+    return image

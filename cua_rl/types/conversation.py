@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
@@ -21,19 +21,18 @@ class TextPart:
 class EncodedImage:
     """A screenshot as encoded bytes: one object from the device through prompt and training to the database.
 
-    `sha256` (hex) of the bytes is its identity; it is only given for a screenshot that was pruned, whose `data` is
-    empty. The size is that of the image as it is shown, with its EXIF orientation applied.
+    `sha256` (hex) of the bytes is its identity. The size is that of the image as it is shown, with its EXIF
+    orientation applied.
     """
 
     data: bytes
     format: ImageFormat
     width_px: int
     height_px: int
-    sha256: str = ""
+    sha256: str = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.data or not self.sha256:
-            object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
+        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
     def data_url(self) -> str:
         """The image as a `data:` URL, encoded again at every call."""
