@@ -13,17 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import (
-    PACKAGE,
-    Actor,
-    ActorLost,
-    Cluster,
-    Node,
-    Reservation,
-    digest_of,
-    node_address,
-    open_cluster,
-)
+from cua_rl.cluster import PACKAGE, Actor, ActorLost, Cluster, Node, Reservation, digest_of, node_address, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.host.system import refuse_inspection
