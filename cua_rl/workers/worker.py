@@ -252,6 +252,7 @@ async def open_workplace(
         )
         make_runner = await stack.enter_async_context(runners)
         freeze_loaded_objects()
+        logger.info("worker=%s is open on %s", name, socket.gethostname())
         yield Workplace(
             runner=make_runner(),
             recorder=recorder,

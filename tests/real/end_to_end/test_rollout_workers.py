@@ -111,11 +111,12 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(serv
         assert (repeated.started_at - lost.ended_at).total_seconds() < 30
     assert len({lost.worker for lost, _ in again}) == (1 if len(again) == len(died) else 2)
     counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
-    assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) in (1, 2)
+    # the one that was killed, and the one that was stopped if a step ended after it had been given up
+    assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) >= 1
     assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"run={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
     assert rebuilt.stdout.count("equal") == 3
     logs = [(folder / "logs" / f"worker-{number}.log").read_text() for number in (1, 2, 3)]
-    assert all(logs), "each worker has a log in the run's folder"
+    assert all("is open on" in log for log in logs)
