@@ -13,17 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import (
-    PACKAGE,
-    Actor,
-    ActorLost,
-    Cluster,
-    Node,
-    Reservation,
-    digest_of,
-    node_address,
-    open_cluster,
-)
+from cua_rl.cluster import PACKAGE, Actor, ActorLost, Cluster, Node, Reservation, digest_of, node_address, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.host.system import refuse_inspection
@@ -49,8 +39,9 @@ class ClusterTrainer:
 
     def __init__(self, config: TrainerConfig, model_name: str | None, log_path: Path, cluster: Cluster) -> None:
         self._config = config
-        is_folder = model_name is not None and Path(model_name).expanduser().exists()
-        self._model_name = str(config.model_path) if is_folder else model_name  # actors work in another folder
+        if model_name is not None and (folder := Path(model_name).expanduser()).exists():
+            model_name = str(folder.absolute())  # actors work in another folder
+        self._model_name = model_name
         self._log_path = log_path
         self._cluster = cluster
         self._room: Mapping[str, float] = {}
