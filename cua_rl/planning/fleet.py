@@ -164,7 +164,7 @@ class Scenario:
     schedule: Schedule
 
 
-_TURN_S, _SCREEN_KB_S, _TOKEN_S = 0.0095, 13e-6, 0.4e-6
+_TURN_S, _SCREEN_KB_S, _TOKEN_S = 9.7e-3, 16e-6, 0.65e-6
 
 
 def controller_turn_s(screen_kb: float, prompt_tokens: float) -> float:
