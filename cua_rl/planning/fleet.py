@@ -201,8 +201,7 @@ def bounds(scenario: Scenario) -> dict[str, float]:
     return limits
 
 
-NOISE = 0.03
-"""Share by which rollouts per hour vary for no reason but the window of steps that is simulated."""
+NOISE = 0.03  # by as much, rollouts per hour vary with the window of steps that is simulated
 SATURATED = 0.75  # of a bound: stragglers, and phases that follow one another, cost the rest
 
 
