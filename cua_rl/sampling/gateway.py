@@ -72,8 +72,7 @@ class _OpenRollout:
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     stored: StoredItems = field(default_factory=StoredItems)
-    texts: dict[str, EncodedTextChunk] = field(default_factory=dict[str, EncodedTextChunk])
-    """Those of its last prompt, encoded."""
+    prompt_texts: dict[str, EncodedTextChunk] = field(default_factory=dict[str, EncodedTextChunk])  # of the last one
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -306,7 +305,7 @@ class Gateway:
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(
-                items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.texts
+                items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
             ),
             payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
             request=images.without_images(request),
