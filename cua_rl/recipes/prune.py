@@ -1,4 +1,4 @@
-"""Make a database smaller: `python -m cua_rl.recipes.prune run=runs/demo [keep=failures] [dry_run=false]`.
+"""Make a database smaller: `python -m cua_rl.recipes.prune run=runs/demo dry_run=false`.
 
 Removes the screenshots of rollouts, and those that no rollout shows any more; with `rollouts=delete` the rollouts as a
 whole. Text, actions, answers, tokens, log-probabilities and rewards stay, and so do figures and charts. A run in

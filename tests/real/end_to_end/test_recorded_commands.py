@@ -40,6 +40,7 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
     "sft": ("max_steps=1", "batch_size=2", "num_eval_conversations=1", "num_threads=1"),
     "evaluate": ("num_tasks=4",),
     "serve_monitor": ("port=0",),
+    "prune": ("dry_run=true",),  # other commands need the screenshots
 }
 
 
@@ -156,7 +157,7 @@ def assert_shows_the_run(recorded: Recorded, words: list[str]) -> None:
 def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS}
     exports = {"export_model", "export_rollout", "export_trajectories"}
-    others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan"}
+    others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan", "prune"}
     assert recipes == exports | others
 
 
