@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.cluster import ActorLost, Cluster, open_cluster
+from cua_rl.database.rows import Scope
 from cua_rl.host.masking import mask_known
-from cua_rl.types.errors import ConfigError, CuaError
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.run.devices import prepare_devices
+from cua_rl.run.prepared_training import load_task_sets
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.types.errors import ConfigError, CuaError, DatabaseError
 from cua_rl.types.rollout import AdapterRef
+from cua_rl.workers.worker import RolloutWorker, WorkerSetup, identify, open_workplace
 from tests.patience import patience
 
 HERE = AdapterRef(path=Path("/adapters/1"), policy_version=1)
@@ -162,6 +169,35 @@ async def test_an_actor_that_died_is_noticed_and_one_that_was_stopped_can_be_kil
     with pytest.raises(ActorLost):
         await actor.call("pid")
     await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_worker_that_is_not_like_the_others_says_in_what(cluster: Cluster, tmp_path: Path) -> None:
+    config = CLIConfig(rollout_workers=1)
+    tasks, _ = load_task_sets(config, prepare_devices(config, tmp_path))
+    own = identify(config, TINY_QWEN3_VL, tasks)
+
+    def setup_with(**others: str) -> WorkerSetup:
+        return WorkerSetup(
+            config=config,
+            judge=None,
+            identity={**own, **others},
+            environ={**os.environ, "DATABASE_URL": ""},
+            log_path=tmp_path / "run",
+            database_url="postgresql://postgres@127.0.0.1:9/nothing",
+            scope=Scope(image_token_id=1, training_id=1),
+            servers=(),
+            namespace="run",
+        )
+
+    async def open_with(setup: WorkerSetup) -> None:
+        actor = cluster.start(RolloutWorker, "worker-1", 1, partial(open_workplace, setup, "worker-1", 1))
+        await actor.call("open")
+
+    with pytest.raises(ConfigError, match=r"expected the run's code and model on .*, got others; copy them"):
+        await open_with(setup_with(code="other", model="other"))
+    with pytest.raises(DatabaseError, match="expected a Postgres server"):  # for now: it is tried again
+        await open_with(setup_with())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
