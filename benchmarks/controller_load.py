@@ -219,8 +219,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         measured = await run(options, prepared, postgres.url)
     require_turns(measured.turns, num_screens=options.turns, screen_kb=screen_kb)
     report(options, measured, await idle)
-    for file in sorted(figures.iterdir()):
-        report_worker(json.loads(await asyncio.to_thread(file.read_text)))
+    workers = [json.loads(await asyncio.to_thread(file.read_text)) for file in sorted(figures.iterdir())]
+    require("rollout workers", without_a_turn=(0, sum(not worker["num_actions"] for worker in workers)))
+    for worker in workers:
+        report_worker(worker)
 
 
 async def run(options: argparse.Namespace, prepared: PreparedTraining, url: str) -> Measured:
@@ -334,7 +336,7 @@ def report_worker(figures: Mapping[str, Any]) -> None:
     figure = {
         "figure": "worker_turns",
         "num_turns": figures["num_actions"],
-        "cpu_ms_per_turn": round(1000 * figures["cpu_s"] / max(1, figures["num_actions"]), 1),
+        "cpu_ms_per_turn": round(1000 * figures["cpu_s"] / figures["num_actions"], 1),
         "turns_per_s_one_core": round(figures["num_actions"] / figures["cpu_s"], 1),
         "lag_p99_ms": figures["lag_p99_ms"],
         "rss_mib": figures["rss_mib"],

@@ -29,12 +29,11 @@ from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
-from cua_rl.types.json_values import Json
+from cua_rl.types.json_values import Json, mapping, sequence
 from cua_rl.types.rollout import AgentTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-    from openai.types.responses import Response, ResponseFunctionToolCall
 
 CONFIGURATION = "configuration"
 """The gateway's error code for a request that would fail in every rollout, so the run must stop."""
@@ -84,7 +83,7 @@ class GBoxAgent:
             step = DeviceStep() if isinstance(done, Finish) else done
             await on_turn(
                 AgentTurn(
-                    response_id=response.id,
+                    response_id=str(response["id"]),
                     before=before,
                     action=step.action,
                     action_error=step.error,
@@ -104,21 +103,20 @@ class GBoxAgent:
                 )
         return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=task.max_turns)
 
-    async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> "Response | None":
-        """Ask the model; None if the conversation has outgrown the model's context."""
+    async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> Json | None:
+        """Ask the model for a Response; None if the conversation has outgrown the model's context."""
         from openai import BadRequestError  # already imported with `client`
 
         clock, items = time.monotonic(), list(conversation.items)
         with boundary(SamplingError, "asking the model"):
             try:
-                # as extra_body, because openai transforms arguments item by item, which doubles the cost of a turn
-                response = await client.responses.create(
-                    model=self.model,
-                    extra_body={
-                        "input": items if self.history is None else self.history.visible(items),
-                        "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
-                    },
-                )
+                # as JSON: `responses.create` converts arguments and answer piece by piece, which takes as long again
+                body = {
+                    "model": self.model,
+                    "input": items if self.history is None else self.history.visible(items),
+                    "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
+                }
+                response = mapping(await client.post("/responses", cast_to=object, body=body))
             except BadRequestError as error:
                 if error.code == CONFIGURATION:
                     raise ConfigError(error.message) from error
@@ -126,7 +124,6 @@ class GBoxAgent:
                     raise
                 return None
         conversation.durations_s = {"respond": time.monotonic() - clock}
-        conversation.items += [item.to_dict() for item in response.output]
         return response
 
 
@@ -149,9 +146,15 @@ class _Conversation:
         """The tool that the model may call."""
         return tool_for(self.device.kind) if self.grounder is None else element_tool_for(self.device.kind)
 
-    async def take_turn(self, response: "Response") -> DeviceStep | Finish:
+    async def take_turn(self, response: Json) -> DeviceStep | Finish:
         """Execute the first tool call, or UI-TARS' action, and append the items that the model reads next."""
-        calls = [item for item in response.output if item.type == "function_call"] if self.ui_tars is None else []
+        output = [mapping(item) for item in sequence(response["output"])]
+        self.items += output
+        calls = [
+            ToolCall(call_id=str(item["call_id"]), name=str(item["name"]), arguments=str(item["arguments"]))
+            for item in output
+            if item["type"] == "function_call" and self.ui_tars is None
+        ]
         parsed = await self._parse(response, calls)
         if isinstance(parsed, Finish):
             return parsed
@@ -171,17 +174,17 @@ class _Conversation:
         self.items += [tool_result_item(extra.call_id, "Ignored: one call per answer.") for extra in calls[1:]]
         return step
 
-    async def _parse(self, response: "Response", calls: Sequence["ResponseFunctionToolCall"]) -> Action | Finish | str:
+    async def _parse(self, response: Json, calls: Sequence[ToolCall]) -> Action | Finish | str:
         """The action in pixels, or the end of the rollout; a message for the model if it asks for neither."""
         parsed: Aim | Action | Finish | ParseFailure
         if self.ui_tars is not None:
-            parsed = self.ui_tars.parse(response.output_text, self.seen)
+            parsed = self.ui_tars.parse(_text_of(response), self.seen)
             return parsed.message if isinstance(parsed, ParseFailure) else parsed
         if not calls:
-            is_cut_off = response.status == "incomplete"
+            is_cut_off = response["status"] == "incomplete"
             problem = "Your answer was cut off: it was too long." if is_cut_off else _NO_CALL
             return f"{problem} Answer with one call of {self.tool.name}, in the form that its definition asks for."
-        call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
+        call = calls[0]
         if self.grounder is None:
             parsed = parse_action(call, width_px=self.seen.width_px, height_px=self.seen.height_px, cursor=self.cursor)
         else:
@@ -195,3 +198,10 @@ class _Conversation:
                 finally:
                     self.durations_s["ground"] = time.monotonic() - clock
         return parsed.message if isinstance(parsed, ParseFailure) else parsed
+
+
+def _text_of(response: Json) -> str:
+    """All text that the model wrote outside of reasoning and calls."""
+    messages = [item for item in map(mapping, sequence(response["output"])) if item["type"] == "message"]
+    parts = [mapping(part) for message in messages for part in sequence(message["content"])]
+    return "".join(str(part["text"]) for part in parts if part["type"] == "output_text")

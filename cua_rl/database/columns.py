@@ -90,6 +90,11 @@ class NumberArray(ARRAY[Any]):
     """An array of integers or floats, sent as one text: the driver's own way is slow for long prompts."""
 
     cache_ok = True
+    render_bind_cast = True
+
+    def adapt(self, cls: Any, **kw: Any) -> Any:
+        """Its like: a dialect would take its own array in its place."""
+        return super().adapt(NumberArray, **kw)
 
     def bind_processor(  # pyright: ignore[reportIncompatibleMethodOverride] - SQLAlchemy's type for it is private
         self, dialect: Dialect
@@ -97,7 +102,7 @@ class NumberArray(ARRAY[Any]):
         """`repr` of a float is exact, and Postgres reads it so."""
 
         def process(value: Sequence[float] | None) -> str | None:
-            return None if value is None else "{" + ",".join(map(repr, value)) + "}"
+            return None if value is None else f"{{{str(list(value))[1:-1]}}}"
 
         return process
 

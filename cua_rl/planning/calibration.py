@@ -54,8 +54,7 @@ class RecordedRun:
     steps: tuple[RecordedStep, ...]
     group_size: int
     placement: Placement
-    screen_kb: float
-    """KB of a screenshot, mean."""
+    screen_kb: float  # mean
 
     @property
     def first_step(self) -> int:

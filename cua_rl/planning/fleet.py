@@ -164,7 +164,7 @@ class Scenario:
     schedule: Schedule
 
 
-_TURN_S, _SCREEN_KB_S, _TOKEN_S = 0.0095, 13e-6, 0.4e-6
+_TURN_S, _SCREEN_KB_S, _TOKEN_S = 8.8e-3, 12.9e-6, 0.43e-6
 
 
 def controller_turn_s(screen_kb: float, prompt_tokens: float) -> float:
@@ -201,8 +201,7 @@ def bounds(scenario: Scenario) -> dict[str, float]:
     return limits
 
 
-NOISE = 0.03
-"""Share by which rollouts per hour vary for no reason but the window of steps that is simulated."""
+NOISE = 0.03  # by as much, rollouts per hour vary with the window of steps that is simulated
 SATURATED = 0.75  # of a bound: stragglers, and phases that follow one another, cost the rest
 
 

@@ -60,8 +60,7 @@ class Plan:
     planned: Outlook
     bounds: Mapping[str, float]
     """Rollouts per hour."""
-    more: Mapping[str, Outlook]
-    """With one more of a part, by the part."""
+    more: Mapping[str, Outlook]  # with one more of a part, by the part
     by_devices: Sequence[Outlook]
     """Predictions for fewer, as many and more devices."""
 
@@ -145,8 +144,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         soft_wrap=True,
     )
     name = plan.bottleneck
-    has_remedy = gains.get(name, 0.0) >= NOISE
-    console.print(f"Bottleneck: {name}: {_ADVICE[name] if has_remedy else _NO_REMEDY}", soft_wrap=True)
+    advice = _ADVICE[name] if gains.get(name, 0.0) >= NOISE else _NO_REMEDY
+    console.print(f"Bottleneck: {name}: {advice}", soft_wrap=True)
     for part, bound in plan.bounds.items():
         if part != name and (used_frac := said.rollouts_per_hour / bound) >= SATURATED:
             console.print(

@@ -6,7 +6,7 @@ how Qwen3-VL Thinking, Qwen2.5-VL and Qwen3.5 differ. `replay` defines how items
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -93,8 +93,18 @@ class Qwen3VLRenderer:
         text = _system_text(system, tools, self._format)
         return (Message(role="system", content=(TextPart(text=text),)), *conversation), ()
 
-    def render(self, items: Sequence[Item], tools: Sequence[Tool] = (), *, max_tokens: int | None = None) -> ModelInput:
+    def render(
+        self,
+        items: Sequence[Item],
+        tools: Sequence[Tool] = (),
+        *,
+        max_tokens: int | None = None,
+        known: dict[str, EncodedTextChunk] | None = None,
+    ) -> ModelInput:
         """The prompt for the next answer.
+
+        `known` are the encoded texts of the conversation's previous prompt; those of this one take their place. A text
+        between two screenshots recurs in every later prompt, and encoding is most of the work.
 
         Raises:
             ConfigError: an image for a text-only model.
@@ -102,13 +112,25 @@ class Qwen3VLRenderer:
             RequestError: an image that cannot be read, or is where the model cannot see it.
         """
         pieces = [piece.text if isinstance(piece, _Answer) else piece for piece in _pieces(items, tools, self._format)]
+        earlier, used = known or {}, dict[str, EncodedTextChunk]()
+
+        def encode(text: str) -> EncodedTextChunk:
+            if text not in used:
+                if max_tokens is not None and text not in earlier:
+                    self._refuse_too_long(text, max_tokens)
+                used[text] = earlier.get(text) or self._encode_chunk(text)
+            return used[text]
+
         chunks: list[EncodedTextChunk | ImageChunk] = []
         length = 0
-        for chunk in self._chunks([*pieces, self._format.answer_header], max_tokens):
+        for chunk in self._chunks([*pieces, self._format.answer_header], encode):
             chunks.append(chunk)
             length += chunk.length
             if max_tokens is not None and length > max_tokens:
                 raise _overflow(max_tokens)
+        if known is not None:
+            known.clear()
+            known.update(used)
         return ModelInput(chunks=tuple(chunks))
 
     def render_supervised(
@@ -128,7 +150,8 @@ class Qwen3VLRenderer:
         chunks: list[EncodedTextChunk | ImageChunk] = []
         mask: list[bool] = []
         for is_answer, run in groupby(pieces[:-1], lambda piece: isinstance(piece, _Answer)):
-            for chunk in self._chunks([piece.text if isinstance(piece, _Answer) else piece for piece in run]):
+            texts = [piece.text if isinstance(piece, _Answer) else piece for piece in run]
+            for chunk in self._chunks(texts, self._encode_chunk):
                 mask += [is_answer] * chunk.length
                 last_chunk = chunks[-1] if chunks else None
                 if isinstance(chunk, EncodedTextChunk) and isinstance(last_chunk, EncodedTextChunk):
@@ -166,15 +189,15 @@ class Qwen3VLRenderer:
                 raise _overflow(max_tokens)
             num_characters *= 4
 
+    def _encode_chunk(self, text: str) -> EncodedTextChunk:
+        return EncodedTextChunk(tokens=tuple(self.encode(text)))
+
     def _chunks(
-        self, pieces: Sequence[str | EncodedImage], max_tokens: int | None = None
+        self, pieces: Sequence[str | EncodedImage], encode: Callable[[str], EncodedTextChunk]
     ) -> Iterator[EncodedTextChunk | ImageChunk]:
         for is_text, run in groupby(pieces, lambda piece: isinstance(piece, str)):
             if is_text:
-                text = "".join(piece for piece in run if isinstance(piece, str))
-                if max_tokens is not None:
-                    self._refuse_too_long(text, max_tokens)
-                yield EncodedTextChunk(tokens=tuple(self.encode(text)))
+                yield encode("".join(piece for piece in run if isinstance(piece, str)))
                 continue
             for image in run:
                 assert isinstance(image, EncodedImage)

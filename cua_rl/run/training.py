@@ -106,8 +106,8 @@ async def _run(
         url = await open_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
-        image_token_id, linger_s = prepared.renderer.image_token_id, LINGER_S if prepared.config.has_workers else 0.0
-        own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=linger_s))
+        image_token_id = prepared.renderer.image_token_id
+        own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=image_token_id, linger_s=LINGER_S))
         recorder = await send_events(stack, own, prepared.monitor, folder.path, image_token_id)
         if prepared.config.trace:
             recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))

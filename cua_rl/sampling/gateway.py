@@ -52,7 +52,7 @@ from cua_rl.sampling.vllm_responses import (
 )
 from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
-from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -73,6 +73,7 @@ class _OpenRollout:
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     images: ImageUrls = field(default_factory=ImageUrls)
     stored: StoredItems = field(default_factory=StoredItems)
+    prompt_texts: dict[str, EncodedTextChunk] = field(default_factory=dict[str, EncodedTextChunk])  # of the last one
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -304,7 +305,9 @@ class Gateway:
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
-            rendered=self._renderer.render(items, conversation.tools, max_tokens=self._client.max_model_len),
+            rendered=self._renderer.render(
+                items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
+            ),
             payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
             request=images.without_images(request),
             tools=tuple(conversation.tools),

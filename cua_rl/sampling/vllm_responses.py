@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from cua_rl.renderers.image_urls import ImageUrls
@@ -93,7 +93,7 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
 
 
 def _token_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    return (token for message in messages for token in message["tokens"])
+    return chain.from_iterable(message["tokens"] for message in messages)
 
 
 def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:

@@ -6,10 +6,9 @@ The imitated conversation is therefore the one that the model has in a rollout; 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar, cast
+from typing import TypeVar, cast
 
 from openai import AsyncOpenAI
-from openai.types.responses import Response
 
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
@@ -130,7 +129,7 @@ def as_taught(items: Sequence[_TaughtItem], renderer: Renderer) -> tuple[_Taught
 
 
 class _ExpertModel:
-    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks for the answer."""
+    """Stands in for gateway and OpenAI client: `openai_client(...).post(...)` asks for the answer."""
 
     def __init__(self, device: Device, answer: Answer) -> None:
         self._device = device
@@ -145,14 +144,10 @@ class _ExpertModel:
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
         return self.images.name
 
-    @property
-    def responses(self) -> Self:
-        return self
-
-    async def create(self, *, model: str, extra_body: Mapping[str, object]) -> Response:
-        self.request = extra_body
+    async def post(self, path: str, *, cast_to: type[object], body: Mapping[str, object]) -> Mapping[str, object]:
+        self.request = body
         self.answer = await self._answer(await self._device.observe())
-        return _response(self.answer, model)
+        return {"id": "expert", "status": "completed", "output": [_output(item) for item in self.answer]}
 
 
 def _output(item: Message | Reasoning | ToolCall) -> Mapping[str, object]:
@@ -162,22 +157,6 @@ def _output(item: Message | Reasoning | ToolCall) -> Mapping[str, object]:
     texts = [part.text for part in item.content if isinstance(part, TextPart)]
     content = [{"type": "output_text", "text": text, "annotations": list[object]()} for text in texts]
     return {"type": "message", "id": "expert", "role": "assistant", "status": "completed", "content": content}
-
-
-def _response(answer: AnswerItems, model: str) -> Response:
-    return Response.model_validate(
-        {
-            "id": "expert",
-            "object": "response",
-            "created_at": 0,
-            "model": model,
-            "status": "completed",
-            "output": [_output(item) for item in answer],
-            "parallel_tool_calls": False,
-            "tool_choice": "auto",
-            "tools": [],
-        }
-    )
 
 
 COORDINATE_STEP = 5

@@ -16,7 +16,7 @@ MIN_TOKEN_CHARACTERS = 16
 """Minimum length of the token if other machines can connect."""
 
 LINGER_S = 1.0
-"""How long events wait to be written together, in workers and their controller, unless a query needs them."""
+"""How long events wait to be written together, in a run and its workers, unless a query needs them."""
 FLUSH_LINGER_S = 0.1
 """The same in a worker once a rollout has ended: others end at that time too."""
 

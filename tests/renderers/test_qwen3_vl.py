@@ -21,6 +21,7 @@ from cua_rl.types.conversation import (
     ToolResult,
 )
 from cua_rl.types.errors import ConfigError
+from cua_rl.types.rollout import EncodedTextChunk
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen3_5_folder
@@ -75,6 +76,29 @@ def test_a_prompt_extends_the_earlier_prompt_and_the_sampled_answer(small_render
     sampled = [*small_renderer.encode(answer), small_renderer.stop_token_ids[0]]
     before = small_renderer.render(first).token_ids(image) + sampled
     assert small_renderer.render(second).token_ids(image)[: len(before)] == before
+
+
+def test_known_texts_change_no_prompt_and_make_way_for_those_of_the_next(small_renderer: Qwen3VLRenderer) -> None:
+    known: dict[str, EncodedTextChunk] = {}
+    for seed in range(30):
+        conversation = generate_conversation(seed)
+        for length in range(1, len(conversation.items) + 1):
+            items = conversation.items[:length]
+            prompt = small_renderer.render(items, conversation.tools, known=known)
+            assert prompt == small_renderer.render(items, conversation.tools)
+            texts = [chunk for chunk in prompt.chunks if isinstance(chunk, EncodedTextChunk)]
+            assert set(map(id, texts)) == set(map(id, known.values()))
+
+    first = small_renderer.render([message("user", "Open Mail.", SCREEN)], known=known)
+    second = small_renderer.render([message("user", "Open Mail.", SCREEN, "Now.", SCREEN)], known=known)
+    assert second.chunks[0] is first.chunks[0]  # not encoded again
+
+
+def test_a_prompt_that_does_not_fit_leaves_no_texts_behind(small_renderer: Qwen3VLRenderer) -> None:
+    known: dict[str, EncodedTextChunk] = {}
+    with pytest.raises(ContextOverflow):
+        small_renderer.render([message("user", "word " * 3000)], max_tokens=1000, known=known)
+    assert known == {}
 
 
 def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:
