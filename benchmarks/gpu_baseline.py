@@ -35,7 +35,7 @@ from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.prepared_training import prepare_training
 from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError, CuaError
 
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
@@ -173,7 +173,7 @@ def trainer_peaks(steps: Sequence[DoneStep]) -> dict[str, float | None]:
 async def load_record(folder: str) -> tuple[list[DoneStep], list[Request]]:
     """The finished steps of a run, and the requests of those after the first."""
     async with open_run_database(folder, {}) as (database, name):
-        training_id = await find_training(database, name)
+        training_id = await find_training_id(database, name)
         ended = (Step.training_id == training_id, Step.status == "completed")  # the one in flight is cancelled
         turns = (
             select(Step.step, TurnRow.started_unix_s, TurnRow.duration_s, TurnRow.cached_tokens, TurnRow.prompt_chunks)

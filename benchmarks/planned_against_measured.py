@@ -31,7 +31,7 @@ from cua_rl.planning.scenario import recorded_scenario
 from cua_rl.planning.simulation import simulate, summarise
 from cua_rl.run.training import run_training
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 
 OFF_POLICY = ("max_steps_off_policy=2", "loss=ppo", "clip_low=0.5", "clip_high=1")
 SETTINGS: Mapping[str, tuple[float, Sequence[str]]] = {
@@ -60,7 +60,7 @@ def run_demo(folder: Path, latency_s: float, config: CLIConfig) -> None:
 async def load_run(folder: Path) -> RecordedRun:
     """What was recorded of a run."""
     async with open_run_database(str(folder), os.environ) as (database, name):
-        return await load_recorded_run(database, await find_training(database, name), str(folder))
+        return await load_recorded_run(database, await find_training_id(database, name), str(folder))
 
 
 def require_run(run: RecordedRun, config: CLIConfig) -> None:

@@ -30,7 +30,7 @@ from cua_rl.judge.request import Case
 from cua_rl.monitor.databases import Database
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError, JudgeError
 from cua_rl.types.judgement import Judgement
 
@@ -73,7 +73,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
     await check_judge(judge_config, environ)
     path = calibration_path(judge_config, config.log_dir) if config.out is None else Path(config.out)
     async with open_run_database(config.run, environ) as (database, name):
-        training_id = await find_training(database, name)
+        training_id = await find_training_id(database, name)
         known = await _draw(database, training_id, config)
         print(f"asking {judge_config.model} about {num_of(len(known), 'rollout')} of {config.run}", flush=True)
         async with open_judge(judge_config, environ) as judge:

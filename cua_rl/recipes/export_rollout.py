@@ -19,7 +19,7 @@ from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ class ExportConfig:
 async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Read, render, write."""
     async with open_run_database(config.run, environ) as (database, name):
-        training_id = await find_training(database, name)
+        training_id = await find_training_id(database, name)
         async with Databases([database]).open_run(str(training_id)) as run:
             ids = await _find_rollouts(run, config)
             rollouts = [await load_rollout(run, rollout_id) for rollout_id in ids]

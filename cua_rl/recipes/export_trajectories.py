@@ -20,7 +20,7 @@ from cua_rl.exchange.records import RolloutRecord, load_rollout_records, load_ru
 from cua_rl.exchange.rows import encode_record, encode_run
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.log_directory import new_folder
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ async def cli_main(config: ExportTrajectoriesConfig, environ: Mapping[str, str] 
         require_pyarrow()
     out = new_folder("out", config.out)
     async with open_run_database(config.run, environ) as (database, name), database.sessions() as session:
-        training_id = await find_training(database, name)
+        training_id = await find_training_id(database, name)
         run = await load_run(session, training_id, step=config.step)
         if not run.sources:
             raise ConfigError(

@@ -23,12 +23,12 @@ async def cli_main(config: PlanConfig) -> None:
     from cua_rl.planning.calibration import RecordedRun, load_recorded_run
     from cua_rl.planning.report import make_plan, show_plan, write_plan_json, write_plan_plot
     from cua_rl.planning.scenario import find_prices, planned_scenario
-    from cua_rl.run_folder.recorded_run import find_training, open_run_database
+    from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 
     runs: list[RecordedRun] = []
     for run in config.from_run or ():
         async with open_run_database(run, os.environ, "from_run") as (database, name):
-            training_id = await find_training(database, name, "from_run")
+            training_id = await find_training_id(database, name, "from_run")
             runs.append(await load_recorded_run(database, training_id, run))
     scenario = planned_scenario(config, runs)
     plan = await asyncio.to_thread(make_plan, scenario, find_prices(config))

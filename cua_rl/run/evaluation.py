@@ -45,7 +45,7 @@ from cua_rl.run.prepared_evaluation import (
     read_api_key,
     require_same_evaluation,
 )
-from cua_rl.run.recording import open_database, recorded
+from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.rollouts import compare_speed, make_runner, make_servers, open_gateway, start_together
 from cua_rl.run_folder.log_directory import (
@@ -100,7 +100,7 @@ async def _run(prepared: PreparedEvaluation, folder: LogDirectory) -> list[Attem
         known = _load_known(folder, prepared)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        url = await open_database(stack, prepared.database_url, folder.path)
+        url = await start_database(stack, prepared.database_url, folder.path)
         await _follow_move(prepared, Path(str(before.get("log_path", prepared.log_path))), url)
         folder.write_config(prepared.settings())
         models, tasks = num_of(len(prepared.models), "model"), num_of(len(prepared.tasks), "task")

@@ -38,7 +38,7 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
@@ -246,7 +246,7 @@ async def _open_rollouts(
 ) -> OpenedData:
     opened = open_run_database(config.from_run or "", environ, "from_run")
     async with opened as (database, name), database.sessions() as session:
-        training_id = await find_training(database, name, "from_run")
+        training_id = await find_training_id(database, name, "from_run")
         training = await session.get_one(Training, training_id)
         steps, most = config.run_steps, config.max_per_task
         successes = await load_successes(session, training_id, num_steps=steps, max_per_task=most, seed=config.seed)

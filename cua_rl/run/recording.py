@@ -12,7 +12,7 @@ from cua_rl.host.masking import mask_known
 from cua_rl.types.errors import first_error
 
 
-async def open_database(stack: AsyncExitStack, url: str | None, folder: Path) -> str:
+async def start_database(stack: AsyncExitStack, url: str | None, folder: Path) -> str:
     """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
     if url is None:
         return await stack.enter_async_context(open_own_database(folder))

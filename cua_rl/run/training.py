@@ -29,7 +29,7 @@ from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.prepared_training import PreparedTraining, log_path, prepare_training
-from cua_rl.run.recording import open_database, recorded
+from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import follow_move, load_memory, load_resumed, load_weights
@@ -103,7 +103,7 @@ async def _run(
     first_step, curve = num_done + 1, curve_at(stored, prepared.config.max_steps)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        url = await open_database(stack, prepared.database_url, folder.path)
+        url = await start_database(stack, prepared.database_url, folder.path)
         if attempt is not None:
             await follow_move(attempt, prepared.run_name, url, is_own=prepared.database_url is None)
         image_token_id = prepared.renderer.image_token_id

@@ -48,7 +48,7 @@ def _locate(run: str) -> tuple[Path | None, str | None]:
     return None, None
 
 
-async def find_training(database: Database, name: str | None, setting: str = "run") -> int:
+async def find_training_id(database: Database, name: str | None, setting: str = "run") -> int:
     """The key of the run of this name or number, or of the only one; raises `ConfigError`."""
     query = select(Training.id, Training.run_name).order_by(Training.started_at.desc(), Training.id.desc())
     wanted = query

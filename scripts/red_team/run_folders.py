@@ -36,10 +36,10 @@ OPEN = """
 import asyncio, sys
 from cua_rl.command_line.recipe import report_error
 from cua_rl.types.errors import CuaError
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 async def main(way, folder):
     async with open_run_database(folder, {}) as (database, name):
-        await find_training(database, name)
+        await find_training_id(database, name)
     print("opened")
 try:
     asyncio.run(main(*sys.argv[1:]))

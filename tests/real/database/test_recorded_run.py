@@ -9,7 +9,7 @@ from cua_rl.events import TrainingEnded
 from cua_rl.monitor.databases import open_database
 from cua_rl.planning.calibration import load_recorded_run
 from cua_rl.planning.fleet import Placement
-from cua_rl.run_folder.recorded_run import find_training
+from cua_rl.run_folder.recorded_run import find_training_id
 from cua_rl.types.errors import ConfigError
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start, step_end
 
@@ -35,7 +35,7 @@ async def test_rollouts_requests_and_steps_of_a_run_are_read_for_calibration(url
 
     database = open_database(url)
     try:
-        run = await load_recorded_run(database, await find_training(database, None), "run")
+        run = await load_recorded_run(database, await find_training_id(database, None), "run")
     finally:
         await database.engine.dispose()
 
@@ -63,6 +63,6 @@ async def test_a_run_of_one_step_is_too_little(url: str) -> None:
     database = open_database(url)
     try:
         with pytest.raises(ConfigError, match="from_run: expected a run with at least two completed steps, got 1"):
-            await load_recorded_run(database, await find_training(database, None), "run")
+            await load_recorded_run(database, await find_training_id(database, None), "run")
     finally:
         await database.engine.dispose()

@@ -16,7 +16,7 @@ from cua_rl.database.models import Training
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.run.prepared_sft import build_recorded_examples
-from cua_rl.run_folder.recorded_run import find_training, open_run_database
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.supervised.recorded import load_successes
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Rollout, RolloutGroup
@@ -51,7 +51,7 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
 async def open_run(from_run: str, environ: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[AsyncSession, int]]:
     opened = open_run_database(from_run, environ or {}, "from_run")
     async with opened as (database, name), database.sessions() as session:
-        yield session, await find_training(database, name, "from_run")
+        yield session, await find_training_id(database, name, "from_run")
 
 
 async def load(from_run: Path, num_steps: int | None = None, max_per_task: int | None = None) -> list[Rollout]:

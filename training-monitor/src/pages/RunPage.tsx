@@ -111,17 +111,21 @@ function TimeStat({ run }: { run: Run }) {
   return <Stat label="Took" hint={hint}>{formatDuration(run.elapsed_s)}<small>{whenSeen(run, now)}</small></Stat>;
 }
 
+/** An evaluation has no steps, and none of their figures. */
 function RunStats({ run }: { run: Run }) {
   const { baseline, last_eval: held } = run;
   const bounds = run.evaluations.filter((one) => one.status === "completed").at(-1)?.fault_bounds;
+  const hasSteps = run.total_steps > 0;
   return (
     <dl className="stats">
-      {run.total_steps > 0 && <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>}
+      {hasSteps && <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>}
       <TimeStat run={run} />
-      <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
-        {formatPercent(run.success_rate, 1)}
-        {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
-      </Stat>
+      {hasSteps && (
+        <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
+          {formatPercent(run.success_rate, 1)}
+          {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
+        </Stat>
+      )}
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
         {formatPercent((held ?? baseline)?.rate, 0)}
@@ -129,9 +133,13 @@ function RunStats({ run }: { run: Run }) {
         {bounds && <small><FaultBoundsNote bounds={bounds} /></small>}
         <small><LostNote rate={held ?? baseline} /></small>
       </Stat>
-      <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>
+      {hasSteps && <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>}
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
-      <Stat label="Step time" hint="from step end to step end, mean of the last ten since the run was started or resumed, without evaluations">{formatDuration(run.step_time_s)}</Stat>
+      {hasSteps && (
+        <Stat label="Step time" hint="from step end to step end, mean of the last ten since the run was started or resumed, without evaluations">
+          {formatDuration(run.step_time_s)}
+        </Stat>
+      )}
       <Stat label="Starts" hint="how often the run was started or resumed">{plural(run.num_attempts, "start")}</Stat>
     </dl>
   );
