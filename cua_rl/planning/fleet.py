@@ -164,7 +164,7 @@ class Scenario:
     schedule: Schedule
 
 
-_TURN_S, _SCREEN_KB_S, _TOKEN_S = 9.7e-3, 16e-6, 0.65e-6
+_TURN_S, _SCREEN_KB_S, _TOKEN_S = 8.8e-3, 12.9e-6, 0.43e-6
 
 
 def controller_turn_s(screen_kb: float, prompt_tokens: float) -> float:
