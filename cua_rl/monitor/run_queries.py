@@ -143,7 +143,7 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     keys = (await session.scalars(chosen)).all()
     rows_bytes: int = 0
     for table, key in ((RolloutRow, RolloutRow.id), (TurnRow, TurnRow.rollout_pk)):
-        size = cast(func.sum(func.pg_column_size(literal_column(table.__tablename__))), BigInteger)
+        size = cast(func.sum(func.pg_column_size(literal_column(table.__tablename__))), BigInteger())
         rows_bytes += await session.scalar(select(size).where(key.in_(keys))) or 0
     # an image that many rollouts show counts in parts; from five hundred on the part does not matter
     shown = select(RolloutImage.sha256, func.count().label("num")).where(RolloutImage.rollout_pk.in_(keys))
@@ -152,7 +152,7 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     num_users = select(func.count()).select_from(users).correlate(shown).scalar_subquery()
     part = cast(shown.c.num, Double) / func.greatest(num_users, shown.c.num)
     size = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
-    images = select(cast(func.sum(part * size), Double)).join_from(
+    images = select(cast(func.sum(part * size), Double[float]())).join_from(
         shown, Screenshot, Screenshot.sha256 == shown.c.sha256
     )
     screenshots_bytes = float(await session.scalar(images) or 0.0)
