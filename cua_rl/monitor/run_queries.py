@@ -141,7 +141,7 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     total = await session.scalar(select(func.count()).select_from(RolloutRow).where(mine)) or 0
     chosen = select(RolloutRow.id).where(mine, func.hashint8(RolloutRow.id) % max(1, total // _MEASURED) == 0)
     keys = (await session.scalars(chosen)).all()
-    rows_bytes = 0
+    rows_bytes: int = 0
     for table, key in ((RolloutRow, RolloutRow.id), (TurnRow, TurnRow.rollout_pk)):
         size = cast(func.sum(func.pg_column_size(literal_column(table.__tablename__))), BigInteger())
         rows_bytes += await session.scalar(select(size).where(key.in_(keys))) or 0
@@ -152,10 +152,10 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     num_users = select(func.count()).select_from(users).correlate(shown).scalar_subquery()
     part = cast(shown.c.num, Double) / func.greatest(num_users, shown.c.num)
     size = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
-    images = select(cast(func.sum(part * size), BigInteger())).join_from(
+    images = select(cast(func.sum(part * size), Double[float]())).join_from(
         shown, Screenshot, Screenshot.sha256 == shown.c.sha256
     )
-    screenshots_bytes = await session.scalar(images) or 0
+    screenshots_bytes = float(await session.scalar(images) or 0.0)
     scale = total / max(1, len(keys))
     return round(scale * rows_bytes), round(scale * screenshots_bytes)
 
