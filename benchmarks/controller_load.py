@@ -33,12 +33,12 @@ from typing import Any
 
 import psycopg
 import uvicorn
-from benchmarks.claims import require
-from benchmarks.far_phones import FarPhones, Screenshots, Watched, install, percentile, watch_lag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from benchmarks.async_against_sync import SlowPolicy
+from benchmarks.claims import require
+from benchmarks.far_phones import FarPhones, Screenshots, Watched, install, percentile, watch_lag
 from benchmarks.screens_per_turn import CONTEXT, with_long_context
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
