@@ -327,7 +327,7 @@ async def test_a_database_that_is_read_only_while_another_server_takes_over_is_w
         await flushed
 
     assert is_waiting
-    assert await load_groups(session, recorder.training_id or 0, 1) == [group]
+    assert await load_groups(session, recorder.scope.training_id or 0, 1) == [group]
 
 
 async def test_a_lost_backend_in_the_middle_is_no_loss(url: str, session: AsyncSession) -> None:

@@ -99,7 +99,7 @@ async def test_a_store_that_is_away_is_tried_again_and_nothing_is_lost(
         root.unlink()
         await recorder.flush()
 
-    assert await load_groups(session, recorder.training_id or 0, 1) == [group]
+    assert await load_groups(session, recorder.scope.training_id or 0, 1) == [group]
 
 
 def test_files_are_private_whole_and_checked(tmp_path: Path) -> None:

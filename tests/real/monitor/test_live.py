@@ -49,7 +49,7 @@ async def test_a_turn_is_told_within_a_second_and_nothing_is_missed_by_who_comes
         recorder = await stack.enter_async_context(DatabaseRecorder(shown.url, image_token_id=IMAGE_TOKEN))
         await recorder.record(replace(start(), run_name="live", log_path="/logs/live"))
         await recorder.flush()
-        run_id = str(recorder.training_id)
+        run_id = str(recorder.scope.training_id)
         events = await stack.enter_async_context(following(shown, run_id))
         hello = await _next(events, "hello")
         await recorder.record(begun)

@@ -129,7 +129,7 @@ async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config:
     )
     await recorder.flush()
     policy = RandomTaps(renderer, seed=1)
-    return RecordedRun(run_id=str(recorder.training_id), recorder=recorder, policy=policy)
+    return RecordedRun(run_id=str(recorder.scope.training_id), recorder=recorder, policy=policy)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -38,7 +38,7 @@ async def add_run(url: str, *events: Event) -> str:
         for event in events:
             await recorder.record(event)
         await recorder.flush()
-        return str(recorder.training_id)
+        return str(recorder.scope.training_id)
 
 
 def begin(

@@ -157,7 +157,7 @@ async def test_a_page_whose_run_and_monitor_have_ended_says_so(window: Window) -
             await recorder.record(event)
         await recorder.flush()
         async with serving(url) as port:
-            await page.goto(f"http://127.0.0.1:{port}/runs/{recorder.training_id}")
+            await page.goto(f"http://127.0.0.1:{port}/runs/{recorder.scope.training_id}")
             await page.locator(".live-dot.on").wait_for()
             await recorder.record(TrainingEnded(status="completed"))
             await recorder.flush()
