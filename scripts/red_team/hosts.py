@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Program:
     words: Sequence[str]
     secret: str
     says: str
+    exposed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables with which it does not start without its secret."""
 
     def start(self, folder: Path, secrets: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start it in `folder`, where `NAME.out` gets its output."""
@@ -95,7 +97,8 @@ def programs(host: SecondHost) -> Sequence[Program]:
                 *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
                 *("monitor=false", "log_path=run"),
             ),
-            secret="CUA_RL_TRAINER_TOKEN",
+            secret="RAY_AUTH_MODE",
+            exposed={"RAY_ADDRESS": f"{here}:6379"},
             says="run run in ",
         ),
     )
@@ -104,7 +107,8 @@ def programs(host: SecondHost) -> Sequence[Program]:
 def attack_without_secrets(started: Sequence[Program], folder: Path) -> Iterator[Finding]:
     """Nothing starts for other machines without its secret."""
     for program in started:
-        process = program.start(folder, {name: value for name, value in SECRETS.items() if name != program.secret})
+        others = {name: value for name, value in SECRETS.items() if name != program.secret}
+        process = program.start(folder, {**others, **program.exposed})
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=60)
         process.kill()
