@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
-
-from openai.types.responses import Response
 
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
@@ -20,6 +18,7 @@ from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class RandomTaps:
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         return cast("AsyncOpenAI", _Client(self, rollout_id))
 
-    def answer(self, rollout_id: str, request: Mapping[str, Any]) -> Response:
+    def answer(self, rollout_id: str, request: Mapping[str, Any]) -> Json:
         """One answer, and its turn as the gateway would keep it."""
         images = self._images[rollout_id]
         conversation = conversation_from_responses(request, images)
@@ -120,16 +119,12 @@ class _Client:
         self._policy = policy
         self._rollout_id = rollout_id
 
-    @property
-    def responses(self) -> Self:
-        return self
-
-    async def create(self, *, model: str, extra_body: Mapping[str, Any]) -> Response:
+    async def post(self, path: str, *, cast_to: type[object], body: Mapping[str, Any]) -> object:
         await asyncio.sleep(self._policy.turn_s)
-        return self._policy.answer(self._rollout_id, {"model": model, **extra_body})
+        return self._policy.answer(self._rollout_id, body)
 
 
-def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> Response:
+def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> Json:
     output: list[dict[str, Any]] = []
     if reasoning is not None:
         thought = {"type": "reasoning_text", "text": reasoning}
@@ -147,4 +142,4 @@ def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> 
     ]
     body = {"id": response_id, "object": "response", "created_at": 0, "model": "policy", "output": output}
     rest: dict[str, Any] = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": [], "status": "completed"}
-    return Response.model_validate(body | rest)
+    return body | rest
