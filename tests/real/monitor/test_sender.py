@@ -12,7 +12,7 @@ from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from scripts.check_ingest_outage import SAME
 from tests.fakes import FakeRecorder
 from tests.patience import patience
-from tests.real.database.conftest import run_sql, with_database
+from tests.real.database.conftest import drop_database, run_sql, with_database
 from tests.real.database.recorded import IMAGE_TOKEN, start, step_end
 from tests.real.database.test_asynchronous import FIRST, SECOND, begun, ended
 from tests.real.monitor.conftest import serving
@@ -55,7 +55,7 @@ async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: 
         for table, query in SAME.items():
             assert run_sql(target, query) == run_sql(url, query), table
     finally:
-        run_sql(server_url, "DROP DATABASE sent WITH (FORCE)")
+        drop_database(server_url, "sent")
 
 
 async def test_an_asynchronous_run_has_the_same_steps_at_the_monitor(server_url: str, url: str, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_an_asynchronous_run_has_the_same_steps_at_the_monitor(server_url:
         for query in (*SAME.values(), steps, history):
             assert run_sql(target, query) == run_sql(url, query), query
     finally:
-        run_sql(server_url, "DROP DATABASE sent WITH (FORCE)")
+        drop_database(server_url, "sent")
 
 
 async def test_a_resumed_run_is_counted_and_its_interruption_noted_at_the_monitor_too(url: str, tmp_path: Path) -> None:
