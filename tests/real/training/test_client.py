@@ -107,7 +107,7 @@ async def test_a_killed_worker_is_a_training_error_with_the_end_of_its_log(clien
 async def test_a_worker_that_hangs_is_ended_and_its_work_done_again(config: TrainerConfig, tmp_path: Path) -> None:
     limits = TimeLimits(weight_bytes=0, state_bytes=0)
     config, others = with_values(config, max_restarts=1), worker_pids()
-    async with TrainingClient(config, tmp_path / "trainer.log", limits) as client:
+    async with TrainingClient(config, tmp_path / "trainer.log", limits=limits) as client:
         before = await client.forward(DATUMS)
         (hung,) = worker_pids() - others
         limits.least_s = 30.0  # also of the new worker's start
