@@ -229,22 +229,12 @@ async def run(options: argparse.Namespace, prepared: PreparedTraining, url: str)
     """Train for the steps, or until the time is over."""
     config, trainer, log = prepared.config, IdleTrainer(), Log()
     async with AsyncExitStack() as stack:
-        recorder = TimedRecorder(
-            url,
-            image_token_id=prepared.renderer.image_token_id,
-            linger_s=LINGER_S,
-        )
+        recorder = TimedRecorder(url, image_token_id=prepared.renderer.image_token_id, linger_s=LINGER_S)
         recorder.waits_s = []
         await stack.enter_async_context(recorder)
-        await recorder.record(
-            TrainingStarted(
-                run_name="load",
-                log_path=str(prepared.log_path),
-                config={},
-                first_step=1,
-                total_steps=config.max_steps,
-            )
-        )
+        path, num_steps = str(prepared.log_path), config.max_steps
+        started = TrainingStarted(run_name="load", log_path=path, config={}, first_step=1, total_steps=num_steps)
+        await recorder.record(started)
         await recorder.flush()
         assert config.base_url is not None
         server = await stack.enter_async_context(ExternalServer(config.base_url))

@@ -195,11 +195,8 @@ def run(model: Path, adapter: Path, settings: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
     longest = max(len(s.prompt_ids) for s in samples) + max(len(s.completion_ids) for s in samples)
     grad_norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    require(
-        "steps of TRL",
-        steps=(settings["steps"], len(clock.wall_s)),
-        steps_that_change_weights=(settings["steps"], sum(norm > 0 for norm in grad_norms)),
-    )
+    changing = (settings["steps"], sum(norm > 0 for norm in grad_norms))
+    require("steps of TRL", steps=(settings["steps"], len(clock.wall_s)), steps_that_change_weights=changing)
     return {
         "wall_s": clock.wall_s,
         "cpu_s": clock.cpu_s,

@@ -55,8 +55,6 @@ class Node:
 class Reservation:
     """Resources that the cluster keeps for actors (a placement group); gone with the cluster's block."""
 
-    node_ids: tuple[str, ...]
-    """Where each bundle is."""
     group: Any
 
 
@@ -150,8 +148,7 @@ class Cluster:
                 f"expected a Ray cluster with room for {list(bundles)} ({strategy}) within {timeout_s:g} s, got "
                 f"{room}; add nodes, or ask for less"
             ) from None
-        placed: dict[int, str] = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
-        return Reservation(node_ids=tuple(placed[index] for index in range(len(bundles))), group=group)
+        return Reservation(group=group)
 
     def release(self, reservation: Reservation) -> None:
         """Give resources back; actors that still use them end."""

@@ -15,14 +15,13 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from cua_rl.database.models import Checkpoint, Eval, Group, Replay, RolloutImage, RolloutRow, Screenshot, Step, Training
 from cua_rl.database.models import TurnRow as Turn
 from cua_rl.database.monitor_models import RolloutOverride
-from cua_rl.database.screenshots import require_store
+from cua_rl.database.screenshots import SCREENSHOT_BYTES, require_store
 
 Keep = Literal["failures", "successes", "none"]
 Removed = tuple[int, int]
 """A number of screenshots, and of their bytes."""
 
 _LOOKED_UP, _BATCH = 100_000, 500  # screenshots in memory by their hashes, and in a transaction
-_SIZE_BYTES = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
 _IS_UNUSED = ~exists().where(RolloutImage.sha256 == Screenshot.sha256)
 _IS_UNNAMED = ~or_(*(exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256)))
 
@@ -61,7 +60,7 @@ def measure(connection: Connection, rollouts: Select[int]) -> Removed:
     kept = select(RolloutImage.sha256).outerjoin(chosen, chosen.c.id == RolloutImage.rollout_pk)
     gone = select(Screenshot.sha256).where(Screenshot.removed_at.is_(None))
     gone = gone.except_(kept.where(chosen.c.id.is_(None))).subquery()
-    total = select(func.count(), func.coalesce(func.sum(_SIZE_BYTES), 0)).select_from(Screenshot)
+    total = select(func.count(), func.coalesce(func.sum(SCREENSHOT_BYTES), 0)).select_from(Screenshot)
     num_images, num_bytes = connection.execute(total.join(gone, gone.c.sha256 == Screenshot.sha256)).one()
     return num_images, num_bytes
 
@@ -108,7 +107,7 @@ def _remove_unused(connection: Connection, hashes: Collection[str]) -> Removed:
     is_outside = {digest: outside for digest, outside in rows}  # noqa: C416 - a row is no pair to pyright
     # a turn that shows one may have been committed between the first look and the lock
     are_locked = (Screenshot.sha256 == any_(literal(list(is_outside), ARRAY(Text()))), _IS_UNUSED)
-    without = {"data": None, "size_bytes": _SIZE_BYTES, "removed_at": func.now()}
+    without = {"data": None, "size_bytes": SCREENSHOT_BYTES, "removed_at": func.now()}
     update_rows = update(Screenshot).where(*are_locked, Screenshot.removed_at.is_(None)).values(without)
     removed = connection.execute(update_rows.returning(Screenshot.sha256, Screenshot.size_bytes)).all()
     # before the commit: whoever waits for the lock writes the file again

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Screenshot
@@ -24,6 +24,10 @@ from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
 STORE_VARIABLE = "CUA_RL_SCREENSHOTS"
+
+
+SCREENSHOT_BYTES = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
+"""The size of a screenshot, wherever its bytes are."""
 
 
 class StoreError(DatabaseError):

@@ -23,6 +23,7 @@ from cua_rl.database.models import (
     Training,
     TurnRow,
 )
+from cua_rl.database.screenshots import SCREENSHOT_BYTES
 from cua_rl.evaluation.statistics import TaskSums
 from cua_rl.host.masking import mask_secrets
 from cua_rl.metrics import meaning
@@ -151,8 +152,7 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     users = select(literal(1)).where(RolloutImage.sha256 == shown.c.sha256).limit(500).correlate(shown).subquery()
     num_users = select(func.count()).select_from(users).correlate(shown).scalar_subquery()
     part = cast(shown.c.num, Double) / func.greatest(num_users, shown.c.num)
-    size = func.coalesce(Screenshot.size_bytes, func.octet_length(Screenshot.data))
-    images = select(cast(func.sum(part * size), Double[float]())).join_from(
+    images = select(cast(func.sum(part * SCREENSHOT_BYTES), Double[float]())).join_from(
         shown, Screenshot, Screenshot.sha256 == shown.c.sha256
     )
     screenshots_bytes = float(await session.scalar(images) or 0.0)

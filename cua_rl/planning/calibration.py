@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from cua_rl.database.models import Group, RolloutRow, Screenshot, Step, Training, TurnRow
+from cua_rl.database.screenshots import SCREENSHOT_BYTES
 from cua_rl.monitor.databases import Database
 from cua_rl.planning.fleet import DeviceTime, Fleet, Placement, Speed, Spread, Workload, controller_turn_s
 from cua_rl.sampling.config import DEFAULT_NUM_SEQS
@@ -86,7 +87,7 @@ async def load_recorded_run(database: Database, training_id: int, run: str) -> R
         .order_by(RolloutRow.id, TurnRow.turn_index)
     )
     screen_bytes = (
-        select(func.avg(func.octet_length(Screenshot.data)))
+        select(func.avg(SCREENSHOT_BYTES))
         .join(TurnRow, TurnRow.after_sha256 == Screenshot.sha256)
         .join(RolloutRow, TurnRow.rollout_pk == RolloutRow.id)
         .where(RolloutRow.training_id == training_id)

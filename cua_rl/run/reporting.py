@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.host.masking import MaskingFormatter
@@ -20,10 +21,14 @@ from cua_rl.types.errors import is_disk_full
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class _RunLog(logging.FileHandler):
-    """A log that says once on stderr that its disk is full, instead of a traceback for every line."""
+class LogFile(logging.FileHandler):
+    """A masked log; it says once on stderr that its disk is full, instead of a traceback for every line."""
 
     is_full = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.setFormatter(MaskingFormatter(LOG_FORMAT))
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exception()
@@ -41,8 +46,7 @@ class _RunLog(logging.FileHandler):
 def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
     """Log to logs/run.log, and warnings also to stderr."""
     (folder.path / "logs").mkdir(exist_ok=True)
-    story = _RunLog(folder.path / "logs" / "run.log")
-    story.setFormatter(MaskingFormatter(LOG_FORMAT))
+    story = LogFile(folder.path / "logs" / "run.log")
     alarm = logging.StreamHandler()
     alarm.setFormatter(MaskingFormatter())
     alarm.setLevel(logging.WARNING)

@@ -24,7 +24,7 @@ _MAX_MOVES = 2
 """Replicas that may be lost while they serve one request; with one more, the request is assumed to be the cause."""
 _MAX_UNHEALTHY = 3
 """Consecutive failed health checks after which a replica counts as lost."""
-_CHECKS_PER_WORD = 6  # attempts to rejoin between two lines in the log: half a minute
+_CHECKS_PER_LOG_LINE = 6  # attempts to rejoin between two lines in the log: half a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +345,7 @@ class SamplingClient:
                         return await self._rejoin(replica)
                 except CuaError as error:
                     replica.why_lost = str(error)
-            if replica.why_lost != before or num_checks % _CHECKS_PER_WORD == 0:
+            if replica.why_lost != before or num_checks % _CHECKS_PER_LOG_LINE == 0:
                 logger.warning("waiting for a model server, left=%d: %s", len(self.replicas), replica.why_lost)
             await asyncio.sleep(self._check_interval_s)
 

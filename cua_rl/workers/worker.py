@@ -24,7 +24,7 @@ from cua_rl.database.session import check_connection, database_url
 from cua_rl.database.writer import require_attempt, write_worker_events
 from cua_rl.environments.pool_meter import MeterReading
 from cua_rl.events import Event, Recorder, RolloutStarted
-from cua_rl.host.masking import MaskingFormatter, remember_secrets
+from cua_rl.host.masking import remember_secrets
 from cua_rl.host.processes import is_loopback
 from cua_rl.host.system import raise_descriptor_limit, refuse_inspection
 from cua_rl.judge.config import JudgeConfig
@@ -33,7 +33,7 @@ from cua_rl.rollout.group import Runner
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.run.devices import open_devices, prepare_devices
 from cua_rl.run.prepared_training import load_task_sets
-from cua_rl.run.reporting import LOG_FORMAT
+from cua_rl.run.reporting import LogFile
 from cua_rl.run.rollouts import freeze_loaded_objects, open_runners
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
@@ -52,7 +52,7 @@ FLUSH_LINGER_S = 0.1
 """The same in a worker once a rollout has ended: others end at that time too."""
 
 _SERVERS_S = 600.0  # as long as a run waits for a model server that is away
-_SERVER_RETRY_S, _RETRIES_PER_WORD = 2.0, 15
+_SERVER_RETRY_S, _TRIES_PER_LOG_LINE = 2.0, 15
 _TASK_FILES = ("file_path", "tasks_dir")
 _MODEL_FILES = ("*config.json", "tokenizer.json", "chat_template*")
 
@@ -204,11 +204,7 @@ async def open_workplace(
     keys = [{"api_key": key} for _, key, _ in setup.servers]
     remember_secrets({"database_url": url, "servers": keys, "gbox_api_key": setup.config.gbox_api_key})
     await asyncio.to_thread(_log_to, setup.log_path / "logs" / f"{name}.log")
-    config = with_values(setup.config, max_concurrent_rollouts=num_slots)
-    if config.gateway.host in ("0.0.0.0", "::") and not is_loopback(
-        node_address()
-    ):  # it means something else elsewhere
-        config = with_values(config, gateway=with_values(config.gateway, host=node_address()))
+    config = _of_one_worker(setup.config, num_slots)
     # a folder and name of its own keep its files, and its devices at services, apart from those of other workers
     folder = setup.log_path / "workers" / f"{setup.log_path.name}-{name}"
     prepared = prepare_devices(config, folder, environ)
@@ -232,11 +228,7 @@ async def open_workplace(
         )
         recorder = await stack.enter_async_context(recorder)
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
-        client = SamplingClient(
-            *servers,
-            namespace=setup.namespace,
-            stall_timeout_s=config.devices.turn_timeout_s,
-        )
+        client = SamplingClient(*servers, namespace=setup.namespace, stall_timeout_s=config.devices.turn_timeout_s)
         sampler = await stack.enter_async_context(client)
         devices = await stack.enter_async_context(open_devices(prepared, max_devices=num_slots))
         runners = open_runners(
@@ -261,17 +253,23 @@ async def open_workplace(
         )
 
 
+def _of_one_worker(config: CLIConfig, num_slots: int) -> CLIConfig:
+    """The run's configuration with this worker's part of the rollouts, and an address of its gateway for others."""
+    gateway = config.gateway
+    if gateway.host in ("0.0.0.0", "::") and not is_loopback(address := node_address()):
+        gateway = with_values(gateway, host=address)  # agents elsewhere cannot call a wildcard
+    return with_values(config, gateway=gateway, max_concurrent_rollouts=num_slots)
+
+
 def _log_to(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(MaskingFormatter(LOG_FORMAT))
     ours = logging.getLogger("cua_rl")
     ours.setLevel(logging.INFO)
-    ours.addHandler(handler)
+    ours.addHandler(LogFile(path))
 
 
 def identify(config: CLIConfig, model_path: Path, tasks: TaskSet) -> dict[str, str]:
-    """Digests of what all members of a run must have alike, by name; blocks for some milliseconds."""
+    """Digests of what all members of a run must have alike, by name; blocks for a tenth of a second."""
     sources = [one for given in (config.tasks, config.eval_tasks) for one in (given if is_array(given) else [given])]
     named = [source.get(key) for source in sources if is_object(source) for key in _TASK_FILES]
     files = [Path(str(name)).expanduser() for name in named if name is not None]
@@ -299,7 +297,7 @@ async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVE
             break
         if time.monotonic() > deadline:
             raise failures[0]
-        if num_tries % _RETRIES_PER_WORD == 0:
+        if num_tries % _TRIES_PER_LOG_LINE == 0:
             logger.warning("waiting for a model server: %s", failures[0])
         await asyncio.sleep(min(_SERVER_RETRY_S, patience_s))
     first = crc32(name.encode()) % len(setup.servers)

@@ -96,7 +96,7 @@ class FakeCluster(Cluster):
         timeout_s: float,
     ) -> Reservation:
         self.reserved.append(bundles)
-        return Reservation(node_ids=(), group=None)
+        return Reservation(group=None)
 
     def release(self, reservation: Reservation) -> None:
         self.num_released += 1

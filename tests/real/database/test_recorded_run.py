@@ -11,6 +11,7 @@ from cua_rl.planning.calibration import load_recorded_run
 from cua_rl.planning.fleet import Placement
 from cua_rl.run_folder.recorded_run import find_training_id
 from cua_rl.types.errors import ConfigError
+from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start, step_end
 
 CONFIG: dict[str, object] = {
@@ -36,9 +37,12 @@ async def test_rollouts_requests_and_steps_of_a_run_are_read_for_calibration(url
     database = open_database(url)
     try:
         run = await load_recorded_run(database, await find_training_id(database, None), "run")
+        run_sql(url, "UPDATE screenshots SET data = NULL")  # as if they lay in a store
+        stored = await load_recorded_run(database, await find_training_id(database, None), "run")
     finally:
         await database.engine.dispose()
 
+    assert stored.screen_kb == run.screen_kb > 0
     rollouts = [rollout for group in groups for rollout in group.rollouts]  # faulty ones say nothing
     assert sorted(round(found.run.end_s - found.run.start_s, 6) for found in run.rollouts) == sorted(
         round(rollout.duration_s, 6) for rollout in rollouts
