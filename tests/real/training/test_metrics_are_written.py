@@ -42,7 +42,12 @@ from tests.rl.test_sync_loop import parts, settings
 
 WEB_APP = Path(__file__).parents[3] / "training-monitor" / "src"
 NEEDS_A_GPU = {"trainer/peak_cuda_gib", "trainer/peak_reserved_gib", "trainer/mfu_frac"}
-NEEDS_SERVERS_AND_WORKERS = {"device/num_workers", "device/num_workers_lost", "rollout/num_model_servers"}
+NEEDS_SERVERS_AND_WORKERS = {
+    "device/num_workers",
+    "device/num_workers_lost",
+    "device/num_workers_missing",
+    "rollout/num_model_servers",
+}
 """tests/real/end_to_end/test_rollout_workers.py finds them."""
 NEEDS_OTHER_TASKS_ON_RESUME = {"progress/curve"}
 """tests/run_folder/test_earlier_attempt.py finds it."""

@@ -238,20 +238,18 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
             assert _ip("link", "set", hosts[0].interface, "up")
 
         disturbances: list[Callable[[], Coroutine[None, None, None]]] = [kill_actor, kill_node, cut_cable]
-        restarts: list[int] = []
         for disturb in disturbances:
             await two.forward_backward(datums, LossConfig())
             disturbing = asyncio.create_task(disturb())
             step = await two.optim_step(PLAIN_STEP)
             await disturbing
-            restarts.append(two.num_restarts)
         await two.forward_backward(datums, LossConfig())
         step = await two.optim_step(PLAIN_STEP)
         await two.save_weights_for_sampler(tmp_path / "two")
 
     assert step.policy_version == 4
     assert_close(adapter(tmp_path / "two"), adapter(tmp_path / "alone"))
-    assert restarts == [1, 2, 2]
+    assert two.num_restarts == 2  # of the actor and of the node: a cable that is soon whole again ends nothing
 
 
 async def test_a_node_without_the_model_or_with_other_code_is_named(
