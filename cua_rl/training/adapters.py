@@ -34,6 +34,7 @@ class _Adapter:
     key: str
     """peft's name for it."""
     spec: LoraSpec
+    parameters: list[nn.Parameter]
     reference: list[Tensor] | None = None
     """Frozen weights that KL terms pull towards; None: the base model."""
 
@@ -49,7 +50,8 @@ class Adapters:
             adapted = get_peft_model(base, self._settings(spec), adapter_name=_FIRST)
         assert isinstance(adapted, PeftModel)
         self._peft = adapted
-        self._in_use = _Adapter(key=_FIRST, spec=spec)
+        self._layers: list[Any] = []
+        self._in_use = self._found(_FIRST, spec)
         self._by_name = {"": self._in_use}
         self._num_added = 0
 
@@ -66,7 +68,7 @@ class Adapters:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Of the adapter in use, in a fixed order."""
-        return [parameter for parameter in self._base.parameters() if parameter.requires_grad]
+        return self._in_use.parameters
 
     def count_parameters(self, spec: LoraSpec) -> int:
         """Weights of such an adapter."""
@@ -81,8 +83,14 @@ class Adapters:
         with torch.random.fork_rng():
             torch.manual_seed(spec.seed)
             self._peft.add_adapter(key, self._settings(spec))
-        self._by_name[name] = _Adapter(key=key, spec=spec)
+        self._by_name[name] = self._found(key, spec)
         self.use(name)
+
+    def _found(self, key: str, spec: LoraSpec) -> _Adapter:
+        """What peft has just made."""
+        self._layers = [layer for layer in self._base.modules() if isinstance(layer, LoraLayer)]
+        named: Sequence[tuple[str, nn.Parameter]] = list(self._base.named_parameters())
+        return _Adapter(key=key, spec=spec, parameters=[one for name, one in named if f".{key}." in name])
 
     def drop(self, name: str) -> None:
         """Free the weights and gradients of an adapter that is not in use."""
@@ -91,9 +99,13 @@ class Adapters:
     def use(self, name: str) -> None:
         """From now on, the model is this one."""
         adapter = self._by_name[name]
-        if adapter is not self._in_use:
-            self._peft.set_adapter(adapter.key)
-            self._in_use = adapter
+        for parameter in self._in_use.parameters:
+            parameter.requires_grad_(False)
+        for parameter in adapter.parameters:
+            parameter.requires_grad_(True)
+        for layer in self._layers:  # peft's own `set_adapter` does this, but visits every module and adapter
+            layer._active_adapter = [adapter.key]
+        self._in_use = adapter
 
     @contextmanager
     def switched_off(self) -> Generator[None]:

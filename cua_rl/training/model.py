@@ -123,6 +123,8 @@ class PolicyModel:
     @property
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         """Parameters of the optimizer, in a fixed order."""
+        if self._adapters is not None:
+            return self._adapters.parameters
         return [parameter for parameter in self.base.parameters() if parameter.requires_grad]
 
     def rope_index(self, input_ids: Tensor, token_types: Tensor, grids: Tensor | None) -> Tensor:
