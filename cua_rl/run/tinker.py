@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from cua_rl.command_line.fields import with_values
+from cua_rl.command_line.fields import walk_settings, with_values
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rl.train_step import Rows
@@ -45,6 +45,13 @@ _POINTER = "tinker.json"
 _SAMPLER_TTL_S = 7 * 86400
 """Sampler weights are published at every step, and nothing here deletes them on the service."""
 _CLIPPED_LOSSES = ("ppo", "cispo")
+_LOSSES = ("importance_sampling", *_CLIPPED_LOSSES)
+_FIXED = {
+    *("loss.dual_clip", "loss.tis_cap", "loss.icepop_low", "loss.icepop_high", "loss.kl_loss_coef", "kl_penalty_coef"),
+    *("temperature", "load_checkpoint_path", "rollout_workers"),
+    *("trainer.lora_modules", "trainer.lora_alpha", "trainer.num_nodes"),
+}
+"""Settings that keep their defaults."""
 _CLOSE_S = 10.0
 
 
@@ -56,33 +63,18 @@ def check_tinker(config: CLIConfig, environ: Mapping[str, str]) -> CLIConfig:
             f"base_url: expected the address of a Tinker service with training=tinker, got none; name it, or set "
             f"{ADDRESS_VARIABLE}"
         )
-    loss, trainer = config.loss, config.trainer
-    allowed = {
-        "loss": (loss.name, ("importance_sampling", *_CLIPPED_LOSSES)),
-        "dual_clip": (loss.dual_clip, (None,)),
-        "tis_cap": (loss.tis_cap, (None,)),
-        "icepop_low": (loss.icepop_low, (None,)),
-        "icepop_high": (loss.icepop_high, (None,)),
-        "kl_loss_coef": (loss.kl_loss_coef, (0.0,)),
-        "kl_penalty_coef": (config.kl_penalty_coef, (0.0,)),
-        "temperature": (config.temperature, (1.0,)),
-        "load_checkpoint_path": (config.load_checkpoint_path, (None,)),
-        "rollout_workers": (config.rollout_workers, (0,)),
-        "trainer.lora_modules": (trainer.lora_modules, (("language",),)),
-        "trainer.lora_alpha": (trainer.lora_alpha, (TrainerConfig().lora_alpha,)),
-        "trainer.num_nodes": (trainer.num_nodes, (None,)),
-    }
-    for name, (value, values) in allowed.items():
-        if value not in values:
-            wanted = " or ".join(map(repr, values))
+    usual = {path: value for path, _, value in walk_settings(CLIConfig())}
+    for path, _, value in walk_settings(config):
+        expected = _LOSSES if path == "loss.name" else (usual[path],) if path in _FIXED else (value,)
+        if value not in expected:
             raise ConfigError(
-                f"{name}: expected {wanted} with training=tinker, because the service knows nothing else, got "
-                f"{value!r}; change it, or train here (training=local)"
+                f"{path}: expected {' or '.join(map(repr, expected))} with training=tinker, whose service cannot do "
+                f"more, got {value!r}; change it, or train here (training=local)"
             )
     if find_spec("tinker") is None:
         raise ConfigError("training=tinker: expected the package tinker, got none; pip install 'cua_rl[tinker]'")
     # a state on the service is not deleted with its folder here: only checkpoints that stay are saved
-    return with_values(config, base_url=address, trainer=with_values(trainer, max_restarts=0))
+    return with_values(config, base_url=address, trainer=with_values(config.trainer, max_restarts=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,8 @@ def config(**settings: object) -> CLIConfig:
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"loss": "gspo"}, "loss: expected 'importance_sampling' or 'ppo' or 'cispo' with training=tinker"),
-        ({"loss.tis_cap": 2.0}, "tis_cap: expected None"),
+        ({"loss": "gspo"}, "loss.name: expected 'importance_sampling' or 'ppo' or 'cispo' with training=tinker"),
+        ({"loss.tis_cap": 2.0}, "loss.tis_cap: expected None"),
         ({"kl_penalty_coef": 0.1}, r"kl_penalty_coef: expected 0\.0"),
         ({"temperature": 0.7}, r"temperature: expected 1\.0"),
         ({"rollout_workers": 2}, "rollout_workers: expected 0"),
