@@ -12,6 +12,7 @@ from typing import Any, Literal
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.vllm_responses import first_difference
 from cua_rl.types.errors import CuaError, SamplingError
+from cua_rl.types.json_values import mapping, sequence
 from cua_rl.types.rollout import EncodedTextChunk, ImageChunk, ModelInput
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -202,8 +203,7 @@ def parse_generated(
 
 
 def _require_same_prompt(expected: Sequence[int], prompt: ModelInput, answer: Mapping[str, Any]) -> None:
-    placed = (answer["mm_placeholders"] or {}).get("image", ())
-    lengths = [place["length"] for place in placed]
+    lengths = [mapping(place).get("length") for place in sequence(mapping(answer["mm_placeholders"]).get("image"))]
     if lengths != [chunk.length for chunk in prompt.image_chunks]:
         raise SamplingError(
             f"expected images of {[chunk.length for chunk in prompt.image_chunks]} tokens in the server's prompt, got "
