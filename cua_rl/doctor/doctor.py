@@ -46,7 +46,7 @@ from cua_rl.run_folder.model_folder import fetch_weights, start_limit_s
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig, TrainerConfig
-from cua_rl.types.errors import CuaError, TrainingError
+from cua_rl.types.errors import ConfigError, CuaError, TrainingError
 
 _MISSING: Mapping[Need, str] = {
     "GPU": "no GPU",
@@ -103,6 +103,10 @@ async def attempt(
 
 async def check_plan(exam: Examination, environ: Mapping[str, str] = os.environ) -> Finding:
     """The settings work on this machine, the model fits into its memory, and its weights are available."""
+    if exam.config.training == "tinker":
+        raise ConfigError(
+            "training: expected 'local', got 'tinker'; the run checks the service itself, with dry_run=true"
+        )
     exam.prepared = await prepare_training(exam.config, environ)
     await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.prepared.config.server.model_path)
     exam.there.add("plan")

@@ -65,6 +65,8 @@ def planned_scenario(config: PlanConfig, runs: Sequence[RecordedRun]) -> Scenari
 def _check_settings(config: PlanConfig) -> None:
     """Raises `ConfigError` for settings that contradict each other."""
     assume, elsewhere = config.assume, {"base_url": config.base_url, "trainer.num_nodes": config.trainer.num_nodes}
+    if config.training == "tinker":
+        raise ConfigError("training: expected 'local', whose time can be predicted, got 'tinker'; leave it out")
     for name, value in elsewhere.items():
         if config.gpus is not None and value is not None:
             raise ConfigError(

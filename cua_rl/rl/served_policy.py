@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from cua_rl.sampling.canary import Canary, canary_datum, scored_tokens
 from cua_rl.training.client import TrainingClient
@@ -31,6 +32,14 @@ class SavedPolicy:
     canary: Canary | None
 
 
+class WeightSource(Protocol):
+    """What saves weights; `training.client.TrainingClient` says what the methods do."""
+
+    async def save_state(self, path: Path) -> None: ...
+
+    async def save_weights_for_sampler(self, path: Path) -> AdapterRef: ...
+
+
 @dataclass
 class ServedPolicy:
     """Publishes the trainer's weights under `folder`/sampler_weights and checkpoints under `folder`/weights.
@@ -40,7 +49,7 @@ class ServedPolicy:
     one, and deletes the states of those given up.
     """
 
-    trainer: TrainingClient
+    trainer: WeightSource
     make_canary: Callable[[], Awaitable[Canary | None]]
     load_and_prove: Callable[[AdapterRef, Canary | None], Awaitable[None]]
     state_path: Callable[[int], Path]

@@ -167,9 +167,8 @@ async def prepare_prompts(
     for renderer, max_model_len in models:
         if devices.smallest_screen is not None:
             require_room(config, renderer, devices.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
-        if config.base_url is not None:
-            for address in server_addresses(config.base_url):
-                await require_model_server(address, renderer, max_model_len=max_model_len, num_images=max_images)
+        for address in server_addresses(config.vllm_url):
+            await require_model_server(address, renderer, max_model_len=max_model_len, num_images=max_images)
     return config, max_images
 
 
@@ -183,7 +182,7 @@ async def wait_for_servers(config: RolloutConfig, environ: Mapping[str, str] = o
     url, api_key = database_url(environ), environ.get(API_KEY_VARIABLE) or None
     if url is not None:
         await wait_until_it_answers(f"the database {shown_url(url)}", partial(check_connection, url))
-    for address in () if config.base_url is None else server_addresses(config.base_url):
+    for address in server_addresses(config.vllm_url):
 
         async def ask(address: str = address) -> None:
             try:

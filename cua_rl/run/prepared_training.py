@@ -27,6 +27,7 @@ from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
 from cua_rl.run.rollouts import check_agent
+from cua_rl.run.tinker import TinkerService, check_tinker, find_service
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.checkpoints import find_checkpoint
 from cua_rl.run_folder.log_directory import run_folder
@@ -69,6 +70,8 @@ class PreparedTraining:
     """None for the embedded database."""
     monitor: MonitorAddress | None
     """Remote monitor to which the run is sent."""
+    service: TinkerService | None = None
+    """Trains and samples, with training=tinker."""
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json and `dry_run`."""
@@ -102,6 +105,8 @@ async def prepare_training(
     check_agent(config, environment)
     check_workers(config, environment, environ)
     check_learning(config)
+    if config.training == "tinker":
+        config = check_tinker(config, environ)
     require_wandb(config.wandb_project)
     require_own_model(environment, config.model_name)
     devices = prepare_devices(config, log_path(config), environ)
@@ -118,7 +123,9 @@ async def prepare_training(
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
-    check_trainer(config.trainer, environ, is_here=config.machine is None)
+    if config.training == "local":
+        check_trainer(config.trainer, environ, is_here=config.machine is None)
+    service = await find_service(config, environ, max_model_len) if config.training == "tinker" else None
     config, max_images = await prepare_prompts(config, devices, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
@@ -146,6 +153,7 @@ async def prepare_training(
         ),
         database_url=await find_database(environ),
         monitor=monitor,
+        service=service,
     )
 
 
@@ -179,8 +187,8 @@ def log_path(config: CLIConfig) -> Path:
 def _warn_of_idle_keys(config: CLIConfig) -> None:
     if config.gbox_api_key and "gbox" not in (config.device, config.devices.coordinate_mode):
         logger.warning("gbox_api_key has no effect without device=gbox or coordinate_mode=gbox")
-    if config.tinker_api_key:
-        logger.warning("tinker_api_key has no effect: vLLM samples")
+    if config.tinker_api_key and config.training != "tinker":
+        logger.warning("tinker_api_key has no effect without training=tinker")
 
 
 def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here: bool = True) -> None:

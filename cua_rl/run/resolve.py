@@ -48,6 +48,7 @@ def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIC
             server=server,
             trainer=trainer,
             has_server=config.base_url is None,
+            has_trainer=config.training == "local",
             context_tokens=max_model_len,
             largest_image_tokens=image_tokens,
             num_rollouts=config.max_concurrent_rollouts,
@@ -77,7 +78,7 @@ def rounding_limit(config: CLIConfig) -> float:
 
 def plan_trainer(request: Request) -> MemoryBudget:
     """The memory of what the run starts; its trainer may be on other nodes. Raises `ConfigError` if it cannot fit."""
-    trainer, is_here = request.trainer, request.trainer.num_nodes is None
+    trainer, is_here = request.trainer, request.has_trainer and request.trainer.num_nodes is None
     if trainer.loader == "unsloth":  # loads the whole model onto each GPU
         trainer = with_values(trainer, sharding="none")
     if trainer.gradient_checkpointing is None and not is_here:

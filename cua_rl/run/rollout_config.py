@@ -168,6 +168,11 @@ class RolloutConfig(RunConfig):
     gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
 
+    @property
+    def vllm_url(self) -> str | None:
+        """`base_url`, if it is of vLLM servers."""
+        return self.base_url
+
     @chz.validate
     def _values_make_sense(self) -> None:
         check_numbers(self)

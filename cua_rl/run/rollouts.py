@@ -41,6 +41,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
+from cua_rl.sampling.sampler import Sampler
 from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import SamplingParams
@@ -156,7 +157,7 @@ def make_runner(
 async def open_runners(
     config: CLIConfig,
     devices: OpenDevices,
-    sampler: SamplingClient,
+    sampler: Sampler,
     renderer: Renderer,
     judge: JudgeConfig | None,
     *,
@@ -240,7 +241,7 @@ def slow_answers(max_tokens: int, tokens_per_s: float, turn_timeout_s: float) ->
 
 @asynccontextmanager
 async def open_gateway(
-    config: RolloutConfig, client: SamplingClient, renderer: Renderer, params: SamplingParams
+    config: RolloutConfig, client: Sampler, renderer: Renderer, params: SamplingParams
 ) -> AsyncGenerator[Gateway]:
     """The gateway, listening on a port only if agents in other processes need it."""
     gateway = Gateway(

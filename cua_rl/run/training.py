@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed, load_weights
 from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
+from cua_rl.run.tinker import TinkerSampler, TinkerTrainer, open_tinker
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import (
@@ -83,7 +83,8 @@ async def run_training(config: CLIConfig) -> None:
     if config.dry_run:
         print_settings(settings, prepared.config)
         return
-    await asyncio.to_thread(fetch_weights, config.model_name, prepared.config.server.model_path)
+    if prepared.service is None:
+        await asyncio.to_thread(fetch_weights, config.model_name, prepared.config.server.model_path)
     with prepare_log_directory(prepared.log_path, behavior) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
@@ -150,8 +151,8 @@ async def _run(
 class Engine:
     """The running trainer and sampler."""
 
-    trainer: TrainingClient
-    sampler: SamplingClient
+    trainer: TrainingClient | TinkerTrainer
+    sampler: SamplingClient | TinkerSampler
 
 
 async def _start_engine(
@@ -159,6 +160,12 @@ async def _start_engine(
 ) -> Engine:
     """Start model servers and trainer, and load the checkpoint to resume from."""
     config, logs = prepared.config, folder.path / "logs"
+    if prepared.service is not None:
+        opened = open_tinker(prepared.service, config.trainer, prepared.renderer)
+        remote, answering = await stack.enter_async_context(opened)
+        if checkpoint is not None:
+            await remote.load_state(checkpoint.state_path)
+        return Engine(trainer=remote, sampler=answering)
     # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_servers(config.base_url, config.server, logs)
     trainer = await open_trainer(stack, config.trainer, config.model_name, logs / "trainer.log")
@@ -261,6 +268,12 @@ def _served_policy(
     folder: LogDirectory,
     announce: Callable[[], None],
 ) -> ServedPolicy:
+    async def make() -> Canary | None:
+        """None on a service, whose base model and random adapters cannot be asked for."""
+        if not isinstance(engine.trainer, TrainingClient):
+            return None
+        return await make_canary(engine.trainer, canary_prompt(prepared), rounding_limit(prepared.config))
+
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
         announce()
@@ -273,7 +286,7 @@ def _served_policy(
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, canary_prompt(prepared), rounding_limit(prepared.config)),
+        make_canary=make,
         load_and_prove=publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,
@@ -291,7 +304,11 @@ def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskS
 
 
 async def run_loop(
-    config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
+    config: CLIConfig,
+    settings: LoopSettings,
+    parts: LoopParts,
+    start: AsyncStart,
+    sampler: SamplingClient | TinkerSampler,
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load."""
     limit = RolloutLimit(

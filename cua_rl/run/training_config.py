@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 import chz
 
@@ -84,8 +84,15 @@ class CLIConfig(LoopConfig, RolloutConfig):
     preset: PresetName | None = setting(
         None, "defaults for a machine: model, context, screens and number of devices that fit (docs/gpus.md)"
     )
+    training: Literal["local", "tinker"] = setting(
+        "local",
+        "what trains and samples: local: this machine, or servers and nodes of its own; tinker: the Tinker service at "
+        "base_url, or TINKER_BASE_URL (docs/more_machines.md)",
+    )
     tinker_api_key: str | None = setting(
-        None, "accepted for compatibility with Tinker command lines; not used, never stored"
+        None,
+        "training=tinker: key of the service, never stored; set TINKER_API_KEY in the environment, or "
+        "tinker_api_key_file=PATH",
     )
 
     eval_tasks: Tasks | None = setting(
@@ -105,6 +112,11 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
 
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
+
+    @property
+    def vllm_url(self) -> str | None:
+        """`base_url`, if it is of vLLM servers, not of a Tinker service."""
+        return None if self.training == "tinker" else self.base_url
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:

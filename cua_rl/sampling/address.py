@@ -8,8 +8,10 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 """Holds the key of the model server, in the environment of vLLM and of the run."""
 
 
-def server_addresses(base_url: str) -> tuple[str, ...]:
+def server_addresses(base_url: str | None) -> tuple[str, ...]:
     """The addresses in a list like `http://one:8000,http://two:8000`; raises `ConfigError` for one that is missing."""
+    if base_url is None:
+        return ()
     addresses = tuple(address.strip() for address in base_url.split(","))
     if not all(addresses) or len(set(addresses)) < len(addresses):
         raise ConfigError(

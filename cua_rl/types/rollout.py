@@ -14,15 +14,16 @@ from cua_rl.types.judgement import Judgement, Validation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:
-    """A LoRA adapter on disk (a peft folder) after `policy_version` optimizer steps; version 0 is before any step."""
+    """A LoRA adapter on disk (a peft folder) after `policy_version` optimizer steps of a model; 0 is before any."""
 
     path: Path
     policy_version: int
+    model: str = "policy"  # letters, digits and dots; has one adapter per version
 
     @property
     def name(self) -> str:
         """The adapter's unique name on the model server."""
-        return f"policy-{self.policy_version:06d}"
+        return f"{self.model}-{self.policy_version:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +245,7 @@ class RolloutGroup:
     """Successes of earlier steps that join the comparison: trained on, but not counted in the group's success."""
     is_incomplete: bool = False
     """Too few members have a reward for a fair comparison: the group is not trained on."""
-    category: str = ""
-    """The task's."""
+    category: str = ""  # of the task
 
     @property
     def rewards(self) -> list[float]:

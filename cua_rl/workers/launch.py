@@ -20,6 +20,7 @@ from cua_rl.run.prepared_training import PreparedTraining
 from cua_rl.run.rollouts import open_runners
 from cua_rl.run_folder.model_folder import find_model
 from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.sampler import Sampler
 from cua_rl.types.errors import ConfigError, CuaError, boundary
 from cua_rl.workers.fleet import End, Fleet, ReportingRunner
 from cua_rl.workers.worker import RolloutWorker, WorkerSetup, identify, open_workplace
@@ -56,7 +57,7 @@ async def open_local_devices(stack: AsyncExitStack, prepared: PreparedTraining) 
 async def open_rollouts(
     stack: AsyncExitStack,
     prepared: PreparedTraining,
-    sampler: SamplingClient,
+    sampler: Sampler,
     recorder: Recorder,
     own: DatabaseRecorder,
     url: str,
@@ -81,6 +82,7 @@ async def open_rollouts(
         # of their own each: evaluations and training share the devices
         return Rollouts(for_training=make(), for_evaluation=make(), device_metrics=devices.pool.take_metrics)
     num_cpus = prepared.config.rollout_workers
+    assert isinstance(sampler, SamplingClient), "check_tinker has refused workers"
     cluster = await stack.enter_async_context(open_cluster(prepared.log_path / "logs", num_cpus=num_cpus))
     workers = await stack.enter_async_context(open_workers(cluster, prepared, sampler, recorder, own, url))
     runner = workers if recorder is own else ReportingRunner(workers, recorder, prepared.config.max_turns)
