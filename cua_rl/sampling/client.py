@@ -12,11 +12,14 @@ from typing import Self
 from uuid import uuid4
 
 from cua_rl.sampling.canary import Canary
+from cua_rl.sampling.generation import GENERATE_PATH, Generated, GenerateParams, draw_samples
 from cua_rl.sampling.load import ServerLoad, fullest
 from cua_rl.sampling.replica import Replica, ReplicaLost
-from cua_rl.sampling.server import ModelServer, ServedModel
+from cua_rl.sampling.sampler import Sampled, TurnRequest
+from cua_rl.sampling.server import ModelServer, ServedModel, require_one_version
+from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled
 from cua_rl.types.errors import ConfigError, CuaError, SamplingError, boundary
-from cua_rl.types.rollout import AdapterRef
+from cua_rl.types.rollout import AdapterRef, ModelInput
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,9 @@ class SamplingClient:
     recorded. On the servers, names of adapters end with the client's `namespace`, so that runs which use the same
     server, at the same time or one after the other, never share adapters or cached prompts.
 
+    With more than `max_adapters` on a server, the least recently used ones leave it, but none in use, and come back
+    with the next request for them. Without that limit they stay until the next publication.
+
     Raises `ConfigError` if the servers are of different versions: their log-probabilities would differ.
     """
 
@@ -61,10 +67,11 @@ class SamplingClient:
         stall_timeout_s: float = 300.0,
         check_interval_s: float = 5.0,
         outage_timeout_s: float = 600.0,
+        max_adapters: int | None = None,
     ) -> None:
         if not servers:
             raise ConfigError("expected at least one model server, got none")
-        _require_one_version(servers)
+        require_one_version(servers)
         self.namespace = uuid4().hex[:8] if namespace is None else namespace
         self._replicas = [
             Replica(
@@ -78,6 +85,7 @@ class SamplingClient:
         ]
         self._check_interval_s = check_interval_s
         self._outage_timeout_s = outage_timeout_s
+        self._max_adapters = max_adapters
         self._homes: dict[str, Replica] = {}
         self._uses: Counter[AdapterRef] = Counter()
         self._canary: Canary | None = None
@@ -178,6 +186,8 @@ class SamplingClient:
                 replica.num_requests += 1
                 try:
                     if used is not None:
+                        if self._max_adapters is not None and used not in replica.loaded:
+                            await replica.unload_all_but(self._uses, num_kept=self._max_adapters - 1)
                         await replica.load(used)
                     name = replica.server.model.name if used is None else replica.name_of(used)
                     return ServerReply(body=await replica.sample(name, path, payload), adapter=used)
@@ -191,6 +201,29 @@ class SamplingClient:
         finally:
             if used is not None:
                 self.unpin(used)
+
+    async def sample_turn(
+        self, turn: TurnRequest, *, adapter: AdapterRef | None = None, sticky_key: str = ""
+    ) -> tuple[Sampled, AdapterRef | None]:
+        """The answer of a turn and the adapter that gave it, as `respond`."""
+        reply = await self.respond(RESPONSES_PATH, turn.payload, adapter=adapter, sticky_key=sticky_key)
+        return parse_sampled(reply.body), reply.adapter
+
+    async def generate(
+        self,
+        prompt: ModelInput,
+        params: GenerateParams,
+        *,
+        image_token_id: int,
+        adapter: AdapterRef | None = None,
+        sticky_key: str = "",
+    ) -> Generated:
+        """Continue a prompt with this adapter, else the current one; raises as `draw_samples`."""
+
+        async def ask(request: Mapping[str, object]) -> Mapping[str, object]:
+            return (await self.respond(GENERATE_PATH, request, adapter=adapter, sticky_key=sticky_key)).body
+
+        return await draw_samples(ask, prompt, params, image_token_id)
 
     def forget(self, sticky_key: str) -> None:
         """The rollout with this key is over."""
@@ -354,17 +387,9 @@ class SamplingClient:
             raise ReplicaLost(f"the model server at {replica.server.base_url} does not answer")
         async with self._publishing:  # so that it misses no adapter
             await replica.server.refresh()
-            _require_one_version([replica.server, *(other.server for other in self.replicas)])
+            require_one_version([replica.server, *(other.server for other in self.replicas)])
             if replica.loads_adapters:
                 await replica.rejoin(self._needed, self.current, self._canary)
             replica.lost.clear()
             self._in_service.set()
         logger.warning("the model server at %s is back, in_service=%d", replica.server.base_url, len(self.replicas))
-
-
-def _require_one_version(servers: Sequence[ModelServer]) -> None:
-    versions = {server.base_url: server.model.version for server in servers}
-    if len(set(versions.values())) > 1:
-        raise ConfigError(
-            f"expected model servers of one version of vLLM, got {versions!r}; install the same version on all"
-        )

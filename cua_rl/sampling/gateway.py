@@ -29,7 +29,6 @@ from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
-from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     RolloutAccess,
@@ -42,14 +41,8 @@ from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer, items_by_id
 from cua_rl.sampling.replica import RequestRejected
-from cua_rl.sampling.vllm_responses import (
-    RESPONSES_PATH,
-    Sampled,
-    first_difference,
-    parse_sampled,
-    rebuild_prompt,
-    sampling_request,
-)
+from cua_rl.sampling.sampler import Sampled, Sampler, TurnRequest
+from cua_rl.sampling.vllm_responses import first_difference, rebuild_prompt, sampling_request
 from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
@@ -82,8 +75,7 @@ class _OpenRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
-    rendered: ModelInput
-    payload: Mapping[str, object]
+    turn: TurnRequest
     request: Mapping[str, object]
     tools: tuple[Tool, ...]
     to_store: tuple[Item, ...] | None
@@ -91,11 +83,11 @@ class _Prompt:
 
 
 class Gateway:
-    """One OpenAI address per open rollout, over one sampling client."""
+    """One OpenAI address per open rollout, over one sampler."""
 
     def __init__(
         self,
-        client: SamplingClient,
+        client: Sampler,
         renderer: Renderer,
         params: SamplingParams,
         *,
@@ -240,26 +232,26 @@ class Gateway:
     ) -> tuple[Answer, tuple[Item, ...] | None]:
         rollout.num_requests += 1
         # rollouts have different seeds already; their requests need different ones too
-        seed = rollout.params.seeded(rollout.num_requests).seed
+        params = rollout.params.seeded(rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
-        prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
-        max_tokens = rollout.params.max_tokens
-        if prompt.rendered.length + max_tokens > self._client.max_model_len:
+        prompt = await asyncio.to_thread(self._prepare, rollout, request, api, params)
+        max_tokens = params.max_tokens
+        if prompt.turn.prompt.length + max_tokens > self._client.max_model_len:
             raise ContextOverflow(
-                f"expected at most {self._client.max_model_len} tokens, got a prompt of {prompt.rendered.length} and "
-                f"{max_tokens} for the answer; shorten the history or serve the model with more"
+                f"expected at most {self._client.max_model_len} tokens, got a prompt of "
+                f"{prompt.turn.prompt.length} and {max_tokens} for the answer; shorten the history or serve the model "
+                "with more"
             )
-        reply = await self._sample(rollout_id, rollout, prompt)
-        sampled = parse_sampled(reply.body)
+        sampled, adapter = await self._sample(rollout_id, rollout, prompt)
         text, parsed = self._read(sampled, tools=prompt.tools)
-        matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
+        matches, model_input = self._compare(rollout_id, prompt.turn.prompt, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
             prompt=model_input,
             sampled_tokens=sampled.tokens,
             sampling_logprobs=sampled.logprobs,
-            policy_version=reply.adapter.policy_version if reply.adapter else 0,
+            policy_version=adapter.policy_version if adapter else 0,
             stop="stop" if sampled.is_complete else "length",
             text=text,
             failure=parsed.failure,
@@ -283,7 +275,7 @@ class Gateway:
             raise UnknownRollout(rollout_id)
         return self._rollouts[rollout_id]
 
-    def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
+    def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, params: SamplingParams) -> _Prompt:
         """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
         images = rollout.access.images
@@ -303,32 +295,33 @@ class Gateway:
                 "the history"
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
+        rendered = self._renderer.render(
+            items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
+        )
+        payload = sampling_request(*self._renderer.to_send(items, conversation.tools), params, images)
         return _Prompt(
-            rendered=self._renderer.render(
-                items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
-            ),
-            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
+            turn=TurnRequest(prompt=rendered, payload=payload, params=params),
             request=images.without_images(request),
             tools=tuple(conversation.tools),
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
 
-    async def _sample(self, rollout_id: str, rollout: _OpenRollout, prompt: _Prompt) -> ServerReply:
+    async def _sample(
+        self, rollout_id: str, rollout: _OpenRollout, prompt: _Prompt
+    ) -> tuple[Sampled, AdapterRef | None]:
         try:
-            return await self._client.respond(
-                RESPONSES_PATH, prompt.payload, adapter=rollout.adapter, sticky_key=rollout_id
-            )
+            return await self._client.sample_turn(prompt.turn, adapter=rollout.adapter, sticky_key=rollout_id)
         except RequestRejected as rejected:
             if "maximum context length" in rejected.message:
                 raise ContextOverflow(rejected.message) from rejected
             has_adapter = (rollout.adapter or self._client.current) is not None
             if (advice := advice_for(rejected, has_adapter=has_adapter)) is not None:
-                num_images = len(prompt.rendered.images)
+                rendered = prompt.turn.prompt
                 raise ConfigError(
                     f"expected a model server that takes every prompt of this configuration, it refused one with "
-                    f"{num_images} images and {prompt.rendered.length} tokens: {rejected.message} ({rejected.status}); "
-                    f"{advice}"
+                    f"{len(rendered.images)} images and {rendered.length} tokens: {rejected.message} "
+                    f"({rejected.status}); {advice}"
                 ) from rejected
             raise
         finally:

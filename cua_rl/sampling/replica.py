@@ -69,7 +69,8 @@ class Replica:
         self._stall_timeout_s = stall_timeout_s
         self._max_attempts = max_attempts
         self._has_siblings = has_siblings
-        self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
+        self._loads: dict[AdapterRef, asyncio.Task[None]] = {}  # least recently used first
+        self._changing = asyncio.Lock()  # one change at a time: an adapter may leave and come back at once
         self._images = KnownImages()
         self._keeps_images = True
 
@@ -105,7 +106,7 @@ class Replica:
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
-        """Its adapters, oldest first."""
+        """Its adapters, least recently used first."""
         return tuple(
             adapter
             for adapter, load in self._loads.items()
@@ -116,10 +117,11 @@ class Replica:
         """Load an adapter, unless another process does; concurrent calls share one request."""
         if not self.loads_adapters:
             return
-        load = self._loads.get(adapter)
+        load = self._loads.pop(adapter, None)
         if load is None:
             loading = self._load(self.name_of(adapter), adapter)
-            load = self._loads[adapter] = asyncio.create_task(loading, name=f"load-{adapter.name}")
+            load = asyncio.create_task(loading, name=f"load-{adapter.name}")
+        self._loads[adapter] = load
         try:
             await asyncio.shield(load)
         except (SamplingError, AdapterError, ConfigError):
@@ -128,9 +130,10 @@ class Replica:
             raise
 
     async def _load(self, name: str, adapter: AdapterRef) -> None:
-        body = {"lora_name": name, "lora_path": await self._path_there(adapter)}
         try:
-            await self._post(_LOAD_PATH, body, max_server_errors=2)
+            async with self._changing:
+                body = {"lora_name": name, "lora_path": await self._path_there(adapter)}
+                await self._post(_LOAD_PATH, body, max_server_errors=2)
         except RequestRejected as rejected:
             if "already been loaded" in rejected.message:  # by an earlier attempt
                 return
@@ -149,20 +152,23 @@ class Replica:
         if self._loads.pop(adapter, None) is None:
             return
         try:
-            await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
-            if self.server.model.takes_adapters:
-                await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
+            async with self._changing:
+                await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
+                if self.server.model.takes_adapters:
+                    await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
         except ReplicaLost:
             raise
         except (SamplingError, ConnectionError, TimeoutError) as error:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
-    async def unload_all_but(self, needed: Collection[AdapterRef]) -> None:
-        for unused in [adapter for adapter in self.loaded if adapter not in needed]:
-            await self.unload(unused)
+    async def unload_all_but(self, needed: Collection[AdapterRef], num_kept: int = 0) -> None:
+        """Unload adapters that are not needed, least recently used first, while there are more than `num_kept`."""
+        for adapter in self.loaded:
+            if len(self._loads) > num_kept and adapter not in needed:
+                await self.unload(adapter)
 
     async def rejoin(self, needed: Collection[AdapterRef], current: AdapterRef | None, canary: Canary | None) -> None:
-        """Prove a server that was away, then load adapters again; others go at the next publication.
+        """Prove a server that was away, then load the needed adapters again; others come back with their next request.
 
         It may have been started with other weights, and then has no adapters. None gets its name there before the
         server has proven itself with the current one under another name: requests of other processes are refused.
@@ -181,6 +187,7 @@ class Replica:
             finally:
                 with suppress(SamplingError):
                     await self._post(_UNLOAD_PATH, {"lora_name": name})
+        await self.unload_all_but(needed)
         for adapter in needed:
             self._loads.pop(adapter, None)
         await asyncio.gather(*map(self.load, needed))

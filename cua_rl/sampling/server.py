@@ -249,6 +249,15 @@ ModelServer = VllmServer | ExternalServer
 """A vLLM server, as the sampling client sees it."""
 
 
+def require_one_version(servers: Sequence[ModelServer]) -> None:
+    """Raise `ConfigError` for servers of several versions of vLLM: their log-probabilities would differ."""
+    versions = {server.base_url: server.model.version for server in servers}
+    if len(set(versions.values())) > 1:
+        raise ConfigError(
+            f"expected model servers of one version of vLLM, got {versions!r}; install the same version on all"
+        )
+
+
 @asynccontextmanager
 async def ask_model_server(
     base_url: str, api_key: str | None, timeout_s: float = 10.0

@@ -1,13 +1,13 @@
 """Requests to vLLM's Responses API with tokens and log-probabilities, and the parsing of its answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.known_images import name_images
+from cua_rl.sampling.sampler import Sampled
 from cua_rl.types.conversation import Item, Tool
 from cua_rl.types.errors import SamplingError
 from cua_rl.types.rollout import Chunk, EncodedTextChunk, ModelInput, SamplingParams
@@ -15,24 +15,10 @@ from cua_rl.types.rollout import Chunk, EncodedTextChunk, ModelInput, SamplingPa
 RESPONSES_PATH = "/v1/responses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """The server's prompt tokens and sampled tokens."""
-
-    prompt_ids: tuple[int, ...]
-    """Including all placeholder tokens of images."""
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    is_complete: bool
-    """False if the answer reached the token limit."""
-    cached_tokens: int
-
-
 def sampling_request(
     items: Sequence[Item],
     tools: Sequence[Tool],
     params: SamplingParams,
-    seed: int | None,
     images: ImageUrls | None = None,
 ) -> dict[str, object]:
     """A request to sample unmodified and report every token; the end of turn is text, which vLLM needs for logprobs."""
@@ -44,7 +30,7 @@ def sampling_request(
         "tools": responses_tools(tools),
         "temperature": params.temperature,
         "max_output_tokens": params.max_tokens,
-        "seed": seed,
+        "seed": params.seed,
         "top_p": 1.0,
         "top_k": 0,
         "min_p": 0.0,

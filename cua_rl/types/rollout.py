@@ -18,11 +18,13 @@ class AdapterRef:
 
     path: Path
     policy_version: int
+    model: str = "policy"
+    """Letters, digits and dots; tells apart the adapters of several models. A model has one adapter per version."""
 
     @property
     def name(self) -> str:
         """The adapter's unique name on the model server."""
-        return f"policy-{self.policy_version:06d}"
+        return f"{self.model}-{self.policy_version:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

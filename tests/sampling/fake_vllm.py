@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from base64 import b64decode
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from cua_rl.renderers.images import image_size, num_image_tokens
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from cua_rl.sampling.config import ServerConfig
@@ -65,6 +67,10 @@ class FakeVllm:
     """False as with `--mm-processor-cache-gb 0`."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
+    max_num_seqs: int = 128
+    sampled_logprob: float = LOGPROB
+    prompt_logprob: float = -2.0
+    """Of each token of a prompt that is sent as tokens."""
     dies_once_at: Path | None = None
     """The process ends in the middle of a request if this file is not there; it makes the file first."""
 
@@ -74,6 +80,7 @@ class FakeVllm:
             Route("/version", self._version),
             Route("/v1/models", self._models),
             Route("/v1/responses", self._responses, methods=["POST"]),
+            Route("/inference/v1/generate", self._generate, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
         ]
@@ -117,6 +124,75 @@ class FakeVllm:
 
     async def _responses(self, request: Request) -> Response:
         body = await request.json()
+        refused = await self._received(body)
+        if refused is not None:
+            return refused
+        try:
+            body = body | {"input": self._with_images(body["input"])}
+        except KeyError:
+            return self._without_image()
+        self.num_answers += 1
+        return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+
+    async def _generate(self, request: Request) -> Response:
+        """One answer per sample; every token of the prompt is the second most likely one, after token 0."""
+        body = await request.json()
+        refused = await self._received(body)
+        if refused is not None:
+            return refused
+        params = body["sampling_params"]
+        if params["n"] > self.max_num_seqs:
+            return _refusal(400, f"sampling_params.n must be at most the server's max_num_seqs ({self.max_num_seqs}).")
+        if params["n"] > 1 and params["temperature"] == 0.0:
+            return _refusal(400, f"n must be 1 when using greedy sampling, got {params['n']}.")
+        try:
+            parts = self._with_images(body.get("content_parts", []))
+        except KeyError:
+            return self._without_image()
+        images = iter([self._length(part["url"]) for part in parts])
+        prompt, places = list[int](), list[dict[str, int]]()
+        for token in body["token_ids"]:
+            if token == self.renderer.image_token_id:
+                places.append({"offset": len(prompt), "length": next(images)})
+                prompt += [token] * places[-1]["length"]
+            else:
+                prompt.append(token)
+        if self.extra_prompt_token is not None:
+            prompt = [self.extra_prompt_token, *prompt]
+        entries = None
+        if "prompt_logprobs" in params:
+            top = {"0": {"logprob": -0.25, "rank": 1}} if params["prompt_logprobs"] else {}
+            entries = [None, *(top | {str(one): {"logprob": self.prompt_logprob, "rank": 2}} for one in prompt[1:])]
+        self.num_answers += params["n"]
+        return JSONResponse(
+            {
+                "choices": [self._sample(index, params) for index in range(params["n"])],
+                "prompt_logprobs": entries,
+                "prompt_token_ids": prompt,
+                "mm_placeholders": {"image": places} if places else None,
+            }
+        )
+
+    def _sample(self, index: int, params: dict[str, Any]) -> dict[str, Any]:
+        text = self.answers.popleft() if self.answers else self.default_answer
+        whole = [*self.renderer.encode(text), self.renderer.stop_token_ids[0]]
+        ends = (at for at, token in enumerate(whole, 1) if token in params["stop_token_ids"])
+        end = next(ends, len(whole))
+        tokens = whole[: min(end, params.get("max_tokens", end))]
+        entries = [{"token_id": one, "logprob": self.sampled_logprob, "rank": 1} for one in tokens]
+        return {
+            "index": index,
+            "finish_reason": "stop" if len(tokens) == end else "length",
+            "token_ids": tokens,
+            "logprobs": {"content": [entry | {"top_logprobs": [entry]} for entry in entries]},
+        }
+
+    def _length(self, url: str) -> int:
+        assert self.renderer.image_settings is not None
+        return num_image_tokens(*image_size(b64decode(url.partition(",")[2])), self.renderer.image_settings)
+
+    async def _received(self, body: dict[str, Any]) -> Response | None:
+        """What it says before it looks at a prompt."""
         self.requests.append(body)
         self.has_arrived.set()
         if self.dies_once_at is not None and not self.dies_once_at.exists():
@@ -134,15 +210,13 @@ class FakeVllm:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
         if not self.keeps_images:
             self.images.clear()
-        try:
-            body = body | {"input": self._with_images(body["input"])}
-        except KeyError:
-            lost = "Cache miss for image at index 0 but data is not provided."
-            return _refusal(
-                400, lost if self.keeps_images else "Failed to apply Qwen3VLProcessor on data={'images': [None]}"
-            )
-        self.num_answers += 1
-        return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+        return None
+
+    def _without_image(self) -> Response:
+        lost = "Cache miss for image at index 0 but data is not provided."
+        return _refusal(
+            400, lost if self.keeps_images else "Failed to apply Qwen3VLProcessor on data={'images': [None]}"
+        )
 
     def _with_images(self, content: Any) -> Any:
         """The input with the data of named images; raises `KeyError` for one that it does not have."""
@@ -150,11 +224,12 @@ class FakeVllm:
             return [self._with_images(part) for part in content]
         if not isinstance(content, dict):
             return content
-        if content.get("type") != "input_image":
+        name = {"input_image": "image_url", "image_url": "url"}.get(content.get("type", ""))
+        if name is None:
             return {key: self._with_images(value) for key, value in content.items()}
-        if content["image_url"] is not None:
-            self.images[content["uuid"]] = content["image_url"]
-        return content | {"image_url": self.images[content["uuid"]]}
+        if content[name] is not None:
+            self.images[content["uuid"]] = content[name]
+        return content | {name: self.images[content["uuid"]]}
 
     def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         conversation = conversation_from_responses(body)

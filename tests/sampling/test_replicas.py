@@ -344,3 +344,18 @@ async def test_servers_of_different_versions_are_refused(renderer: Qwen3VLRender
         async with ExternalServer(one) as first, ExternalServer(other) as second:
             with pytest.raises(ConfigError, match=r"of one version of vLLM.*0\.20\.1"):
                 SamplingClient(first, second)
+
+
+async def test_a_server_that_returns_serves_on_although_it_lacks_adapters_out_of_use(
+    renderer: Qwen3VLRenderer,
+) -> None:
+    async with fleet_of(renderer, 1) as fleet:
+        await fleet.client.publish(adapter(1))
+        async with fleet.client.pinned(adapter(7)):
+            pass
+        await fleet.stop(0)
+        asked = asyncio.create_task(fleet.ask("a"))
+        await fleet.start_again(0)
+        await asked
+        await fleet.client.publish(adapter(2))
+        assert fleet.adapters() == [["policy-000002"]]

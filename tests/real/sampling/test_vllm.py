@@ -107,7 +107,7 @@ async def test_screenshots_that_the_server_has_may_be_named_instead_of_sent(vllm
         image = EncodedImage(data=encode_image(make_image(192, 320, seed)), format="png", width_px=192, height_px=320)
         greedy = SamplingParams(max_tokens=8, temperature=0.0)
         items = (Message(role="user", content=(TextPart(text="What is here?"), image)),)
-        return sampling_request(items, (), greedy, None) | {"model": vllm.model.name}
+        return sampling_request(items, (), greedy) | {"model": vllm.model.name}
 
     known = KnownImages()
     known.add(request(101))
