@@ -275,7 +275,7 @@ async def _open_rollouts(
 
 def build_recorded_examples(rollouts: Sequence[Rollout], image_token_id: int) -> list[Example]:
     """The training sequences of recorded rollouts; raises `DatabaseError` unless they hold the sampled tokens."""
-    examples = [build_datums(rollout, 0.0, image_token_id).datums for rollout in rollouts]
+    examples = [build_datums(rollout, 1.0, image_token_id).datums for rollout in rollouts]  # weights of 1
     num_retokenised = count_retokenised([datum for example in examples for datum in example], rollouts, image_token_id)
     if num_retokenised:
         raise DatabaseError(f"expected the sampled tokens in every sequence, got {num_retokenised} other ones")

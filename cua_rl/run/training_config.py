@@ -42,6 +42,7 @@ EMBEDDED_DEMO: dict[str, object] = {
 LOSS_CLIPS: Mapping[LossName, Given] = {
     "gspo": {"loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
     "cispo": {"loss.clip_low": 1.0, "loss.clip_high": 4.0},
+    "dppo": {"loss.clip_low": 0.15, "loss.clip_high": 0.15},
 }
 """Of papers: a turn's ratio moves far less than a token's (arXiv 2507.18071), and CISPO bounds the weight only from
 above (arXiv 2506.13585), at 5 (arXiv 2510.13786)."""

@@ -93,13 +93,12 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
     model_input, loss_mask = renderer.render_supervised(items, demonstration.tools)
     if demonstration.is_open:
         loss_mask = (*loss_mask[:-1], False)
-    zeros = (0.0,) * model_input.length
     return Datum(
         rollout_id=name,
         model_input=model_input,
         loss_mask=loss_mask,
-        advantages=zeros,
-        sampling_logprobs=zeros,
+        advantages=tuple(map(float, loss_mask)),  # a weight of 1 for every token of an answer
+        sampling_logprobs=(0.0,) * model_input.length,
         policy_versions=(),
     )
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from cua_rl.training import wire
 from cua_rl.training.losses import LossTokens
 from cua_rl.types.errors import TrainingError
-from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk
+from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk, ModelInput
 
 Grid = tuple[int, int, int]
 """Patches of an image in time, height and width, before merging."""
@@ -89,7 +89,13 @@ def make_micro_batches(
             datum_indices=tuple(indices[part]),
             lengths=tuple(one_ids.shape[1] for one_ids in ids),
             input_ids=input_ids,
-            position_ids=torch.cat([rope_index(*one) for one in zip(ids, types, grid_rows, strict=True)], dim=2),
+            position_ids=torch.cat(
+                [
+                    _positions(datum.model_input, rope_index, one_ids, one_types, grids_of_one)
+                    for datum, one_ids, one_types, grids_of_one in zip(row, ids, types, grid_rows, strict=True)
+                ],
+                dim=2,
+            ),
             is_image=torch.cat(types, dim=1) == 1,
             image_hashes=tuple(image.sha256 for some in images for image in some),
             targets=input_ids[0, mask],
@@ -98,6 +104,30 @@ def make_micro_batches(
             sampling_logprobs=_on_mask([datum.sampling_logprobs for datum in row], mask),
             advantages=_on_mask([datum.advantages for datum in row], mask),
         )
+
+
+def _positions(
+    model_input: ModelInput, rope_index: RopeIndex, ids: Tensor, types: Tensor, grids: Tensor | None
+) -> Tensor:
+    """The model's positions of a sequence, [3, 1, seq].
+
+    `rope_index` takes images without text between them for one. So they get a token between them, whose position is
+    taken away again.
+    """
+    chunks = [chunk for chunk in model_input.chunks if chunk.length]
+    seams = [
+        end
+        for (one, other), end in zip(pairwise(chunks), accumulate(chunk.length for chunk in chunks), strict=False)
+        if isinstance(one, ImageChunk) and isinstance(other, ImageChunk)
+    ]
+    if not seams:
+        return rope_index(ids, types, grids)
+    is_added = torch.zeros(ids.shape[1] + len(seams), dtype=torch.bool)
+    is_added[torch.tensor(seams) + torch.arange(len(seams))] = True
+    spread_ids, spread_types = (torch.zeros(1, len(is_added), dtype=one.dtype) for one in (ids, types))
+    spread_ids[:, ~is_added], spread_types[:, ~is_added] = ids, types
+    positions = rope_index(spread_ids, spread_types, grids) - is_added.cumsum(0)
+    return positions[:, :, ~is_added]
 
 
 def pack_greedily(sizes: Sequence[int], limit: int) -> list[slice]:
@@ -148,6 +178,11 @@ def make_loss_tokens(request: wire.ForwardBackward, batch: MicroBatch, training_
     """The trained tokens of a micro-batch as the loss sees them, on the device of `training_logprobs` [n]."""
     device = training_logprobs.device
     mask = torch.cat([torch.tensor(request.datums[index].loss_mask) for index in batch.datum_indices])
+    turn_ids, in_ratio = batch.turn_ids, None
+    if request.ratio_masks is not None:
+        in_ratio = torch.cat([torch.tensor(request.ratio_masks[index]) for index in batch.datum_indices])[mask]
+        counts = [request.datums[index].num_trained_tokens for index in batch.datum_indices]
+        turn_ids = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
     def on_device(rows: tuple[tuple[float, ...], ...] | None) -> Tensor | None:
         return None if rows is None else _on_mask([rows[index] for index in batch.datum_indices], mask).to(device)
@@ -156,7 +191,8 @@ def make_loss_tokens(request: wire.ForwardBackward, batch: MicroBatch, training_
         training_logprobs=training_logprobs,
         sampling_logprobs=batch.sampling_logprobs.to(device),
         advantages=batch.advantages.to(device),
-        turn_ids=batch.turn_ids.to(device),
+        turn_ids=turn_ids.to(device),
+        in_ratio=None if in_ratio is None else in_ratio.to(device),
         proximal_logprobs=on_device(request.proximal_logprobs),
         reference_logprobs=on_device(request.reference_logprobs),
     )
@@ -177,12 +213,12 @@ def check_datums(datums: Sequence[Datum], *, vocabulary_size: int) -> None:
         raise TrainingError(f"expected at least one trained token, got none in {len(datums)} datums")
     for datum in datums:
         chunks = [chunk for chunk in datum.model_input.chunks if chunk.length]
-        if any(isinstance(one, ImageChunk) and isinstance(two, ImageChunk) for one, two in pairwise(chunks)):
-            raise TrainingError(f"expected text between the images of {datum.rollout_id!r}, got two side by side")
-        largest = max(max(chunk.tokens) for chunk in chunks if isinstance(chunk, EncodedTextChunk))
-        if largest >= vocabulary_size:
+        texts = [chunk.tokens for chunk in chunks if isinstance(chunk, EncodedTextChunk)]
+        smallest, largest = min(map(min, texts)), max(map(max, texts))
+        if smallest < 0 or largest >= vocabulary_size:
+            wrong = smallest if smallest < 0 else largest
             raise TrainingError(
-                f"expected token ids below {vocabulary_size} in {datum.rollout_id!r}, got {largest}: "
+                f"expected token ids of 0 to below {vocabulary_size} in {datum.rollout_id!r}, got {wrong}: "
                 "sampler and trainer must load the same model folder"
             )
 
@@ -193,15 +229,17 @@ def check_rows(request: wire.ForwardBackward) -> None:
         raise TrainingError(
             f"expected one token weight per datum, got {len(request.token_weights)} for {len(request.datums)} datums"
         )
-    for name, rows in (("proximal", request.proximal_logprobs), ("reference", request.reference_logprobs)):
+    for name, rows in (
+        ("proximal log-probabilities", request.proximal_logprobs),
+        ("reference log-probabilities", request.reference_logprobs),
+        ("ratio masks", request.ratio_masks),
+    ):
         if rows is None:
             continue
         lengths = [len(row) for row in rows]
         expected = [datum.model_input.length for datum in request.datums]
         if lengths != expected:
-            raise TrainingError(
-                f"expected {name} log-probabilities aligned with the datums' {expected} tokens, got rows of {lengths}"
-            )
+            raise TrainingError(f"expected {name} aligned with the datums' {expected} tokens, got rows of {lengths}")
     if request.loss.kl_loss_coef and request.reference_logprobs is None:
         raise TrainingError(
             "expected reference log-probabilities with kl_loss_coef, got none: ask for reference_logprobs first"

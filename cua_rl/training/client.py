@@ -4,13 +4,13 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from cua_rl.metrics import merge_metrics
 from cua_rl.training import wire
-from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.config import LoraSpec, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.endpoints import Endpoint, LocalTrainer
 from cua_rl.training.folders import link_folder, read_files, write_files
 from cua_rl.training.recovery import Journal, TimeLimits, num_tokens, require_same
@@ -22,43 +22,36 @@ logger = logging.getLogger(__name__)
 
 _R = TypeVar("_R", bound=wire.Reply)
 _FAILURES = {"config": ConfigError, "disk": DiskFullError, "training": TrainingError}
+_Exchange = Callable[["ModelClient", wire.Request], Awaitable[wire.Reply]]
 
 
-class TrainingClient:
-    """A trainer; an async context manager that starts it, loads the model, and stops it.
+def require(reply: wire.Reply, expected: type[_R]) -> _R:
+    """The reply, of the expected type; raises what a failure stands for."""
+    if isinstance(reply, wire.Failed):
+        raise _FAILURES[reply.kind](reply.message)
+    if not isinstance(reply, expected):
+        raise TrainingError(f"expected {expected.__name__} from the trainer, got {type(reply).__name__}")
+    return reply
 
-    Requests are carried out in order. Cancelling a caller does not disturb the worker: it completes the request, and
-    the answer is discarded. Without an `endpoint` it runs on this machine, and its output goes to `log_path`.
 
-    If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
-    between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
+class ModelClient:
+    """One of the models that a trainer trains; its requests are carried out in order.
+
+    Cancelling a caller does not disturb the worker: it completes the request, and the answer is discarded.
 
     Raises (all methods):
         TrainingError: the worker refused or failed.
         TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        log_path: Path,
-        *,
-        endpoint: Endpoint | None = None,
-        limits: TimeLimits | None = None,
-    ) -> None:
-        self._config = config
-        self._limits = limits or TimeLimits.of_model(config)
-        self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
-        self._lock = asyncio.Lock()
-        self._exchanges: set[asyncio.Task[Any]] = set()
-        self._journal = Journal()
-        self._cuts = log_path.with_suffix(".cuts")
-        self._num_cuts = 0
-        self._num_failed_starts = 0
-        """Deaths since the last optimizer step."""
-        self.num_restarts = 0
+    def __init__(self, name: str, exchange: _Exchange) -> None:
+        self.name = name
         self.policy_version = 0
         """Completed optimizer steps as of the latest answer."""
+        self.journal = Journal()
+        self.cut: Path | None = None
+        """The folder from which a trainer that is started again would begin."""
+        self._exchange = exchange
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The policy's log-probabilities: per datum, aligned with its tokens, 0.0 off-mask."""
@@ -88,10 +81,13 @@ class TrainingClient:
         token_weights: Sequence[float] | None = None,
         proximal_logprobs: Sequence[tuple[float, ...]] | None = None,
         reference_logprobs: Sequence[tuple[float, ...]] | None = None,
+        ratio_masks: Sequence[tuple[bool, ...]] | None = None,
+        with_gradient: bool = True,
     ) -> wire.ForwardBackwardOutput:
         """Add the gradient of the loss; several calls before one `optim_step` equal one call with all their datums.
 
-        The keyword arguments have one entry per datum; `wire.ForwardBackward` says what they mean.
+        The keyword arguments have one entry per datum; `wire.ForwardBackward` says what they mean. Without a gradient
+        this only computes what the loss is.
         """
         request = wire.ForwardBackward(
             datums=tuple(datums),
@@ -99,6 +95,8 @@ class TrainingClient:
             token_weights=None if token_weights is None else tuple(token_weights),
             proximal_logprobs=None if proximal_logprobs is None else tuple(proximal_logprobs),
             reference_logprobs=None if reference_logprobs is None else tuple(reference_logprobs),
+            ratio_masks=None if ratio_masks is None else tuple(ratio_masks),
+            with_gradient=with_gradient,
         )
         return await self._ask(request, wire.ForwardBackwardOutput)
 
@@ -107,11 +105,6 @@ class TrainingClient:
         output = await self._ask(wire.OptimStep(optim=optim), wire.OptimStepOutput)
         self.policy_version = output.policy_version
         return output
-
-    async def trainer_metrics(self) -> dict[str, float]:
-        """Work, speed and memory of the trainer since the last call, under metric names."""
-        output = await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)
-        return merge_metrics(output.metrics, {"trainer/restarts": float(self.num_restarts)})
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""
@@ -135,11 +128,73 @@ class TrainingClient:
         done = await self._ask(wire.SaveWeightsForSampler(path=path), wire.Done)
         return AdapterRef(path=path, policy_version=done.policy_version)
 
+    async def _ask(self, request: wire.ModelRequest, expected: type[_R]) -> _R:
+        return require(await self._exchange(self, request), expected)
+
+
+class TrainingClient(ModelClient):
+    """A trainer; an async context manager that starts it, loads the model, and stops it.
+
+    It is a client of the model that the trainer begins with; `create_model` adds others on the same base model. Without
+    an `endpoint` it runs on this machine, and its output goes to `log_path`.
+
+    If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
+    between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        log_path: Path,
+        *,
+        endpoint: Endpoint | None = None,
+        limits: TimeLimits | None = None,
+    ) -> None:
+        super().__init__("", self._exchange_undisturbed)
+        self._config = config
+        self._limits = limits or TimeLimits.of_model(config)
+        self._endpoint: Endpoint = endpoint or LocalTrainer(config, log_path)
+        self._lock = asyncio.Lock()
+        self._exchanges: set[asyncio.Task[Any]] = set()
+        self._models: dict[str, ModelClient] = {"": self}
+        self._cuts = log_path.with_suffix(".cuts")
+        self._num_cuts = 0
+        self._num_failed_starts = 0
+        """Deaths since the last optimizer step."""
+        self.num_restarts = 0
+
+    async def trainer_metrics(self) -> dict[str, float]:
+        """Work, speed and memory of the trainer since the last call, under metric names."""
+        reply = await self._exchange_undisturbed(self, wire.TrainerMetrics())
+        return merge_metrics(
+            require(reply, wire.TrainerMetricsOutput).metrics, {"trainer/restarts": float(self.num_restarts)}
+        )
+
+    async def create_model(self, name: str, spec: LoraSpec) -> ModelClient:
+        """Train another adapter beside the others; raises `ConfigError` if memory or the settings do not allow it."""
+        model = ModelClient(name, self._exchange_undisturbed)
+        require(await self._exchange_undisturbed(model, wire.CreateModel(model=name, spec=spec)), wire.Done)
+        return model
+
+    async def drop_model(self, name: str) -> None:
+        """Free the memory of a model that `create_model` added; its folders stay."""
+        model = self.model(name)
+        require(await self._exchange_undisturbed(model, wire.DropModel(model=name)), wire.Done)
+        if model.cut is not None:
+            await asyncio.to_thread(shutil.rmtree, model.cut, ignore_errors=True)
+
+    def model(self, name: str) -> ModelClient:
+        """A model by its name; raises `TrainingError` if there is none."""
+        if name not in self._models:
+            raise TrainingError(f"expected a model among {sorted(self._models)}, got {name!r}; create it first")
+        return self._models[name]
+
     async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
             await self._endpoint.open()
-            started = await self._ask(wire.Start(config=self._config), wire.Started)
+            reply = await self._exchange_undisturbed(self, wire.Start(config=self._config))
+            started = require(reply, wire.Started)
         except BaseException:
             await self._close()
             raise
@@ -157,42 +212,45 @@ class TrainingClient:
         await self._endpoint.close()
         await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
 
-    async def _ask(self, request: wire.Request, expected: type[_R]) -> _R:
-        exchange = asyncio.create_task(self._exchange(request), name=f"trainer-{type(request).__name__}")
+    async def _exchange_undisturbed(self, model: ModelClient, request: wire.Request) -> wire.Reply:
+        exchange = asyncio.create_task(self._exchange_in_turn(model, request), name=f"trainer-{type(request).__name__}")
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._exchanges.discard)
-        reply = await asyncio.shield(exchange)
-        if isinstance(reply, wire.Failed):
-            raise _FAILURES[reply.kind](reply.message)
-        if not isinstance(reply, expected):
-            raise TrainingError(f"expected {expected.__name__} from the trainer, got {type(reply).__name__}")
-        return reply
+        return await asyncio.shield(exchange)
 
-    async def _exchange(self, request: wire.Request) -> wire.Reply:
+    async def _exchange_in_turn(self, model: ModelClient, request: wire.Request) -> wire.Reply:
         """Carry out a request; it is never abandoned halfway, so that the connection is free for the next one."""
         async with self._lock:
+            journal = model.journal
             if isinstance(request, wire.SaveWeightsForSampler):  # what others have seen must not be computed again
-                await self._cut()
-            if isinstance(request, wire.SaveState) and (saved := self._journal.saved):  # it is on disk already
+                await self._cut(model)
+            if isinstance(request, wire.SaveState) and (saved := journal.saved):  # it is on disk already
                 await asyncio.to_thread(link_folder, saved, request.path)
-                self._journal.begin_from(request.path)  # the other folder may be deleted from now on
-                return wire.Done(policy_version=self.policy_version)
-            reply = await self._carry_out(request)
+                journal.begin_from(request.path)  # the other folder may be deleted from now on
+                return wire.Done(policy_version=model.policy_version)
+            reply = await self._carry_out(model, request)
             if self._config.max_restarts:
-                self._journal.add(request, reply)
+                journal.add(request, reply)
+            match request, reply:
+                case wire.CreateModel(model=name), wire.Done():
+                    self._models[name] = model
+                case wire.DropModel(model=name), wire.Done():
+                    del self._models[name]
+                case _:
+                    pass
             if isinstance(reply, wire.OptimStepOutput):
                 self._num_failed_starts = 0
-                if self._journal.is_cut_due:
-                    await self._cut()
+                if journal.is_cut_due:
+                    await self._cut(model)
             return reply
 
-    async def _carry_out(self, request: wire.Request) -> wire.Reply:
+    async def _carry_out(self, model: ModelClient, request: wire.Request) -> wire.Reply:
         """The answer, if necessary of a restarted trainer."""
         while True:
             try:
-                return await self._send(request)
+                return await self._send(model, request)
             except TrainerDeathError as death:
-                if not self._journal.entries:  # it has never been ready
+                if not self.journal.entries:  # it has never been ready
                     raise
                 await self._restart(death)
 
@@ -212,44 +270,45 @@ class TrainingClient:
             await self._endpoint.close()
             try:
                 await self._endpoint.open()
-                for earlier, expected in self._journal.entries:
-                    require_same(earlier, expected, await self._send(earlier))
+                for model in list(self._models.values()):
+                    for earlier, expected in model.journal.entries:
+                        require_same(earlier, expected, await self._send(model, earlier))
             except TrainerDeathError as again:
                 death = again
             else:
                 return
 
-    async def _cut(self) -> None:
-        """Save the trainer's state, so that a trainer that is started again begins from here."""
-        if not self._journal.ends_in_step:
+    async def _cut(self, model: ModelClient) -> None:
+        """Save a model's state, so that a trainer that is started again begins from here."""
+        if not model.journal.ends_in_step:
             return
-        started, before = time.monotonic(), self._cuts / str(self._num_cuts)
+        started, before = time.monotonic(), model.cut
         self._num_cuts += 1
         path = self._cuts / str(self._num_cuts)
-        reply = await self._carry_out(wire.SaveState(path=path))
-        if isinstance(reply, wire.Failed):
-            raise _FAILURES[reply.kind](f"{reply.message}; trainer.max_restarts=0 writes nothing between checkpoints")
-        self._journal.begin_from(path, time.monotonic() - started)
-        await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+        require(await self._carry_out(model, wire.SaveState(path=path)), wire.Done)
+        model.cut = path
+        model.journal.begin_from(path, (time.monotonic() - started) * len(self._models))  # their cuts share the time
+        if before is not None:
+            await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
-    async def _send(self, request: wire.Request) -> wire.Reply:
+    async def _send(self, model: ModelClient, request: wire.Request) -> wire.Reply:
         """Send a request and read its answer; folders travel along where the trainer does not see ours."""
-        if self._endpoint.reads_our_files:
-            return await self._answer(request)
-        match request:
-            case wire.LoadState(path=path) | wire.LoadReference(path=path):
-                files = await asyncio.to_thread(read_files, path)
-                output = await self._answer(wire.WithFiles(request=request, files=files))
-            case wire.SaveState(path=path) | wire.SaveWeightsForSampler(path=path):
-                output = await self._answer(wire.WithFiles(request=request, files={}))
-                if isinstance(output, wire.FilesOutput):
-                    await asyncio.to_thread(write_files, path, output.files)
-            case _:
-                output = await self._answer(request)
-        return output.reply if isinstance(output, wire.FilesOutput) else output
+        travels = isinstance(request, wire.SaveState | wire.LoadState | wire.LoadReference | wire.SaveWeightsForSampler)
+        if not travels or self._endpoint.reads_our_files:
+            return await self._answer(model, request)
+        is_read = isinstance(request, wire.LoadState | wire.LoadReference)
+        files = await asyncio.to_thread(read_files, request.path) if is_read else {}
+        output = await self._answer(model, wire.WithFiles(request=request, files=files))
+        if not isinstance(output, wire.FilesOutput):
+            return output
+        if not is_read:
+            await asyncio.to_thread(write_files, request.path, output.files)
+        return output.reply
 
-    async def _answer(self, request: wire.Request) -> wire.Reply:
+    async def _answer(self, model: ModelClient, request: wire.Request) -> wire.Reply:
         """The answer; a trainer that takes far longer than it can need has died, too."""
+        if model.name and isinstance(request, wire.ModelRequest):
+            request = wire.ForModel(model=model.name, request=request)
         payload = await asyncio.to_thread(encode, request, wire.Request)
         started, limit_s = time.monotonic(), self._limits.limit_s(request)
         try:

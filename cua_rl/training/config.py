@@ -3,6 +3,7 @@
 One class each for people, the run and the processes: the run fills in what is `by_run`, and chooses what is None.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +11,19 @@ import chz
 
 from cua_rl.command_line.fields import setting
 from cua_rl.renderers.families import LoraModule
+from cua_rl.types.errors import ConfigError
 
-LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
+LossName = Literal[
+    "importance_sampling",
+    "ppo",
+    "cispo",
+    "gspo",
+    "decoupled_ppo",
+    "dppo",
+    "dro",
+    "stable_reinforce",
+    "cross_entropy",
+]
 Loader = Literal["hf", "unsloth"]
 Kernels = Literal["torch", "compiled"]
 Sharding = Literal["none", "full", "hybrid", "offload"]
@@ -22,6 +34,27 @@ ROW_TOKENS = 16384
 """Default tokens of one forward pass."""
 VISION_CACHE_GIB = 2.0
 """Features of about 40 screenshots, for a 4B model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """The adapter of one of several models that a trainer trains."""
+
+    rank: int
+    alpha: int = 32
+    """The update is multiplied by alpha / rank."""
+    modules: tuple[LoraModule, ...] = ("language",)
+    seed: int = 0
+    """Of its initial weights."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1 or not self.modules:
+            raise ConfigError(f"expected rank and alpha of at least 1, and modules, got {self}; change the adapter")
+
+    @property
+    def adapts_vision(self) -> bool:
+        """Whether the adapter reaches vision tower or merger."""
+        return set(self.modules) != {"language"}
 
 
 @chz.chz
@@ -100,6 +133,13 @@ class TrainerConfig:
         """Whether the adapter reaches vision tower or merger."""
         return set(self.lora_modules) != {"language"}
 
+    @property
+    def lora(self) -> LoraSpec | None:
+        """The adapter; None if all weights are trained."""
+        if not self.lora_rank:
+            return None
+        return LoraSpec(rank=self.lora_rank, alpha=self.lora_alpha, modules=self.lora_modules, seed=self.seed)
+
 
 @chz.chz
 class LossConfig:
@@ -112,13 +152,17 @@ class LossConfig:
         not_offered=("cross_entropy",),
     )
     clip_low: float = setting(
-        0.2, "all losses but importance_sampling: lower clip of the ratio is 1 - clip_low", within=(0.0, 1.0)
+        0.2,
+        "ppo, cispo, gspo, decoupled_ppo: lower clip of the ratio is 1 - clip_low; dppo: largest fall of a probability",
+        within=(0.0, 1.0),
     )
     clip_high: float = setting(
         0.2,
-        "all losses but importance_sampling: upper clip of the ratio is 1 + clip_high",
+        "ppo, cispo, gspo, decoupled_ppo: upper clip of the ratio is 1 + clip_high; dppo: largest rise of a "
+        "probability",
         within=(0.0, 10.0),
     )
+    dro_beta: float = setting(0.05, "dro: coefficient of the quadratic penalty", at_least=0.0)
     dual_clip: float | None = setting(
         None, "ppo, decoupled_ppo: maximum weight of a token with negative advantage, such as 3; None disables it"
     )

@@ -3,6 +3,8 @@
 
 import torch
 
+from cua_rl.host.system import free_memory_frac, total_memory_bytes
+
 _SHORTAGES = (
     "out of memory",  # the allocator, CUDA ("CUDA error: out of memory") and NCCL ("Cuda failure 2 'out of memory'")
     "cudaErrorMemoryAllocation",
@@ -17,6 +19,16 @@ def limit_memory(fraction: float) -> None:
     """Let this process allocate at most `fraction` of its GPU: before it takes more, PyTorch releases cached blocks."""
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """What this process can still allocate: of its GPU, or of main memory."""
+    if device.type != "cuda":
+        return int(free_memory_frac() * total_memory_bytes())
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_allocated(device)
+    return int(min(free + cached, allowed))
 
 
 def release_memory() -> None:

@@ -273,7 +273,7 @@ def require_separate_sequences(language_model: Any) -> None:
 class FusedLoraLinear(PeftLinear):
     """peft's LoRA layer with the update inside the matrix products: about half of the passes over the activations.
 
-    `_attach_lora` has peft use it for `nn.Linear`. In half precision, it keeps the input as it is for the backward
+    `Adapters` has peft use it for `nn.Linear`. In half precision, it keeps the input as it is for the backward
     pass, where peft keeps a copy for every projection. With the adapter disabled, peft's own code runs.
     """
 
@@ -281,13 +281,14 @@ class FusedLoraLinear(PeftLinear):
         """x [..., in] -> x W^T + scaling * x A^T B^T [..., out]."""
         base, device = self.get_base_layer(), x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        if self.disable_adapters or self.merged or base.weight.dtype != dtype:
+        (key,) = self.active_adapters
+        if self.disable_adapters or self.merged or base.weight.dtype != dtype or key not in self.lora_A:
             return super().forward(x, *args, **kwargs)
         # the adapter stays in float32, as the optimizer needs it
-        a, b = self.lora_A["default"].weight.to(dtype), self.lora_B["default"].weight.to(dtype)
+        a, b = self.lora_A[key].weight.to(dtype), self.lora_B[key].weight.to(dtype)
         weight = base.weight.to(x.device, non_blocking=True)  # a copy of what `StreamedLinear` keeps in main memory
         with torch.autocast(device, enabled=False):
-            return _LoraLinear.apply(x.to(dtype), weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
+            return _LoraLinear.apply(x.to(dtype), weight, base.bias, a, b, self.scaling[key])  # type: ignore[no-any-return]
 
 
 class _LoraLinear(torch.autograd.Function):

@@ -13,6 +13,8 @@ def check_loss_config(config: LossConfig) -> None:
             f"clip_low, clip_high: expected at least 0, got {config.clip_low!r}, {config.clip_high!r}; they are "
             "distances from 1"
         )
+    if config.dro_beta < 0.0:
+        raise ConfigError(f"dro_beta: expected at least 0, got {config.dro_beta!r}; 0.05 is usual")
     if config.kl_loss_coef < 0.0:
         raise ConfigError(f"kl_loss_coef: expected at least 0, got {config.kl_loss_coef!r}; 0 is no KL term")
     if config.normalisation_tokens < 1:
@@ -28,8 +30,11 @@ def check_loss_config(config: LossConfig) -> None:
 
 def _check_mismatch_correction(config: LossConfig) -> None:
     """Truncation and masks of the behaviour weight."""
-    if config.name == "cross_entropy" and config.has_behaviour_weight:
-        raise ConfigError("tis_cap, icepop_low, icepop_high: expected a policy loss with them, got loss=cross_entropy")
+    if config.name in ("cross_entropy", "stable_reinforce") and config.has_behaviour_weight:
+        raise ConfigError(
+            "tis_cap, icepop_low, icepop_high: expected a loss with an importance ratio, got "
+            f"loss={config.name}; leave them out"
+        )
     if config.tis_cap is not None and not config.tis_cap > 0.0:
         raise ConfigError(f"tis_cap: expected more than 0, got {config.tis_cap!r}; 2 is usual")
     if config.icepop_low is not None and not 0.0 <= config.icepop_low <= 1.0:

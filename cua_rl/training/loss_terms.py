@@ -14,7 +14,11 @@ KL_WEIGHT_CAP = 5.0
 
 
 def behaviour_weight(
-    config: LossConfig, proximal_logprobs: Tensor, sampling_logprobs: Tensor, turn_ids: Tensor
+    config: LossConfig,
+    proximal_logprobs: Tensor,
+    sampling_logprobs: Tensor,
+    turn_ids: Tensor,
+    in_ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """min(proximal / sampling probability, tis_cap), zero where IcePop masks; and that mask, None without IcePop.
 
@@ -24,7 +28,7 @@ def behaviour_weight(
     """
     log_weight = (proximal_logprobs - sampling_logprobs).detach()
     if config.name == "gspo":
-        log_weight = turn_means(log_weight, turn_ids)
+        log_weight = turn_means(log_weight, turn_ids, in_ratio)
     ratio = torch.exp(log_weight)
     weight = ratio if config.tis_cap is None else ratio.clamp(max=config.tis_cap)
     if config.icepop_low is None and config.icepop_high is None:
@@ -53,12 +57,13 @@ def kl_to_reference(
     return k3 + k1 * (training_logprobs - training_logprobs.detach()), k3, k1
 
 
-def turn_means(values: Tensor, turn_ids: Tensor) -> Tensor:
-    """[n]: the mean of `values` over each token's turn."""
+def turn_means(values: Tensor, turn_ids: Tensor, counted: Tensor | None = None) -> Tensor:
+    """[n]: the mean of `values` over each token's turn, or over those of its tokens that are `counted`."""
     if not len(values):
         return values
     sums = torch.zeros(int(turn_ids.max()) + 1, dtype=values.dtype, device=values.device)
     counts = torch.zeros_like(sums)
-    sums.index_add_(0, turn_ids, values)
-    counts.index_add_(0, turn_ids, torch.ones_like(values))
+    ones = torch.ones_like(values) if counted is None else counted.to(values)
+    sums.index_add_(0, turn_ids, values if counted is None else values * ones)
+    counts.index_add_(0, turn_ids, ones)
     return (sums / counts.clamp(min=1.0))[turn_ids]

@@ -20,6 +20,10 @@ from torch import Tensor
 from cua_rl.training.config import LossConfig
 from cua_rl.training.loss_terms import behaviour_weight, kl_to_reference, turn_means
 
+DPPO_RATIO_CAP = 20.0
+_LEAST_TAIL = 1e-6
+"""Probability of all other tokens, at least; where there is none, there is no gradient either."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
@@ -30,6 +34,8 @@ class LossTokens:
     advantages: Tensor
     turn_ids: Tensor
     """int64, counted from 0: the turn that sampled the token; a micro-batch holds all tokens of a turn."""
+    in_ratio: Tensor | None = None
+    """bool: the tokens over which gspo takes the mean of a turn; None: all."""
     proximal_logprobs: Tensor | None = None
     """Of the policy at the start of the step; None: the current policy is that policy."""
     reference_logprobs: Tensor | None = None
@@ -53,24 +59,13 @@ class TokenLoss:
 
 def token_losses(config: LossConfig, tokens: LossTokens) -> TokenLoss:
     """The configured loss of every trained token."""
-    training_logprobs, advantages = tokens.training_logprobs, tokens.advantages
-    if config.name == "cross_entropy":
-        # -log p with weight 1: demonstrations have no advantages, and nothing sampled them
-        return TokenLoss(losses=-training_logprobs)
+    training_logprobs = tokens.training_logprobs
     old_logprobs, weight, masked = tokens.sampling_logprobs, None, None
     if config.has_behaviour_weight:
         old_logprobs = training_logprobs.detach() if tokens.proximal_logprobs is None else tokens.proximal_logprobs
-        weight, masked = behaviour_weight(config, old_logprobs, tokens.sampling_logprobs, tokens.turn_ids)
-    clip = config.clip_low, config.clip_high
-    match config.name:
-        case "importance_sampling":
-            loss = importance_sampling(training_logprobs, old_logprobs, advantages)
-        case "ppo" | "decoupled_ppo":
-            loss = ppo(training_logprobs, old_logprobs, advantages, *clip, config.dual_clip)
-        case "cispo":
-            loss = cispo(training_logprobs, old_logprobs, advantages, *clip)
-        case "gspo":
-            loss = gspo(training_logprobs, old_logprobs, advantages, tokens.turn_ids, *clip)
+        turns = (tokens.turn_ids, tokens.in_ratio)
+        weight, masked = behaviour_weight(config, old_logprobs, tokens.sampling_logprobs, *turns)
+    loss = _policy_loss(config, tokens, old_logprobs)
     if weight is not None:
         loss = replace(loss, losses=weight * loss.losses, masked=masked)
     if config.kl_loss_coef:
@@ -83,6 +78,28 @@ def token_losses(config: LossConfig, tokens: LossTokens) -> TokenLoss:
         term, k3, k1 = parts if masked is None else (part.masked_fill(masked, 0.0) for part in parts)
         loss = replace(loss, losses=loss.losses + config.kl_loss_coef * term, kl=k3, kl_k1=k1)
     return loss
+
+
+def _policy_loss(config: LossConfig, tokens: LossTokens, old_logprobs: Tensor) -> TokenLoss:
+    training_logprobs, advantages = tokens.training_logprobs, tokens.advantages
+    clip = config.clip_low, config.clip_high
+    match config.name:
+        case "importance_sampling":
+            return importance_sampling(training_logprobs, old_logprobs, advantages)
+        case "ppo" | "decoupled_ppo":
+            return ppo(training_logprobs, old_logprobs, advantages, *clip, config.dual_clip)
+        case "cispo":
+            return cispo(training_logprobs, old_logprobs, advantages, *clip)
+        case "gspo":
+            return gspo(training_logprobs, old_logprobs, advantages, tokens.turn_ids, *clip, tokens.in_ratio)
+        case "dppo":
+            return dppo(training_logprobs, old_logprobs, advantages, *clip)
+        case "dro":
+            return dro(training_logprobs, old_logprobs, advantages, config.dro_beta)
+        case "stable_reinforce":
+            return stable_reinforce(training_logprobs, tokens.sampling_logprobs, advantages)
+        case "cross_entropy":
+            return TokenLoss(losses=-training_logprobs * advantages)  # which are weights; nothing sampled these tokens
 
 
 def importance_sampling(training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
@@ -126,6 +143,7 @@ def gspo(
     turn_ids: Tensor,
     clip_low: float,
     clip_high: float,
+    in_ratio: Tensor | None = None,
 ) -> TokenLoss:
     """The clipped surrogate with one ratio per turn, the geometric mean of its tokens' ratios (arXiv 2507.18071).
 
@@ -133,9 +151,42 @@ def gspo(
     This is the token form (section 4.3), in which every token contributes its gradient to the turn's ratio. With one
     advantage per turn it equals the sequence form, summed over tokens instead of averaged (see `normalisation`).
     """
-    turn_ratio = torch.exp(turn_means(training_logprobs.detach() - old_logprobs, turn_ids))
+    turn_ratio = torch.exp(turn_means(training_logprobs.detach() - old_logprobs, turn_ids, in_ratio))
     ratio = turn_ratio * torch.exp(training_logprobs - training_logprobs.detach())
     return _clipped_surrogate(ratio, advantages, clip_low, clip_high, None)
+
+
+def dppo(
+    training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, max_fall: float, max_rise: float
+) -> TokenLoss:
+    """-ratio * advantage * log p with a constant ratio, unless the probability has moved too far (arXiv 2602.04879).
+
+    A token is excluded if its probability, which its advantage raises or lowers, has already risen by more than
+    `max_rise` or fallen by more than `max_fall`: the total variation between the two policies, as far as this token
+    shows it. Rare tokens with large ratios keep their gradient; their ratio counts as DPPO_RATIO_CAP at most.
+    """
+    moved = training_logprobs.detach().exp() - old_logprobs.exp()
+    excluded = ((advantages > 0) & (moved > max_rise)) | ((advantages < 0) & (-moved > max_fall))
+    ratio = torch.exp(training_logprobs.detach() - old_logprobs).clamp(max=DPPO_RATIO_CAP)
+    return TokenLoss(losses=-ratio.masked_fill(excluded, 0.0) * advantages * training_logprobs, clipped=excluded)
+
+
+def dro(training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, beta: float) -> TokenLoss:
+    """-(advantage * log p - beta / 2 * (log ratio)^2), arXiv 2405.19107: a penalty instead of a clip."""
+    penalty = 0.5 * beta * (training_logprobs - old_logprobs).square()
+    return TokenLoss(losses=penalty - advantages * training_logprobs)
+
+
+def stable_reinforce(training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+    """REINFORCE with score centering, -advantage * (1 - c) * log p (arXiv 2609.20807); there is no importance ratio.
+
+    If sampler q and trainer p differ, the mean of grad log p over q is not zero, and even advantages without meaning
+    move the policy. This mean is subtracted. Of q only the probability of the sampled token is known, so all others
+    share what is left as they do under p: c = q - p (1 - q) / (1 - p), hence 1 - c = (1 - q) / (1 - p).
+    """
+    missing, expected = torch.expm1(sampling_logprobs), torch.expm1(training_logprobs.detach())  # minus 1 - q, 1 - p
+    weight = missing / expected.clamp(max=-_LEAST_TAIL)
+    return TokenLoss(losses=-weight * advantages * training_logprobs)
 
 
 def _clipped_surrogate(

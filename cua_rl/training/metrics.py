@@ -61,9 +61,16 @@ class ModelShape:
 
 
 def measure_shape(base: Any) -> ModelShape:
-    """The shape of a model, with or without a LoRA adapter; of the experts in a layer, as many as a token visits."""
+    """The shape of a model, with or without a LoRA adapter; of the experts in a layer, as many as a token visits.
+
+    Adapters that are not in use, which need no gradient, do not count.
+    """
     text, vision = base.config.text_config, base.config.vision_config
-    matrices = {name: parameter.numel() for name, parameter in base.named_parameters() if parameter.ndim > 1}
+    matrices = {
+        name: parameter.numel()
+        for name, parameter in base.named_parameters()
+        if parameter.ndim > 1 and (parameter.requires_grad or "lora_" not in name)
+    }
     for name, parameter in base.named_parameters():
         if ".experts." in name:  # [experts, out, in]
             matrices[name] = matrices[name] // len(parameter) * text.num_experts_per_tok

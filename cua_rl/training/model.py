@@ -3,34 +3,28 @@
 """A model with trainable weights: a LoRA adapter, or everything."""
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForImageTextToText
 
 from cua_rl.renderers.families import FAMILIES, Family
-from cua_rl.training import wire
+from cua_rl.training.adapters import Adapters
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.checkpoint import gather_whole, shard_like
-from cua_rl.training.config import TrainerConfig
+from cua_rl.training.config import LoraSpec, TrainerConfig
 from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
     ATTENTION_KERNELS,
     PACKED_ATTENTION,
-    FusedLoraLinear,
     attention_kernel,
     compile_elementwise,
     keep_predictors_only,
@@ -41,7 +35,7 @@ from cua_rl.training.layers import (
     use_linear_patch_embedding,
 )
 from cua_rl.training.libraries import load_with_unsloth
-from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
+from cua_rl.training.model_files import copy_settings
 from cua_rl.training.ranks import Place, shard_weights
 from cua_rl.training.vision import BLANKS
 from cua_rl.types.errors import ConfigError, TrainingError
@@ -76,14 +70,9 @@ class PolicyModel:
                 "leave it out"
             )
         self.base: Any = base
-        self._peft = _attach_lora(base, family, config) if config.lora_rank else None
-        self.trains_base = self._peft is None
-        self.trains_vision = self.trains_base or config.adapts_vision
-        if self.trains_vision and (is_streamed or (self.is_sharded and not self.trains_base)):
-            raise ConfigError(
-                "sharding: expected 'none' where adapters on the vision tower are trained, and 'none' or 'full' where "
-                f"all weights are, got {config.sharding!r}; train an adapter on the language model"
-            )
+        self._adapters = Adapters(base, family, config.lora) if config.lora is not None else None
+        self.trains_base = self._adapters is None
+        self._require_reachable_vision(config.lora)
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
             is_hybrid = config.sharding == "hybrid"
             shard_weights(base, self.device, place, is_hybrid=is_hybrid, computes_in=self.dtype)
@@ -91,7 +80,6 @@ class PolicyModel:
         elif is_streamed:
             stream_frozen_weights(base)
             base.to(self.device)
-        self._reference: list[Tensor] | None = None
         if config.gradient_checkpointing:
             self.recompute_activations(keeps_attention=config.keeps_attention)
         base.train()
@@ -147,59 +135,34 @@ class PolicyModel:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)  # type: ignore[return-value]
 
-    @contextmanager
-    def base_weights(self) -> Generator[None]:
-        """Inside the block the adapter is disabled, which makes this the base model."""
-        if self._peft is None:
-            raise TrainingError("expected a LoRA adapter to switch off, got full training: set lora_rank")
-        with self._peft.disable_adapter():
-            yield
+    @property
+    def trains_vision(self) -> bool:
+        """Whether what is trained reaches vision tower or merger."""
+        return self._adapters is None or self._adapters.spec.adapts_vision
 
     @property
-    def has_reference(self) -> bool:
-        """Whether the reference model is an adapter instead of the base model."""
-        return self._reference is not None
+    def adapters(self) -> Adapters:
+        """What is trained beside the frozen base model; raises `TrainingError` if the base model itself is."""
+        if self._adapters is None:
+            raise TrainingError("expected a LoRA adapter, got full training: set lora_rank")
+        return self._adapters
 
-    def load_reference(self, folder: Path) -> None:
-        """Keep a frozen copy of an adapter that `save_weights` wrote; the trained weights do not change."""
-        if self._peft is None:
-            raise TrainingError("expected a LoRA adapter beside which a reference is kept, got full training")
-        with self._restored():
-            _load_adapter(self._peft, folder)
-            self._reference = [parameter.detach().clone() for parameter in self.trainable_parameters]
+    def check_added(self, spec: LoraSpec) -> None:
+        """Raises `ConfigError` if an adapter cannot be trained beside others."""
+        if self._adapters is None or self._config.sharding == "offload":
+            raise ConfigError(
+                "trainer: expected adapters on a model in the device's memory to train several models, got "
+                f"lora_rank={self._config.lora_rank} and trainer.sharding={self._config.sharding}; train one"
+            )
+        self._require_reachable_vision(spec)
 
-    @contextmanager
-    def reference_weights(self) -> Generator[None]:
-        """Inside the block this is the reference model: with the adapter of `load_reference`, or without any."""
-        if self._reference is None:
-            with self.base_weights():
-                yield
-            return
-        with self._restored():
-            _copy(self._reference, self.trainable_parameters)
-            yield
-
-    @contextmanager
-    def probe_weights(self, probe: wire.Probe) -> Generator[None]:
-        """Inside the block the adapter is the probe: the same on every rank, as strong in every layer of its part."""
-        if self._peft is None:
-            raise TrainingError("expected a LoRA adapter for the probe, got full training: set lora_rank")
-        with self._restored(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._config.seed)
-            for name, layer in self.base.named_modules():
-                if isinstance(layer, LoraLayer):
-                    part = "vision" if name.startswith("model.visual.") else "language"
-                    _randomise(layer, probe.strength if part == probe.part else 0.0)
-            yield
-
-    @contextmanager
-    def _restored(self) -> Generator[None]:
-        """Restore the trained weights after the block; no autograd graph may need them meanwhile."""
-        kept = [parameter.detach().clone() for parameter in self.trainable_parameters]
-        try:
-            yield
-        finally:
-            _copy(kept, self.trainable_parameters)
+    def _require_reachable_vision(self, spec: LoraSpec | None) -> None:
+        trains_vision, is_streamed = spec is None or spec.adapts_vision, self._config.sharding == "offload"
+        if trains_vision and (is_streamed or (self.is_sharded and spec is not None)):
+            raise ConfigError(
+                "sharding: expected 'none' where adapters on the vision tower are trained, and 'none' or 'full' where "
+                f"all weights are, got {self._config.sharding!r}; train an adapter on the language model"
+            )
 
     def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
         """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`.
@@ -241,29 +204,23 @@ class PolicyModel:
 
     def gather_weights(self, *, keep: bool) -> Callable[[Path], None]:
         """What writes `save_weights`' files on a rank that keeps them; all ranks of a sharded model gather together."""
-        if self._peft is not None or not self.is_sharded:
+        if self._adapters is not None or not self.is_sharded:
             return self.save_weights
         whole = {name: gather_whole(tensor, keep=keep) for name, tensor in self.base.state_dict().items()}
         return lambda folder: self.save_weights(folder, whole)
 
     def save_weights(self, folder: Path, whole: Mapping[str, Tensor] | None = None) -> None:
         """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""
-        if self._peft is not None:
-            weights = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
-            on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-            save_file(on_cpu, folder / ADAPTER_FILE)
-            settings = self._peft.peft_config["default"].to_dict()
-            settings |= {"inference_mode": True, "base_model_name_or_path": None}
-            plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-            (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
+        if self._adapters is not None:
+            self._adapters.save(folder)
             return
         self.base.save_pretrained(folder, state_dict=whole)
         copy_settings(self._config.model_path, folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote."""
-        if self._peft is not None:
-            _load_adapter(self._peft, folder)
+        if self._adapters is not None:
+            self._adapters.load(folder)
             return
         saved: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         held, found = self.base.state_dict(), saved.state_dict()
@@ -330,20 +287,6 @@ def find_device(gpus: Sequence[str]) -> torch.device:
     )
 
 
-@torch.no_grad()
-def _randomise(layer: Any, strength: float) -> None:
-    """Replace an adapter's B so that the update, scaling * B A, has `strength` times the weight's Frobenius norm."""
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight  # [rank, in], [out, rank]
-    weight = layer.get_base_layer().weight
-    norm = torch.linalg.vector_norm(weight, dtype=torch.float32)
-    if isinstance(norm, DTensor):  # of a sharded model: all ranks compute it together
-        norm = norm.full_tensor()
-    b.copy_(torch.randn(b.shape, dtype=torch.float32))
-    # |B A|^2 = trace(A^T B^T B A), through matrices of [rank, rank]
-    update = ((b.T @ b) * (a @ a.T)).sum().sqrt() * abs(layer.scaling["default"])
-    b.mul_(strength * norm / update)
-
-
 def _find_family(path: Path) -> Family:
     if not (path / "config.json").is_file():
         raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
@@ -351,37 +294,3 @@ def _find_family(path: Path) -> Family:
     if kind not in FAMILIES:
         raise ConfigError(f"expected a model of a type among {sorted(FAMILIES)} in {str(path)!r}, got {kind!r}")
     return FAMILIES[kind]
-
-
-@torch.no_grad()
-def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
-
-
-def _attach_lora(base: Any, family: Family, config: TrainerConfig) -> PeftModel:
-    targets = "|".join(family.lora_targets[module] for module in config.lora_modules)
-    peft_config = PeftLoraConfig(
-        r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=targets, bias="none"
-    )
-    peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        adapted = get_peft_model(base, peft_config)
-    assert isinstance(adapted, PeftModel)
-    return adapted
-
-
-def _load_adapter(model: PeftModel, folder: Path) -> None:
-    saved = load_file(folder / ADAPTER_FILE)
-    expected = {
-        name: tensor.shape for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
-    }
-    found = {name: tensor.shape for name, tensor in saved.items()}
-    if expected != found:
-        name = next(name for name in sorted(expected | found) if expected.get(name) != found.get(name))
-        raise TrainingError(
-            f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter "
-            "was made for another model, with another rank or other lora_modules"
-        )
-    set_peft_model_state_dict(model, saved)

@@ -1,9 +1,10 @@
 """When a trainer counts as dead, and what one that is started again needs to be where it was. Does not import torch.
 
-A cut is a checkpoint of the trainer for this purpose; that of the run after the same step shares its files. The journal
-holds the requests since the last cut that have changed the trainer. After a death, a new trainer loads the cut and
-repeats them. The request that was interrupted is sent again after them: its effect died with the processes, whether or
-not they had carried it out. So each optimizer step is in the weights exactly once, and no rollout is lost.
+A cut is a checkpoint of a model for this purpose; that of the run after the same step shares its files. The journal
+holds the requests since the last cut that have changed the model. After a death, a new trainer loads the cut and
+repeats them, for one model after the other, because none depends on another. The request that was interrupted is sent
+again after them: its effect died with the processes, whether or not they had carried it out. So each optimizer step is
+in the weights exactly once, and no rollout is lost.
 """
 
 import time
@@ -14,6 +15,7 @@ from cua_rl.training import wire
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import TrainingError
 
+_BEGINNINGS = wire.Start | wire.CreateModel | wire.LoadReference  # what a cut does not hold
 _WORK_PER_CUT = 20.0  # a cut may take a twentieth of the time; short steps share one
 _SLOW_DISK_BYTES_PER_S = 50e6
 _FLOP_PER_BYTE = 4  # forward, backward and recomputation, for each token and each weight in 16 bits
@@ -45,7 +47,7 @@ class TimeLimits:
 
     def limit_s(self, request: wire.Request) -> float:
         """Seconds after which a request without an answer counts as lost."""
-        measured = self._tokens_per_s.get(type(request))
+        measured = self._tokens_per_s.get(_kind(request))
         slowest_s = self.weight_bytes * _FLOP_PER_BYTE / _SLOWEST_FLOP_PER_S[self.has_gpu]
         token_s = slowest_s if measured is None else _SLOWER / measured
         return self.least_s + self.state_bytes / _SLOW_DISK_BYTES_PER_S + num_tokens(request) * token_s
@@ -53,18 +55,25 @@ class TimeLimits:
     def note(self, request: wire.Request, took_s: float) -> None:
         """Learn from a request that was answered."""
         if tokens_per_s := num_tokens(request) / max(took_s, 1e-3):
-            self._tokens_per_s[type(request)] = max(tokens_per_s, self._tokens_per_s.get(type(request), 0.0))
+            kind = _kind(request)
+            self._tokens_per_s[kind] = max(tokens_per_s, self._tokens_per_s.get(kind, 0.0))
+
+
+def _kind(request: wire.Request) -> type[wire.Request]:
+    return type(request.request if isinstance(request, wire.ForModel) else request)
 
 
 def num_tokens(request: wire.Request) -> int:
     """Tokens that the trainer reads for a request, screenshots included."""
+    if isinstance(request, wire.ForModel):
+        return num_tokens(request.request)
     is_pass = isinstance(request, wire.Forward | wire.ForwardBackward)
     return sum(datum.model_input.length for datum in request.datums) if is_pass else 0
 
 
 @dataclass
 class Journal:
-    """Requests that have changed the trainer, in order, with the kinds of their replies."""
+    """Requests that have changed a model, in order, with the kinds of their replies."""
 
     entries: list[tuple[wire.Request, type[wire.Reply]]] = field(
         default_factory=list[tuple[wire.Request, type[wire.Reply]]]
@@ -74,9 +83,8 @@ class Journal:
 
     def add(self, request: wire.Request, reply: wire.Reply) -> None:
         """Note a request that was answered. One that failed may have dropped gradients: it must fail again."""
-        if isinstance(
-            request, wire.Start | wire.LoadState | wire.LoadReference | wire.ForwardBackward | wire.OptimStep
-        ):
+        has_gradient = isinstance(request, wire.ForwardBackward) and request.with_gradient
+        if has_gradient or isinstance(request, _BEGINNINGS | wire.LoadState | wire.OptimStep):
             self.entries.append((request, type(reply)))
 
     @property
@@ -87,7 +95,7 @@ class Journal:
     @property
     def saved(self) -> Path | None:
         """The folder from which a new trainer begins, if it holds all that the trainer is: nothing has come since."""
-        match [request for request, _ in self.entries if not isinstance(request, wire.Start | wire.LoadReference)]:
+        match [request for request, _ in self.entries if not isinstance(request, _BEGINNINGS)]:
             case [*_, wire.LoadState(path=path, with_optimizer=True)]:
                 return path
             case _:
@@ -100,7 +108,7 @@ class Journal:
 
     def begin_from(self, cut: Path, took_s: float | None = None) -> None:
         """Forget what the cut holds; writing it took `took_s`, None if it only has another name."""
-        kept = [entry for entry in self.entries if isinstance(entry[0], wire.Start | wire.LoadReference)]
+        kept = [entry for entry in self.entries if isinstance(entry[0], _BEGINNINGS)]
         self.entries = [*kept, (wire.LoadState(path=cut, with_optimizer=True), wire.Done)]
         if took_s is not None:
             self._due_at = time.monotonic() + _WORK_PER_CUT * took_s

@@ -33,6 +33,7 @@ from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
 from cua_rl.training.model import PolicyModel
+from cua_rl.training.models import Models
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
 from cua_rl.types.errors import TrainingError
@@ -68,7 +69,10 @@ class _OutOfMemory(TrainingError):
 
 
 class Trainer:
-    """Holds model and optimizer; gradients of `forward_backward` calls accumulate until `optim_step`."""
+    """Holds model and optimizer; gradients of `forward_backward` calls accumulate until `optim_step`.
+
+    It may train several `models`; all calls are about the one in use.
+    """
 
     def __init__(self, config: TrainerConfig, ranks: Ranks | None = None) -> None:
         torch.manual_seed(config.seed)
@@ -88,11 +92,13 @@ class Trainer:
             trains_base=self.model.trains_base,
             held_bytes=held_bytes(self.model.base),
         )
-        self._optimizer = self._make_optimizer()
+        self.models = Models(self.model, self.account, self._ranks)
         self._row_tokens = config.micro_batch_tokens or ROW_TOKENS
-        self._num_trained_tokens = 0
-        self._is_weighted = False
-        self.policy_version = 0
+
+    @property
+    def policy_version(self) -> int:
+        """Completed optimizer steps of the model in use."""
+        return self.models.now.policy_version
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
         """Log-probabilities under the policy, the reference model, or the base model."""
@@ -108,12 +114,13 @@ class Trainer:
                 case "policy":
                     weights, has_adapter = nullcontext(), True
                 case "reference":
-                    weights, has_adapter = self.model.reference_weights(), self.model.has_reference
+                    adapters = self.model.adapters
+                    weights, has_adapter = adapters.reference_weights(), adapters.has_reference
                 case "probe":
                     assert request.probe is not None, "expected a probe with weights='probe', got none"
-                    weights, has_adapter = self.model.probe_weights(request.probe), True
+                    weights, has_adapter = self.model.adapters.probe_weights(request.probe), True
                 case "base":
-                    weights, has_adapter = self.model.base_weights(), False
+                    weights, has_adapter = self.model.adapters.switched_off(), False
             scores, missing = list[TokenScores](), None
             try:
                 with weights, self._in_step(), batch.ahead:
@@ -129,25 +136,46 @@ class Trainer:
         """Add the gradient of the summed loss; a loss that is not finite drops all gradients and raises."""
         check_loss_config(request.loss)
         check_rows(request)
-        if self._num_trained_tokens and self._is_weighted != (request.token_weights is not None):
+        encoded_before = self.account.num_encoded_images
+        if not request.with_gradient:
+            with torch.no_grad():
+                return self._report(request, encoded_before, *self._within_memory(lambda: self._accumulate(request)))
+        now, is_weighted = self.models.now, request.token_weights is not None
+        if now.num_trained_tokens and now.is_weighted != is_weighted:
             raise TrainingError(
                 "expected token_weights with all forward_backward requests of an optimizer step or with none, got both "
                 "kinds: their gradients cannot be added up"
             )
-        encoded_before = self.account.num_encoded_images
         # for a second attempt, which sharded ranks do not have
         gradients = [] if self.model.is_sharded else [one.grad for one in self.model.trainable_parameters]
         earlier = [None if gradient is None else gradient.to("cpu", copy=True) for gradient in gradients]
+
+        def attempt() -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
+            # without what a first attempt may have added
+            for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=not self.model.is_sharded):
+                parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
+            return self._accumulate(request)
+
         try:
-            batch, scores, losses = self._within_memory(lambda: self._accumulate(request, earlier))
+            results = self._within_memory(attempt)
         except BaseException:
-            self._drop_gradients()
+            self.models.now.drop_gradients()
             raise
+        now.num_trained_tokens += sum(len(part.logprobs) for part in results[1])
+        now.is_weighted = is_weighted
+        return self._report(request, encoded_before, *results)
+
+    def _report(
+        self,
+        request: wire.ForwardBackward,
+        encoded_before: int,
+        batch: _Batch,
+        scores: Sequence[TokenScores],
+        losses: Sequence[TokenLoss],
+    ) -> wire.ForwardBackwardOutput:
         logprobs = [part.logprobs for part in scores]
         all_logprobs = torch.cat(logprobs)
         sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
-        self._num_trained_tokens += len(all_logprobs)
-        self._is_weighted = request.token_weights is not None
         num_encoded_images = sum(self._ranks.gather(self.account.num_encoded_images - encoded_before, int))
         weights = token_weights(request, _join([part.datum_indices for part in batch.micro_batches]), all_logprobs)
         if request.token_weights is None:  # the optimizer step takes the mean
@@ -197,15 +225,8 @@ class Trainer:
                 "server.gpu_memory_utilization, or set trainer.sharding"
             ) from None
 
-    def _accumulate(
-        self, request: wire.ForwardBackward, earlier: Sequence[Tensor | None]
-    ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
-        """Forward and backward passes of this rank's datums; returns the micro-batches and results of all ranks.
-
-        `earlier` are the gradients of requests before this one; a first attempt may have added to them.
-        """
-        for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=not self.model.is_sharded):
-            parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
+    def _accumulate(self, request: wire.ForwardBackward) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
+        """Forward and backward passes of this rank's datums; returns the micro-batches and results of all ranks."""
         scores, losses, totals, missing = list[TokenScores](), list[TokenLoss](), list[float](), None
         with self._ranks.agreement(_RESULTS) as agreement:
             batch = self._prepare(request.datums)
@@ -215,7 +236,8 @@ class Trainer:
                         logprobs, entropies = self._scores(batch, place, request.loss.temperature)
                         loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
                         total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
-                        if total.requires_grad:  # unless only the vision tower is adapted, and the row is text
+                        # unless none is asked for, or only the vision tower is adapted, and the row is text
+                        if total.requires_grad:
                             total.backward()
                         scores.append(TokenScores(logprobs.detach(), entropies))
                         losses.append(loss.detach())
@@ -227,8 +249,8 @@ class Trainer:
                 if not math.isfinite(total):
                     rollouts = sorted({batch.datums[index].rollout_id for index in part.datum_indices})
                     raise TrainingError(
-                        f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all "
-                        "gradients since the last step were dropped, the weights are unchanged"
+                        f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; "
+                        "the weights are unchanged"
                     )
             return self._share(agreement, batch, scores, losses, missing)
 
@@ -249,30 +271,31 @@ class Trainer:
 
         Raises `TrainingError` and drops the gradients if their norm is not finite.
         """
-        if not self._num_trained_tokens:
+        now, num_trained_tokens = self.models.now, self.models.now.num_trained_tokens
+        if not num_trained_tokens:
             raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
-        optim, num_trained_tokens = request.optim, self._num_trained_tokens
+        optim = request.optim
         self._ranks.sum_gradients(self.model.trainable_parameters)
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
-        if not self._is_weighted:
+        if not now.is_weighted:
             for gradient in gradients:
                 gradient.mul_(1 / num_trained_tokens)
         norms = [torch.nn.utils.get_total_norm(kind) for kind in checkpoint.by_kind(gradients)]
         norm = torch.nn.utils.get_total_norm([checkpoint.gather_whole(one, keep=True) for one in norms])
         if not math.isfinite(norm.item()):
-            self._drop_gradients()
+            self.models.now.drop_gradients()
             raise TrainingError(f"expected a finite gradient norm, got {norm.item()!r}; no step was taken")
         if optim.grad_clip_norm > 0.0:
             for kind in checkpoint.by_kind(self.model.trainable_parameters):
                 torch.nn.utils.clip_grads_with_norm_(kind, optim.grad_clip_norm, norm)
-        for group in self._optimizer.param_groups:
+        for group in now.optimizer.param_groups:
             group["lr"], group["betas"] = optim.learning_rate, (optim.beta1, optim.beta2)
             group["eps"], group["weight_decay"] = optim.eps, optim.weight_decay
-        self._optimizer.step()
-        self._drop_gradients()
-        self.policy_version += 1
+        now.optimizer.step()
+        self.models.now.drop_gradients()
+        now.policy_version += 1
         return wire.OptimStepOutput(
-            policy_version=self.policy_version,
+            policy_version=now.policy_version,
             grad_norm=norm.item(),
             learning_rate=optim.learning_rate,
             num_trained_tokens=num_trained_tokens,
@@ -280,12 +303,14 @@ class Trainer:
 
     def save_state(self, path: Path) -> None:
         """Write a checkpoint; continuing from it equals never having stopped."""
-        if self._num_trained_tokens:
+        if self.models.now.num_trained_tokens:
             raise TrainingError("expected optim_step before save_state: gradients are not part of a checkpoint")
         rng = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
         is_first = self._ranks.rank == 0
         with self._in_step():
-            optimizer = checkpoint.gather_optimizer(self._optimizer, self.model.trainable_parameters, keep=is_first)
+            optimizer = checkpoint.gather_optimizer(
+                self.models.now.optimizer, self.model.trainable_parameters, keep=is_first
+            )
             write = self.model.gather_weights(keep=is_first)
         state = checkpoint.TrainerState(policy_version=self.policy_version, optimizer=optimizer, rng=rng)
         if is_first:
@@ -294,28 +319,24 @@ class Trainer:
     def load_state(self, path: Path, *, with_optimizer: bool) -> None:
         """Restore a checkpoint; without the optimizer only the weights, and the policy version stays as it is."""
         state = checkpoint.load_checkpoint(path, self.model.load_weights)
-        self._drop_gradients()
-        self._optimizer = self._make_optimizer()
+        self.models.now.drop_gradients()
+        self.models.now.optimizer = self.models.make_optimizer()
         if not with_optimizer:
             return
-        checkpoint.load_optimizer(self._optimizer, self.model.trainable_parameters, state.optimizer)
+        checkpoint.load_optimizer(self.models.now.optimizer, self.model.trainable_parameters, state.optimizer)
         torch.set_rng_state(state.rng[0])
         if torch.cuda.is_available() and len(state.rng) == 1 + torch.cuda.device_count():
             torch.cuda.set_rng_state_all(state.rng[1:])
-        self.policy_version = state.policy_version
+        self.models.now.policy_version = state.policy_version
 
     def save_weights_for_sampler(self, path: Path, probe: wire.Probe | None = None) -> None:
         """Write the adapter folder, or the model folder if everything is trained; or a probe."""
-        with nullcontext() if probe is None else self.model.probe_weights(probe):
+        with nullcontext() if probe is None else self.model.adapters.probe_weights(probe):
             with self._in_step():
                 write = self.model.gather_weights(keep=self._ranks.rank == 0)
             if self._ranks.rank == 0:
                 write_folder(path, write)
         release_memory()  # rollouts are next
-
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        groups = checkpoint.by_kind(self.model.trainable_parameters)
-        return torch.optim.AdamW([{"params": group} for group in groups], fused=True)
 
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
         if not self.model.is_sharded:
@@ -395,10 +416,6 @@ class Trainer:
         with self.model.precision():
             agree = self._ranks.largest if self.model.is_sharded else int
             return encode_images(self.model.base.model.visual, prepared, agree)
-
-    def _drop_gradients(self) -> None:
-        self._optimizer.zero_grad()
-        self._num_trained_tokens = 0
 
 
 def _join(lists: Sequence[Sequence[_T]]) -> list[_T]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.config import LoraSpec, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.types.rollout import Datum
 
 
@@ -48,7 +48,8 @@ class Forward:
 class ForwardBackward:
     """Add the gradient of the loss, summed over trained tokens; answered by `ForwardBackwardOutput`.
 
-    Further inputs of the loss are sent beside the datums, one entry per datum, because only datums are stored.
+    The loss of a token is multiplied by its datum's token weight; that of cross entropy by its advantage, too. Further
+    inputs of the loss are sent beside the datums, one entry per datum, because only datums are stored.
     """
 
     datums: tuple[Datum, ...]
@@ -59,6 +60,10 @@ class ForwardBackward:
     """Log-probabilities of the policy at the start of the step, per token of the datum; None: the current policy's."""
     reference_logprobs: tuple[tuple[float, ...], ...] | None = None
     """Log-probabilities of the policy that training started from, per token of the datum; for `kl_loss_coef`."""
+    ratio_masks: tuple[tuple[bool, ...], ...] | None = None
+    """gspo: all tokens of a datum have one ratio, whose mean is over these tokens; None: each turn has its own."""
+    with_gradient: bool = True
+    """False: only compute what the loss is; gradients stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,35 @@ class WithFiles:
     """What is in the folder: contents by relative path; empty for a folder that the request writes."""
 
 
+ModelRequest = (
+    Forward | ForwardBackward | OptimStep | SaveState | LoadState | LoadReference | SaveWeightsForSampler | WithFiles
+)
+"""What is asked of one model; by itself, of the one that the trainer begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateModel:
+    """Train another adapter on the same base model, with its own optimizer and gradients; answered by `Done`."""
+
+    model: str
+    spec: LoraSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropModel:
+    """Free what `CreateModel` made; answered by `Done`."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForModel:
+    """A request to a model that `CreateModel` made; answered as the request."""
+
+    model: str
+    request: ModelRequest
+
+
 Request = (
     Start
     | Forward
@@ -130,6 +164,9 @@ Request = (
     | SaveWeightsForSampler
     | TrainerMetrics
     | WithFiles
+    | CreateModel
+    | DropModel
+    | ForModel
 )
 
 

@@ -89,10 +89,8 @@ class _Worker:
             request: wire.Request = decode(payload, wire.Request)
             name = type(request).__name__
             with boundary(TrainingError, f"trainer, {name}"):
-                if isinstance(request, wire.WithFiles):
-                    return self._carry_out_with_files(request)
                 if not isinstance(request, wire.Start):
-                    return self._carry_out(request)
+                    return self._carry_out_for_model(request)
                 config = request.config
                 require_libraries(config.loader, config.kernels, has_gpu=torch.cuda.is_available())
                 if self._model is not None:
@@ -112,19 +110,25 @@ class _Worker:
             kind = "config" if isinstance(error, ConfigError) else "disk" if is_full else "training"
             return wire.Failed(kind=kind, message=str(error))
 
-    def _carry_out_with_files(self, request: wire.WithFiles) -> wire.Reply:
+    def _carry_out_for_model(self, request: wire.Request) -> wire.Reply:
+        if self._trainer is None:
+            raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
+        model, inner = (request.model, request.request) if isinstance(request, wire.ForModel) else ("", request)
+        self._trainer.models.use(model)
+        if isinstance(inner, wire.WithFiles):
+            return self._carry_out_with_files(self._trainer, inner)
+        return self._carry_out(self._trainer, inner)
+
+    def _carry_out_with_files(self, trainer: Trainer, request: wire.WithFiles) -> wire.Reply:
         with TemporaryDirectory() as name:
             folder = Path(name) / "folder"
             if request.files:
                 write_files(folder, request.files)
-            reply = self._carry_out(replace(request.request, path=folder))
+            reply = self._carry_out(trainer, replace(request.request, path=folder))
             assert isinstance(reply, wire.Done)
             return wire.FilesOutput(reply=reply, files={} if request.files else read_files(folder))
 
-    def _carry_out(self, request: wire.Request) -> wire.Reply:
-        trainer = self._trainer
-        if trainer is None:
-            raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
+    def _carry_out(self, trainer: Trainer, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.TrainerMetrics):
             accounts = self._ranks.gather(trainer.account.take(), dict[str, float])
             return wire.TrainerMetricsOutput(metrics=combine_accounts(accounts))
@@ -136,17 +140,28 @@ class _Worker:
                     return trainer.forward_backward(request)
                 case wire.OptimStep():
                     return trainer.optim_step(request)
-                case wire.SaveState(path=path):
-                    trainer.save_state(path)
-                case wire.LoadState(path=path, with_optimizer=with_optimizer):
-                    trainer.load_state(path, with_optimizer=with_optimizer)
-                case wire.LoadReference(path=path):
-                    trainer.model.load_reference(path)
-                case wire.SaveWeightsForSampler(path=path, probe=probe):
-                    trainer.save_weights_for_sampler(path, probe)
                 case _:
-                    raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
+                    _keep(trainer, request)
         return wire.Done(policy_version=trainer.policy_version)
+
+
+def _keep(trainer: Trainer, request: wire.Request) -> None:
+    """Requests about which models and folders there are."""
+    match request:
+        case wire.SaveState(path=path):
+            trainer.save_state(path)
+        case wire.LoadState(path=path, with_optimizer=with_optimizer):
+            trainer.load_state(path, with_optimizer=with_optimizer)
+        case wire.LoadReference(path=path):
+            trainer.model.adapters.load_reference(path)
+        case wire.SaveWeightsForSampler(path=path, probe=probe):
+            trainer.save_weights_for_sampler(path, probe)
+        case wire.CreateModel(model=model, spec=spec):
+            trainer.models.create(model, spec)
+        case wire.DropModel(model=model):
+            trainer.models.drop(model)
+        case _:
+            raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cua_rl.training import wire
-from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.client import ModelClient, TrainingClient
+from cua_rl.training.config import LoraSpec, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.link import WorkerLink, exchange_frames
 from cua_rl.training.recovery import TimeLimits
@@ -60,6 +60,28 @@ class FakeRank:
                 raise AssertionError(f"expected no {request}")
 
 
+class FakeRanks:
+    """Ranks with a model, and those that were created."""
+
+    def __init__(self) -> None:
+        self._models = {"": FakeRank()}
+
+    def reply(self, request: wire.Request) -> wire.Reply:
+        match request:
+            case wire.CreateModel(model=name):
+                if name == "large":
+                    return wire.Failed(kind="config", message="no memory")
+                self._models[name] = FakeRank()
+                return wire.Done(policy_version=0)
+            case wire.DropModel(model=name):
+                del self._models[name]
+                return wire.Done(policy_version=0)
+            case wire.ForModel(model=name, request=inner):
+                return self._models[name].reply(inner)
+            case _:
+                return self._models[""].reply(request)
+
+
 class FakeNodes:
     """Ranks elsewhere, which keep nothing when they are closed."""
 
@@ -76,11 +98,11 @@ class FakeNodes:
         self._dies_at = dies_at
         self._hangs_at = hangs_at
         self._number = 0
-        self._rank: FakeRank | None = None
+        self._rank: FakeRanks | None = None
 
     async def open(self) -> None:
         assert self._rank is None
-        self._rank = FakeRank()
+        self._rank = FakeRanks()
 
     async def ask(self, payload: bytes) -> bytes:
         assert self._rank is not None
@@ -100,8 +122,10 @@ class FakeNodes:
 
 
 def _name(request: wire.Request) -> str:
-    inner = request.request if isinstance(request, wire.WithFiles) else request
-    return type(inner).__name__
+    model = f" {request.model}" if isinstance(request, wire.ForModel | wire.CreateModel | wire.DropModel) else ""
+    while isinstance(request, wire.ForModel | wire.WithFiles):
+        request = request.request
+    return type(request).__name__ + model
 
 
 def _client(
@@ -111,7 +135,7 @@ def _client(
     return TrainingClient(config, tmp_path / "logs" / "trainer.log", endpoint=nodes, limits=limits)
 
 
-async def _train(client: TrainingClient, number: int) -> None:
+async def _train(client: ModelClient, number: int) -> None:
     """An optimizer step that the fake's weights show as `number`."""
     await client.forward_backward([], LossConfig())
     await client.optim_step(OptimConfig(learning_rate=float(number)))
@@ -132,6 +156,48 @@ async def test_every_step_is_taken_once_wherever_the_trainer_dies(dying: int, tm
     assert [list((tmp_path / str(number) / "steps").read_bytes()) for number in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
     assert nodes.asked.count("death") == 1
     assert not (tmp_path / "logs" / "trainer.cuts").exists()
+
+
+@pytest.mark.parametrize("dying", range(2, 18))
+async def test_every_step_of_every_model_is_taken_once_wherever_the_trainer_dies(dying: int, tmp_path: Path) -> None:
+    """The steps of two models alternate, and the gradient of the second waits while the first steps."""
+    nodes = FakeNodes(lambda number, _: number == dying)
+    async with _client(nodes, tmp_path) as client:
+        one, two = [await client.create_model(name, LoraSpec(rank=1)) for name in ("one", "two")]
+        for number in (1, 2):
+            await one.forward_backward([], LossConfig())
+            await two.forward_backward([], LossConfig())
+            await one.optim_step(OptimConfig(learning_rate=number))
+            await one.save_weights_for_sampler(tmp_path / f"one-{number}")
+            await two.optim_step(OptimConfig(learning_rate=10 * number))
+        await two.save_state(tmp_path / "two")
+        restarts = client.num_restarts
+        await client.drop_model("one")
+        kept = len(list((tmp_path / "logs" / "trainer.cuts").iterdir()))
+
+    assert restarts == 1
+    assert [list((tmp_path / f"one-{number}" / "steps").read_bytes()) for number in (1, 2)] == [[1], [1, 2]]
+    assert list((tmp_path / "two" / "steps").read_bytes()) == [10, 20]
+    assert (one.policy_version, two.policy_version, client.policy_version) == (2, 2, 0)
+    assert kept == 1
+
+
+async def test_a_model_that_does_not_fit_leaves_the_others_and_a_dropped_one_does_not_come_back(
+    tmp_path: Path,
+) -> None:
+    """Requests: Start, CreateModel three times, DropModel, and a Forward that the trainer does not survive."""
+    nodes = FakeNodes(lambda number, _: number == 6)
+    async with _client(nodes, tmp_path) as client:
+        for name in ("one", "two"):
+            await client.create_model(name, LoraSpec(rank=1))
+        with pytest.raises(ConfigError, match="no memory"):
+            await client.create_model("large", LoraSpec(rank=1))
+        await client.drop_model("one")
+        await client.model("two").forward([])
+        with pytest.raises(TrainingError, match=r"expected a model among \['', 'two'\], got 'large'"):
+            client.model("large")
+
+    assert nodes.asked[5:] == ["Forward two", "death", "Start", "CreateModel two", "Forward two"]
 
 
 async def test_a_trainer_that_hangs_is_given_up_and_its_work_done_again(tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from tests.real.training.trainer_calls import forward, gradients, moved, train
 from tests.rounding import KeepFloat64, assert_as_exact_as
 
 
-def stock_logprobs(model: torch.nn.Module, model_path: Path, datum: Datum, temperature: float = 1.0) -> Tensor:
+def stock_logprobs(
+    model: torch.nn.Module,
+    model_path: Path,
+    datum: Datum,
+    temperature: float = 1.0,
+    position_ids: Tensor | None = None,
+) -> Tensor:
     """Log-probabilities as a user of Transformers would compute them, 0.0 off-mask."""
     ids = torch.tensor([datum.model_input.token_ids(IMAGE_PAD)])
     images = [Image.open(io.BytesIO(chunk.data)).convert("RGB") for chunk in datum.model_input.images]
@@ -28,6 +34,8 @@ def stock_logprobs(model: torch.nn.Module, model_path: Path, datum: Datum, tempe
     if images:
         inputs = dict(Qwen2VLImageProcessor.from_pretrained(model_path)(images=images, return_tensors="pt"))
         inputs["mm_token_type_ids"] = (ids == IMAGE_PAD).int()
+    if position_ids is not None:
+        inputs["position_ids"] = position_ids
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0] / temperature
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     return torch.cat([torch.zeros(1).to(logprobs), logprobs]) * torch.tensor(datum.loss_mask)

@@ -13,7 +13,16 @@ from cua_rl.training.batching import turn_ids
 from cua_rl.training.config import LossConfig, LossName
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
-from cua_rl.training.losses import LossTokens, TokenLoss, cispo, gspo, importance_sampling, ppo, token_losses
+from cua_rl.training.losses import (
+    LossTokens,
+    TokenLoss,
+    cispo,
+    gspo,
+    importance_sampling,
+    ppo,
+    stable_reinforce,
+    token_losses,
+)
 from cua_rl.training.metrics import effective_share, loss_metrics, quantiles, ratio_metrics
 from cua_rl.types.errors import ConfigError
 from tests.rounding import rounding_bound
@@ -24,7 +33,10 @@ RATIO = torch.tensor([1.0, 1.5, 0.5])
 TRAINING = SAMPLING + RATIO.log()
 ADVANTAGES = torch.tensor([2.0, 1.0, -1.0])
 TURNS = torch.tensor([0, 0, 1])
-POLICY_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo")
+POLICY_LOSSES: tuple[LossName, ...] = (
+    *("importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo"),
+    *("dppo", "dro", "stable_reinforce"),
+)
 INFINITE = LossConfig(clip_low=math.inf, clip_high=math.inf)
 # Ten logarithms, exponentials and sums of values up to 3, at most.
 ROUNDING = rounding_bound(3.0, 10)
@@ -240,11 +252,85 @@ def test_the_kl_term_is_added_with_its_coefficient_and_spares_masked_tokens() ->
         token_losses(config, tokens())
 
 
-def test_cross_entropy_gives_every_token_weight_one_and_looks_at_nothing_else() -> None:
+def test_cross_entropy_weighs_every_token_by_its_advantage_and_looks_at_nothing_else() -> None:
     nothing = torch.full((3,), math.nan)
-    loss = token_losses(LossConfig(name="cross_entropy"), tokens(sampling=nothing, advantages=nothing))
+    config = LossConfig(name="cross_entropy")
 
-    assert loss.losses.equal(-TRAINING)
+    assert token_losses(config, tokens(sampling=nothing, advantages=torch.ones(3))).losses.equal(-TRAINING)
+    # any number is a weight: custom losses send the gradients that they have computed
+    given = tokens(sampling=nothing, advantages=torch.tensor([0.0, 0.25, -2.0]))
+    assert token_losses(config, given).losses.equal(-TRAINING * torch.tensor([0.0, 0.25, -2.0]))
+    assert gradient(config, given).tolist() == [0.0, -0.25, 2.0]
+
+
+def test_dppo_excludes_probabilities_that_have_moved_too_far_where_their_advantage_pushes_them() -> None:
+    # from 0.2 to 0.4, from 0.001 to 0.01, from 0.5 to 0.3, and again from 0.2 to 0.4 and from 0.5 to 0.3
+    old = torch.tensor([0.2, 0.001, 0.5, 0.2, 0.5])
+    new = torch.tensor([0.4, 0.01, 0.3, 0.4, 0.3])
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 2.0])
+    given = LossTokens(
+        training_logprobs=new.log(), sampling_logprobs=old.log(), advantages=advantages, turn_ids=torch.arange(5)
+    )
+    config = LossConfig(name="dppo", clip_low=0.15, clip_high=0.15)
+
+    loss = token_losses(config, given)
+
+    # the first and the third have moved by 0.2; the second's ratio is 10, but it has moved by 0.009 only;
+    # the last two have moved against their advantage
+    assert loss.clipped is not None
+    assert loss.clipped.tolist() == [True, False, True, False, False]
+    torch.testing.assert_close(gradient(config, given), torch.tensor([0.0, -10.0, 0.0, 2.0, -1.2]))
+    torch.testing.assert_close(loss.losses, torch.tensor([0.0, -10.0, 0.0, 2.0, -1.2]) * new.log())
+    torch.testing.assert_close(gradient(chz.replace(config, clip_high=0.25), given)[0], torch.tensor(-2.0))
+    far = replace(given, sampling_logprobs=(new / 1000).log(), advantages=-torch.ones(5))
+    torch.testing.assert_close(gradient(config, far), torch.full((5,), 20.0))
+
+
+def test_dro_pulls_back_in_proportion_to_the_log_ratio() -> None:
+    # -A + beta * log ratio, and -A log p + beta / 2 * (log ratio)^2
+    config = LossConfig(name="dro", dro_beta=0.5)
+    logs = RATIO.log()
+
+    torch.testing.assert_close(gradient(config, tokens()), -ADVANTAGES + 0.5 * logs)
+    torch.testing.assert_close(token_losses(config, tokens()).losses, -ADVANTAGES * TRAINING + 0.25 * logs.square())
+
+
+def test_stable_reinforce_weighs_by_what_sampler_and_trainer_leave_to_other_tokens() -> None:
+    # (1 - 0.6) / (1 - 0.8), (1 - 0.1) / (1 - 0.5); a token that the sampler was certain of teaches nothing
+    sampling, training = torch.tensor([0.6, 0.1, 1.0]).log(), torch.tensor([0.8, 0.5, 0.9]).log()
+    config = LossConfig(name="stable_reinforce")
+
+    torch.testing.assert_close(
+        gradient(config, tokens(training=training, sampling=sampling)), torch.tensor([-4.0, -1.8, 0.0])
+    )
+    # the largest probability below 1 in float32 leaves 6e-8: the weight stays finite, and so does its product with the
+    # gradient of the log-probability, which is as small
+    certain = tokens(training=torch.zeros(3), sampling=torch.tensor([0.5]).log().expand(3))
+    assert gradient(config, certain).abs().max() <= 2.0 * 0.5 / 1e-6 * (1 + ROUNDING)
+
+
+def test_stable_reinforce_does_not_drift_where_there_are_two_tokens() -> None:
+    """Whatever sampler and trainer think: the mean gradient of an advantage without meaning is zero, exactly."""
+    logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    sampler = torch.randn(7, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).log_softmax(1)
+    policy, ones = logits.log_softmax(1).flatten(), torch.ones(14, dtype=torch.float64)
+
+    def drift(losses: Tensor) -> Tensor:
+        """The gradient of the mean over what the sampler draws."""
+        return torch.autograd.grad((sampler.exp().flatten() * losses).sum(), logits, retain_graph=True)[0]
+
+    assert drift(-policy).abs().max() > 0.1
+    assert drift(stable_reinforce(policy, sampler.flatten(), ones).losses).abs().max() < 1e-12
+
+
+def test_gspo_takes_the_mean_of_a_whole_datum_over_the_tokens_that_it_is_told() -> None:
+    # mean log ratio of the first and last token: sqrt(1 * 0.5); all three tokens have this ratio
+    given = tokens(turn_ids=torch.zeros(3, dtype=torch.int64), in_ratio=torch.tensor([True, False, True]))
+    ratio = math.sqrt(0.5)
+
+    torch.testing.assert_close(gradient(chz.replace(INFINITE, name="gspo"), given), -ratio * ADVANTAGES)
+    nothing = replace(given, in_ratio=torch.zeros(3, dtype=torch.bool))
+    torch.testing.assert_close(gradient(chz.replace(INFINITE, name="gspo"), nothing), -ADVANTAGES)
 
 
 def test_every_run_of_trained_tokens_is_a_turn_and_datums_begin_new_ones() -> None:
@@ -327,6 +413,8 @@ def test_quantiles_are_those_of_torch_and_there_is_no_limit_to_the_number_of_tok
         LossConfig(kl_loss_coef=-1.0),
         LossConfig(normalisation_tokens=0),
         LossConfig(name="cross_entropy", tis_cap=2.0),
+        LossConfig(name="stable_reinforce", tis_cap=2.0),
+        LossConfig(name="dro", dro_beta=-1.0),
     ],
 )
 def test_impossible_constants_are_refused(config: LossConfig) -> None:

@@ -27,6 +27,9 @@ LOSSES = [
     LossConfig(name="gspo", clip_low=0.7, normalisation="sequence_mean"),
     LossConfig(name="cispo", clip_low=0.7, normalisation="token_mean"),
     LossConfig(name="decoupled_ppo", tis_cap=0.3, icepop_low=0.2, normalisation_tokens=10),
+    LossConfig(name="dppo", clip_low=0.01, clip_high=0.01, normalisation_tokens=10),
+    LossConfig(name="dro", dro_beta=0.2, normalisation="token_sum"),
+    LossConfig(name="stable_reinforce", normalisation_tokens=10),
 ]
 
 

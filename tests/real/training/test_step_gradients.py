@@ -22,7 +22,7 @@ from tests.builders import datum
 from tests.fakes import FakeTrainer
 
 Rows = list[list[float]]
-CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dppo": (0.1, 0.15)}
 TEACHING, CONSTANT = (1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)
 POLICY_LOSSES = [name for name in get_args(LossName) if name != "cross_entropy"]
 
@@ -121,7 +121,7 @@ async def trained(world: World, penalty: float = 0.0, **loss: Any) -> AutogradTr
     return trainer
 
 
-def policy_slope(name: str, ratio: float, turn_ratio: float, advantage: float) -> float:
+def policy_slope(name: str, sampled: float, ratio: float, turn_ratio: float, advantage: float) -> float:
     """d loss / d log p of a token, from the papers' formulas."""
     low, high = CLIPS.get(name, (0.2, 0.2))
     match name:
@@ -131,6 +131,14 @@ def policy_slope(name: str, ratio: float, turn_ratio: float, advantage: float) -
             ratio = turn_ratio if name == "gspo" else ratio
             is_clipped = ratio > 1 + high if advantage > 0 else ratio < 1 - low
             return 0.0 if is_clipped else -ratio * advantage
+        case "dppo":
+            rise = math.exp(sampled) * (ratio - 1.0)
+            return 0.0 if (rise > high if advantage > 0 else -rise > low) else -ratio * advantage
+        case "dro":
+            return 0.05 * math.log(ratio) - advantage
+        case "stable_reinforce":
+            left = [-math.expm1(logprob) for logprob in (sampled, sampled + math.log(ratio))]
+            return -left[0] / max(left[1], 1e-6) * advantage
         case _:  # importance sampling; and decoupled PPO at the proximal policy, whose behaviour weight is the ratio
             return -ratio * advantage
 
@@ -160,7 +168,7 @@ def expected(world: World, name: str, normalisation: str, coef: float, penalty: 
         moved = {n: world.current[i][n] - datums[i].sampling_logprobs[n] for n in turn}
         ratio, turn_ratio = math.exp(moved[k]), math.exp(math.fsum(moved.values()) / len(turn))
         advantage = datums[i].advantages[k] + penalty * (mean_gap - gap[i, k]) * for_divergence / for_policy
-        slope = for_policy * policy_slope(name, ratio, turn_ratio, advantage)
+        slope = for_policy * policy_slope(name, datums[i].sampling_logprobs[k], ratio, turn_ratio, advantage)
         found[i, k] = slope + coef * for_divergence * min(ratio, 5.0) * (world.current[i][k] - world.reference[i][k])
     return found
 

@@ -129,7 +129,7 @@ def test_the_reference_is_the_adapter_that_training_started_from(
     start = ask("policy")
     trainer.save_weights_for_sampler(tmp_path / "start")
 
-    trainer.model.load_reference(tmp_path / "start")
+    trainer.model.adapters.load_reference(tmp_path / "start")
     assert ask("policy") == start  # the trained weights are as they were
     moved(trainer, datums)
     weights = [parameter.detach().clone() for parameter in trainer.model.trainable_parameters]
