@@ -27,7 +27,7 @@ from cua_rl.tinker_service.store import Store
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import TrainingError
+from cua_rl.types.errors import ConfigError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
@@ -139,15 +139,10 @@ class Places:
         """
         async with self._change:
             try:
-                while run.id not in self._taken and not await self._make_room():
-                    run.is_paused = True
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_S):
-                            await self._change.wait()
+                while run.id not in self._taken:
+                    await self._take(run)
             finally:
                 run.is_paused = False
-            if run.id not in self._taken:
-                self._taken[run.id] = run, await self._restore(run)
             self._taken.move_to_end(run.id)
             self._in_use.add(run.id)
         try:
@@ -157,6 +152,21 @@ class Places:
             async with self._change:
                 self._in_use.discard(run.id)
                 self._change.notify_all()
+
+    async def _take(self, run: ModelRun) -> None:
+        """Take a place if there is one, else wait for a change."""
+        if await self._make_room():
+            try:
+                self._taken[run.id] = run, await self._restore(run)
+            except ConfigError:
+                if not self._taken:
+                    raise
+                self._max_models = len(self._taken)  # memory does not hold more
+            return
+        run.is_paused = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._change.wait()
 
     async def _make_room(self) -> bool:
         """Whether there is a place for one more model, now that another has left if need be and possible."""
