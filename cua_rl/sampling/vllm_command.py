@@ -70,7 +70,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         settings |= {"host": config.host, "port": url.rpartition(":")[2]}
     else:
         settings["uds"] = socket_path
-    flags = ["--enable-lora", "--enable-prefix-caching"]
+    flags = ["--enable-lora", "--enable-prefix-caching", "--enable-scale-out"]  # the last one: prompts as tokens
     if config.adapter_folder is not None:
         flags += ["--middleware", "cua_rl.sampling.adapter_upload.AdapterUpload"]
     if config.adapts_vision:

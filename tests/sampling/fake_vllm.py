@@ -41,6 +41,10 @@ class FakeVllm:
     """The same, for adapters."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
+    unload_gate: asyncio.Event | None = None
+    """Unloading an adapter waits for it."""
+    changes: list[str] = field(default_factory=list)
+    """Adapters that were loaded, and those whose unloading began and ended."""
     unloaded: list[str] = field(default_factory=list)
     extra_prompt_token: int | None = None
     """Put in front of the prompt ids it reports, so that they differ from the renderer's."""
@@ -103,6 +107,7 @@ class FakeVllm:
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
+        self.changes.append(f"load {body['lora_name']}")
         if self.load_failures:
             return _refusal(self.load_failures.popleft(), "out of order")
         if body["lora_name"] in self.adapters:
@@ -114,6 +119,10 @@ class FakeVllm:
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]
+        self.changes.append(f"unload {name}")
+        if self.unload_gate is not None:
+            await self.unload_gate.wait()
+        self.changes.append(f"unloaded {name}")
         if self.unload_failures:
             return _refusal(self.unload_failures.popleft(), "out of order")
         if name not in self.adapters:

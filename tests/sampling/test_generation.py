@@ -185,8 +185,31 @@ async def test_no_adapter_leaves_while_it_is_in_use(small: SamplingClient, fake:
     assert "d-000001-run" in fake.adapters
 
 
-async def test_an_adapter_that_leaves_and_comes_back_at_once_is_there(small: SamplingClient, fake: FakeVllm) -> None:
-    """Many requests for more adapters than there is room for: none finds its adapter missing."""
+async def test_an_adapter_that_comes_back_while_it_leaves_is_loaded_after_that(
+    small: SamplingClient, fake: FakeVllm
+) -> None:
+    for model in "ab":
+        await generate(small, ref=adapter(model))
+    fake.unload_gate = asyncio.Event()
+    fake.changes.clear()
+    displacing = asyncio.create_task(generate(small, ref=adapter("c")))
+    async with asyncio.timeout(10):
+        while not fake.changes:
+            await asyncio.sleep(0.01)
+    returning = asyncio.create_task(generate(small, ref=adapter("a")))
+    await generate(small, ref=adapter("b"))  # a request takes longer than a load that does not wait
+    fake.unload_gate.set()
+    await asyncio.gather(displacing, returning)
+    names = ["unload a-000001-run", "unloaded a-000001-run"]
+    assert fake.changes[:2] == names
+    assert "load a-000001-run" in fake.changes[2:]
+    await generate(small, ref=adapter("a"))
+    assert small.replicas[0].why_lost == ""
+
+
+async def test_many_requests_for_more_adapters_than_there_is_room_for_all_find_theirs(
+    small: SamplingClient, fake: FakeVllm
+) -> None:
     wanted = [adapter(model) for model in "abcde"] * 8
     answers = await asyncio.gather(*(generate(small, ref=ref) for ref in wanted))
     assert len(answers) == len(wanted)

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -139,17 +143,46 @@ async def test_logprobs_at_another_temperature_are_those_of_the_scaled_distribut
     assert_same(generated.prompt_logprobs, trained_logprobs(trainer, prompt, sequence.tokens)[0])
 
 
+def positions_of(prompt: ModelInput) -> torch.Tensor:
+    """[3, 1, tokens]: text counts on in all of time, height and width; an image of r x c tokens stands still in time,
+    counts its rows and columns, and the text behind it goes on after the longer side.
+    """
+    columns, start = list[tuple[int, int, int]](), 0
+    for chunk in prompt.chunks:
+        if isinstance(chunk, EncodedTextChunk):
+            columns += [(at, at, at) for at in range(start, start + chunk.length)]
+            start += chunk.length
+            continue
+        num_rows, num_columns = chunk.image.height_px // 32, chunk.image.width_px // 32
+        columns += [(start, start + row, start + column) for row in range(num_rows) for column in range(num_columns)]
+        start += max(num_rows, num_columns)
+    return torch.tensor(columns).T[:, None]
+
+
+def transformers_logprobs(folder: Path, renderer: Qwen3VLRenderer, prompt: ModelInput) -> tuple[float | None, ...]:
+    """The base model's log-probabilities of a prompt by Transformers, at positions of our own."""
+    pictures = [Image.open(BytesIO(image.data)).convert("RGB") for image in prompt.images]
+    inputs: Any = AutoImageProcessor.from_pretrained(folder)(images=pictures, return_tensors="pt")
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    ids = torch.tensor([prompt.token_ids(renderer.image_token_id)])
+    with torch.no_grad():
+        logits = model(input_ids=ids, position_ids=positions_of(prompt), **inputs).logits
+    rows = logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1).tolist()
+    mask = text_datum(prompt, ()).loss_mask
+    return tuple(row if is_text else None for row, is_text in zip((0.0, *rows), mask, strict=True))
+
+
 async def test_the_order_of_images_is_kept_neighbours_too(
-    client: SamplingClient, tiny_renderer: Qwen3VLRenderer, trainer: Trainer, trained: AdapterRef
+    client: SamplingClient, tiny_renderer: Qwen3VLRenderer, tiny_model: Path
 ) -> None:
     """Images of one size, so that only their order tells the prompts apart."""
     first, second = picture(tiny_renderer, 4), picture(tiny_renderer, 5)
     scores = list[tuple[float | None, ...]]()
     for images in ((first, second), (second, first)):
         prompt = prompt_of(tiny_renderer, "Compare ", *images, " here.")
-        generated = await generate(client, tiny_renderer, prompt, trained, max_tokens=1, prompt_logprobs=True)
+        generated = await generate(client, tiny_renderer, prompt, max_tokens=1, prompt_logprobs=True)
         assert generated.prompt_logprobs is not None
-        assert_same(generated.prompt_logprobs, trained_logprobs(trainer, prompt, (1,))[0])
+        assert_same(generated.prompt_logprobs, transformers_logprobs(tiny_model, tiny_renderer, prompt))
         scores.append(generated.prompt_logprobs)
     gap = max(abs((one or 0.0) - (other or 0.0)) for one, other in zip(*scores, strict=True))
     assert gap > 1e-3
@@ -210,10 +243,12 @@ async def test_stops_are_exact(client: SamplingClient, tiny_renderer: Qwen3VLRen
     assert (stopped.tokens, stopped.stop_reason) == (whole.tokens[:end], "stop")
     assert len(stopped.logprobs) == end
 
-    text = tiny_renderer.decode(whole.tokens[8:12]).strip()
-    (by_text,) = (await generate(client, tiny_renderer, prompt, **free, stop_strings=(text,))).sequences
-    ends = [at for at in range(1, 25) if text in tiny_renderer.decode(whole.tokens[:at])]
-    assert (by_text.tokens, by_text.stop_reason) == (whole.tokens[: ends[0]], "stop")
+    words = [tiny_renderer.decode((one,)) for one in whole.tokens]  # random bytes, too, of characters never completed
+    text = next(word for word in words[6:] if word.isascii() and word.strip())
+    (by_text,) = (await generate(client, tiny_renderer, prompt, **free, stop_strings=("never", text))).sequences
+    end = next(at for at in range(1, 25) if text in tiny_renderer.decode(whole.tokens[:at]))
+    assert (by_text.tokens, by_text.stop_reason) == (whole.tokens[:end], "stop")
+    assert len(by_text.logprobs) == end
 
 
 async def test_without_a_limit_samples_fill_the_context(client: SamplingClient, tiny_renderer: Qwen3VLRenderer) -> None:
