@@ -333,13 +333,18 @@ async def _plain_body(request: Request, held: HeldBody) -> bytes:
     if encoding != "zstd" or not _TAKES_ZSTD:
         expected = "a body without Content-Encoding" + (", or zstd" if _TAKES_ZSTD else "; zstd needs zstandard here")
         raise RequestRefused(415, f"expected {expected}, got {encoding[:100]!r}")
-    zstandard = importlib.import_module("zstandard")
-    try:
-        plain: bytes = zstandard.ZstdDecompressor().stream_reader(BytesIO(body)).read(MAX_BODY_BYTES + 1)
-    except zstandard.ZstdError as error:
-        raise RequestRefused(400, f"expected a body in zstd, got another ({error})") from None
+    plain = await asyncio.to_thread(_decompress, body)
     held.add(len(plain))
     return plain
+
+
+def _decompress(body: bytes) -> bytes:
+    """What was compressed, or a little more than may be; raises `RequestRefused`."""
+    zstandard = importlib.import_module("zstandard")
+    try:
+        return zstandard.ZstdDecompressor().stream_reader(BytesIO(body)).read(MAX_BODY_BYTES + 1)
+    except zstandard.ZstdError as error:
+        raise RequestRefused(400, f"expected a body in zstd, got another ({error})") from None
 
 
 async def _healthy(request: Request) -> Response:

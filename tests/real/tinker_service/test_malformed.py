@@ -1,14 +1,15 @@
 """Malformed requests: each is refused with a reason, changes nothing, and shows nothing of the service's insides."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.real.database.conftest import run_sql
-from tests.real.tinker_service.conftest import BASE_MODEL, PROTOBUF, Client
+from tests.real.database.conftest import TEMPLATE, drop_database, run_sql, with_database
+from tests.real.tinker_service.conftest import BASE_MODEL, PROTOBUF, Client, running
 from tests.tinker_service.clients import text_pass
 
 S, M = "SESSION", "MODEL"  # stand for the ids of a session and a model that exist
@@ -96,14 +97,36 @@ BODIES: list[tuple[str, object]] = [
     ("weights_info", {"tinker_path": "tinker://a/b/c"}),
 ]
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def module_url(server_url: str) -> Generator[str]:
+    """One database for all: nothing in it changes."""
+    run_sql(server_url, f"CREATE DATABASE malformed TEMPLATE {TEMPLATE}")
+    yield with_database(server_url, "malformed")
+    drop_database(server_url, "malformed")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(module_url: str, folder: Path) -> AsyncGenerator[Client]:
+    async with running(module_url, folder) as client:
+        yield client
+
+
 TABLES = ("sessions", "models", "checkpoints", "samplers")
 
 
-async def counts(client: Client, url: str, tmp_path: Path) -> object:
+async def counts(client: Client, url: str, folder: Path) -> object:
     """What must not change."""
     rows = [run_sql(url, f"SELECT count(*) FROM tinker_{table}") for table in TABLES]
     done = run_sql(url, "SELECT count(*) FROM tinker_requests WHERE status <> 'refused'")
-    return rows, done, list(client.host.done), sorted(tmp_path.rglob("*")), client.server.asked
+    return rows, done, list(client.host.done), sorted(folder.rglob("*")), client.server.asked
 
 
 def placed(value: Any, ids: Mapping[str, str]) -> Any:
@@ -127,14 +150,14 @@ def require_refusal(status: int, text: str) -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_malformed_request_is_refused_with_a_reason_and_changes_nothing(
-    path: str, body: object, client: Client, url: str, tmp_path: Path
+    path: str, body: object, client: Client, module_url: str, folder: Path
 ) -> None:
     session_id = await client.session()
     ids = {S: session_id, M: await client.create(session_id)}
-    before = await counts(client, url, tmp_path)
+    before = await counts(client, module_url, folder)
     answer = await client.send("POST", placed(path, ids), content=json.dumps(placed(body, ids)))
     require_refusal(answer.status_code, answer.text)
-    assert await counts(client, url, tmp_path) == before
+    assert await counts(client, module_url, folder) == before
 
 
 @pytest.mark.parametrize(
@@ -153,15 +176,15 @@ async def test_a_malformed_request_is_refused_with_a_reason_and_changes_nothing(
     ],
 )
 async def test_a_malformed_pass_is_refused_with_a_reason_and_changes_nothing(
-    content: bytes, headers: Mapping[str, str], client: Client, url: str, tmp_path: Path
+    content: bytes, headers: Mapping[str, str], client: Client, module_url: str, folder: Path
 ) -> None:
     model_id = await client.create(await client.session())
-    before = await counts(client, url, tmp_path)
+    before = await counts(client, module_url, folder)
     if content.startswith(b"\x0a\x05MODEL"):  # field 1, a text of 5 bytes
         content = b"\x0a" + bytes([len(model_id)]) + model_id.encode() + content[7:]
     answer = await client.send("POST", "forward_backward", content=content, headers=headers)
     require_refusal(answer.status_code, answer.text)
-    assert await counts(client, url, tmp_path) == before
+    assert await counts(client, module_url, folder) == before
 
 
 @pytest.mark.parametrize(
@@ -183,7 +206,7 @@ async def test_a_body_that_grows_beyond_the_limit_when_it_is_decompressed_is_ref
     client: Client,
 ) -> None:
     zstandard = pytest.importorskip("zstandard")
-    bomb = zstandard.ZstdCompressor().compress(bytes(2**29))
+    bomb = zstandard.ZstdCompressor().compress(bytes(2**28 + 2**20))
     answer = await client.send(
         "POST", "forward_backward", content=bomb, headers={**PROTOBUF, "Content-Encoding": "zstd"}
     )
