@@ -20,7 +20,8 @@ def facts(file):
     found = {enum.name: {value.name: value.number for value in enum.value} for enum in file.enum_type}
     for message in file.message_type:
         oneofs = [one.name for one in message.oneof_decl]
-        for kind, of in [(message.name, message), *((f"{message.name}.{one.name}", one) for one in message.nested_type)]:
+        nested = [(f"{message.name}.{one.name}", one) for one in message.nested_type]
+        for kind, of in [(message.name, message), *nested]:
             for field in of.field:
                 oneof = oneofs[field.oneof_index] if field.HasField("oneof_index") else None
                 found[f"{kind}.{field.name}"] = [field.number, field.type, field.label, field.type_name, oneof]
