@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from struct import calcsize, unpack
+from typing import Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -113,13 +114,12 @@ def parse_message(name: str, body: bytes) -> Any:
     return message
 
 
-def numbers(data: bytes, kind: str) -> list[Any]:
-    """Numbers from their little-endian bytes, of a type code of `array`; raises `RequestRefused`."""
-    values = array(kind)
-    if len(data) % values.itemsize:
-        raise RequestRefused(400, f"expected numbers of {values.itemsize} bytes, got {len(data)} bytes")
-    values.frombytes(data)
-    return values.tolist()
+def numbers(data: bytes, kind: Literal["i", "q", "f"]) -> list[Any]:
+    """Numbers from their little-endian bytes: int32, int64 or float32; raises `RequestRefused`."""
+    size = calcsize(kind)
+    if len(data) % size:
+        raise RequestRefused(400, f"expected numbers of {size} bytes, got {len(data)} bytes")
+    return list(unpack(f"<{len(data) // size}{kind}", data))
 
 
 def encode_pass(rows: Sequence[Sequence[float]], metrics: Mapping[str, float]) -> bytes:
