@@ -93,7 +93,9 @@ class ModelRun:
     snapshot_seq: int = -1
     snapshot: Path | None = None
     loaded: Path | None = None
-    """What the trainer has loaded, and may have to load again."""
+    """What the trainer has loaded; until it has taken a step and saved it, it may have to load this again."""
+    has_stepped: bool = False
+    """Whether it has taken a step since then."""
     next_seq: int = 0
     waiting: dict[int, Waiting] = field(default_factory=dict[int, Waiting])
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -197,7 +199,7 @@ class Places:
     async def _restore(self, run: ModelRun) -> Trained:
         model = await self._host.create_model(run.name, rank=run.lora_rank, seed=run.seed)
         try:
-            run.has_gradient, run.passes = False, []
+            run.has_stepped, run.has_gradient, run.passes = False, False, []
             if run.snapshot is not None:
                 await model.load_state(run.snapshot)
                 run.loaded = run.snapshot
@@ -248,6 +250,7 @@ class Places:
             case OptimConfig():
                 run.has_gradient = False
                 taken = await model.optim_step(work)
+                run.has_stepped = True
                 run.passes.append(
                     (b"", 0, {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": work.learning_rate})
                 )
@@ -257,7 +260,7 @@ class Places:
                 folder = self._snapshots / run.name / f"load-{seq_id}"  # the checkpoint may be deleted
                 await asyncio.to_thread(link_folder, Path(checkpoint.folder), folder)
                 await model.load_state(folder, with_optimizer=work.with_optimizer)
-                run.loaded, run.has_gradient = folder, False
+                run.loaded, run.has_stepped, run.has_gradient = folder, False, False
                 return json.dumps({"path": work.path, "model_id": run.id, "type": "load_weights"}).encode()
             case Create():
                 return json.dumps({"model_id": run.id, "type": "create_model"}).encode()
@@ -279,7 +282,8 @@ class Places:
         started, folder = time.monotonic(), self._snapshots / run.name / str(seq_id)
         await model.save_state(folder)
         await self._store.note_snapshot(run.id, seq_id, str(folder))
-        run.snapshot_seq, run.snapshot, run.loaded = seq_id, folder, None
+        run.snapshot_seq, run.snapshot = seq_id, folder
+        run.loaded = None if run.has_stepped else run.loaded
         run.snapshot_due_at = time.monotonic() + _WORK_PER_SNAPSHOT * (time.monotonic() - started)
         await asyncio.to_thread(self.remove_strays, run)
 
