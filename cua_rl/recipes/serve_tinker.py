@@ -5,6 +5,7 @@ runs trainer, model server and database; started again with the same folder, it 
 """
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 import chz
 
 from cua_rl.command_line.fields import check_numbers, setting, with_values
-from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.session import find_database, make_engine
 from cua_rl.host.http_server import serve_app
@@ -68,7 +69,7 @@ class ServeTinkerConfig:
 
     model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
     host: str = setting("127.0.0.1", "address to listen on; nothing is encrypted, so put a proxy before others")
-    port: int = setting(8300, "port to listen on, 0 for a free one", within=(0, 65535))
+    port: int = setting(8300, "port to listen on, 0 for a free one", at_least=0)
     new_key: str | None = setting(
         None, "make and print a key with this name; the first one is made and printed without it"
     )
@@ -125,10 +126,24 @@ async def cli_main(config: ServeTinkerConfig, environ: Mapping[str, str] = os.en
     print(prepared.memory.table(), file=sys.stderr)
     await asyncio.to_thread(fetch_weights, prepared.config.model_name, prepared.config.server.model_path)
     with prepare_log_directory(prepared.folder, "resume") as folder:
-        folder.write_config(plain_config(prepared.config))
+        settings = plain_config(prepared.config)
+        if folder.config_path.exists():
+            require_same_models(json.loads(folder.config_path.read_text(encoding="utf-8")), settings)
+        folder.write_config(settings)
         async with AsyncExitStack() as stack:
             open_run_log(stack, folder)
             await _serve(stack, prepared, folder, key)
+
+
+def require_same_models(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for settings with which the models in the folder would be others."""
+    for name in ("model_name", "trainer.lora_alpha", "trainer.lora_modules"):
+        (_, was), (_, wanted) = find_stored(before, name), find_stored(now, name)
+        if was != wanted:
+            raise ConfigError(
+                f"{name}: expected {was!r}, as when the models in log_path were made, got {wanted!r}; keep it, or "
+                "choose another log_path"
+            )
 
 
 async def prepare(config: ServeTinkerConfig, environ: Mapping[str, str]) -> Prepared:

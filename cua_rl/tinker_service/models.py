@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -104,7 +105,10 @@ class Models:
             run.next_seq = max(ended, default=run.snapshot_seq) + 1
             for one in requests:
                 if one.seq_id >= run.next_seq:
-                    work = read_work(one.kind, one.body, self._reader) if one.status == "waiting" else None
+                    work = None
+                    if one.status == "waiting":
+                        with suppress(RequestRefused):  # if other settings allow less than before
+                            work = await asyncio.to_thread(read_work, one.kind, one.body, self._reader)
                     run.waiting[one.seq_id] = Waiting(kind=one.kind, work=work, digest=one.body_sha256)
             self._runs[run.id] = run
 

@@ -77,7 +77,7 @@ def _read_save(fields: Fields, *, for_sampler: bool) -> Save:
         name=name,
         sampler_number=number if for_sampler else None,
         is_inflight=kind == "inflight",
-        overwrites=fields.yes("overwrite", False),
+        overwrites=not for_sampler and fields.yes("overwrite", False),
         ttl_s=read_ttl(fields),
         user_metadata=fields.labels(),
     )

@@ -48,8 +48,8 @@ class _Sample:
     key_id: int
     digest: int
     sequence_ids: list[str]
-    task: asyncio.Task[Generated]
-    last_n: int | None
+    task: asyncio.Task[bytes]
+    """The encoded answer."""
 
 
 class Samplers:
@@ -61,6 +61,7 @@ class Samplers:
         self._reader = reader
         self._base_model = base_model
         self._samples: dict[str, _Sample] = {}
+        self._num_open = 0
         self._touched: dict[str, float] = {}
 
     async def create(self, fields: Fields, session_id: str, key_id: int) -> str:
@@ -97,9 +98,10 @@ class Samplers:
         row = rows[0]
         if row.folder is None:
             return None, None
-        if row.model_path is not None:
-            await self._store.find_checkpoint(row.model_path, key_id)  # it may have been deleted
-        return _adapter(row.folder, row.version, row.model_id), row.model_path
+        if row.model_path is not None:  # it may have been deleted
+            row = await self._store.find_checkpoint(row.model_path, key_id)
+            return _adapter(row.folder, row.version, row.model_id), row.path
+        return _adapter(row.folder, row.version, row.model_id), None
 
     async def submit(self, fields: Fields, key_id: int) -> tuple[str, list[str]]:
         """Begin to sample; returns the ids of the request and of its samples. One that is repeated keeps them."""
@@ -116,27 +118,32 @@ class Samplers:
                 adapter = _adapter(str(weights["folder"]), int(str(weights["version"])), str(weights["model_id"]))
             else:
                 self.require_base_model(fields)
-        prompt, params, last_n = await asyncio.to_thread(self._read, fields)
-        digest = hash((prompt, params, last_n))
+        prompt, params, last_n, digest = await asyncio.to_thread(self._read, fields)
         known = self._samples.get(request_id)
         if known is None:
-            if len(self._samples) >= _MOST_OPEN:
+            if self._num_open >= _MOST_OPEN:
                 raise RequestRefused(
                     429, f"expected at most {_MOST_OPEN} samples at a time, got more; wait for answers"
                 )
-            asked = self._generator.generate(
-                prompt, params, image_token_id=self._reader.image_token_id, adapter=adapter
-            )
-            task = asyncio.create_task(asked, name=f"sample-{request_id}")
+            task = asyncio.create_task(self._draw(prompt, params, last_n, adapter), name=f"sample-{request_id}")
             ids = [f"{request_id}:{index}" for index in range(params.n)]
-            known = _Sample(key_id=key_id, digest=digest, sequence_ids=ids, task=task, last_n=last_n)
+            known = _Sample(key_id=key_id, digest=digest, sequence_ids=ids, task=task)
             self._samples[request_id] = known
-            task.add_done_callback(lambda _: self._forget_later(request_id))
+            self._num_open += 1
+            task.add_done_callback(lambda _: self._ended(request_id))
         elif known.digest != digest or known.key_id != key_id:
             raise RequestRefused(400, f"expected a new seq_id, got that of another request: {request_id!r}")
         return request_id, known.sequence_ids
 
-    def _forget_later(self, request_id: str) -> None:
+    async def _draw(
+        self, prompt: ModelInput, params: GenerateParams, last_n: int | None, adapter: AdapterRef | None
+    ) -> bytes:
+        image_token_id = self._reader.image_token_id
+        generated = await self._generator.generate(prompt, params, image_token_id=image_token_id, adapter=adapter)
+        return await asyncio.to_thread(encode_samples, generated, last_n)
+
+    def _ended(self, request_id: str) -> None:
+        self._num_open -= 1
         asyncio.get_running_loop().call_later(_KEPT_S, self._samples.pop, request_id, None)
 
     async def _touch(self, sampler_id: str) -> None:
@@ -159,12 +166,11 @@ class Samplers:
         if known.task.cancelled():
             raise RequestRefused(410, f"{request_id} was cancelled")
         try:
-            generated = known.task.result()
+            return known.task.result()
         except (PromptError, RequestRejected) as error:
             raise SampleFailed(str(error), "user") from error
         except SamplingError as error:
             raise SampleFailed(str(error), "server") from error
-        return await asyncio.to_thread(encode_samples, generated, known.last_n)
 
     def cancel(self, request_id: str, key_id: int) -> None:
         """Stop a sample that nobody waits for."""
@@ -179,8 +185,8 @@ class Samplers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _read(self, fields: Fields) -> tuple[ModelInput, GenerateParams, int | None]:
-        """Prompt and parameters of a request; raises `RequestRefused`."""
+    def _read(self, fields: Fields) -> tuple[ModelInput, GenerateParams, int | None, int]:
+        """Prompt and parameters of a request, and a hash of them; raises `RequestRefused`."""
         given = fields.inner("sampling_params")
         for name in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
             fields.refuse_other(name, 0)
@@ -208,7 +214,7 @@ class Samplers:
             prompt_logprobs=scores,
             topk_prompt_logprobs=fields.whole("topk_prompt_logprobs", 0, _TOP, 0),
         )
-        return prompt, params, last_n
+        return prompt, params, last_n, hash((prompt, params, last_n))
 
 
 class SampleFailed(Exception):

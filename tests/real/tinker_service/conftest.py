@@ -18,9 +18,10 @@ from cua_rl.tinker_service.models import Models
 from cua_rl.tinker_service.sampling import Samplers
 from cua_rl.tinker_service.store import Store
 from tests.real.database.conftest import server_url, url
+from tests.real.monitor.conftest import monitor
 from tests.tinker_service.clients import MAX_TOKENS, FakeHost, FakeServer, make_reader
 
-__all__ = ["server_url", "url"]
+__all__ = ["monitor", "server_url", "url"]
 
 BASE_MODEL = "org/tiny"
 KEYS = ("tml-first-key-of-the-tests", "tml-second-key-of-the-tests")

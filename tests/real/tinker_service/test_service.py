@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cua_rl.tinker_service.messages import numbers, parse_message
 from tests.real.database.conftest import run_sql
+from tests.real.monitor.conftest import Monitor
 from tests.real.tinker_service.conftest import BASE_MODEL, KEYS, PROTOBUF, Client, running
 from tests.tinker_service.clients import FakeModel, text_pass
 
@@ -253,6 +254,22 @@ async def test_steps_and_checkpoints_are_those_of_a_run_of_the_monitor(client: C
     steps = run_sql(url, "SELECT step, status, num_datums, metrics ->> 'loss/total' FROM steps ORDER BY step")
     assert steps == [(1, "completed", 1, "3.0"), (2, "completed", 1, "3.0")]
     assert run_sql(url, "SELECT step FROM checkpoints ORDER BY step") == [(1,), (2,)]
+
+
+async def test_the_monitor_shows_a_model_as_a_run(client: Client, monitor: Monitor) -> None:
+    model_id = await client.create(await client.session())
+    for seq_id in (1, 3):
+        await client.train(text_pass(model_id, seq_id, seq_id))
+        await client.result(await client.step(model_id, seq_id + 1))
+    (run,) = (await monitor.json("/api/runs"))["items"]
+    assert (run["run_name"], run["status"], run["num_completed_steps"]) == (model_id.replace(":", "."), "running", 2)
+    await monitor.json(f"/api/runs/{run['run_id']}")
+    metrics = await monitor.json(f"/api/runs/{run['run_id']}/metrics")
+    assert "loss/total" in str(metrics)
+    timeline = await monitor.json(f"/api/runs/{run['run_id']}/timeline")
+    assert timeline
+    await monitor.json(f"/api/runs/{run['run_id']}/failures")
+    await monitor.json(f"/api/runs/{run['run_id']}/step/1")
 
 
 async def test_models_beyond_the_limit_take_turns_and_lose_nothing(url: str, tmp_path: Path) -> None:
