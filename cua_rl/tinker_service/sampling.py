@@ -231,7 +231,7 @@ def _adapter(folder: str, version: int, model_id: str) -> AdapterRef:
 
 
 def _stops(stop: object) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
-    """Stop strings, stop tokens, and whether even the end of turn does not stop: an empty list says so."""
+    """Stop strings, stop tokens, and whether they replace the end of turn, as they do even if there are none."""
     if stop is None:
         return (), (), False
     values = (stop,) if isinstance(stop, str) else stop
@@ -239,5 +239,5 @@ def _stops(stop: object) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
         strings = tuple(value for value in values if isinstance(value, str) and 0 < len(value) <= 1000)
         tokens = tuple(value for value in values if isinstance(value, int) and 0 <= value <= MAX_SEQ)
         if len(values) in (len(strings), len(tokens)):
-            return strings, tokens, not values
+            return strings, tokens, True
     raise RequestRefused(400, f"expected stop as a text, texts or token ids, at most 64, got {repr(stop)[:100]}")

@@ -113,7 +113,7 @@ async def test_samples_come_from_the_weights_that_were_saved_for_them(client: Cl
     assert list(numbers(response.sequences[0].logprobs, "f")) == [1.5, 1.5]  # of the first step, not the second
     assert len(numbers(response.prompt_logprobs, "f")) == 3
     _, params, adapter = client.server.asked[0]
-    assert (params.n, params.seed, params.stop_token_ids) == (2, 5, (7,))
+    assert (params.n, params.seed, params.stop_token_ids, params.ignores_end_of_turn) == (2, 5, (7,), True)
     assert adapter is not None
     assert adapter.name == f"{model_id.replace(':', '.')}-000003"
     assert (await client.post("asample", asked)) == future
