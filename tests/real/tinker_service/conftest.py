@@ -29,14 +29,12 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 
 @dataclass(kw_only=True)
-class Client:
+class Wire:
     """Requests with a key; every method returns JSON unless it says otherwise."""
 
     http: httpx.AsyncClient
-    host: FakeHost
-    server: FakeServer
-    store: Store
     key: str = KEYS[0]
+    base_model: str = BASE_MODEL
 
     async def send(self, method: str, path: str, **what: Any) -> httpx.Response:
         headers = {"X-API-Key": self.key, **what.pop("headers", {})}
@@ -65,7 +63,7 @@ class Client:
 
     async def create(self, session_id: str, number: int = 0, **fields: object) -> str:
         """A model; returns its id."""
-        body = {"session_id": session_id, "model_seq_id": number, "base_model": BASE_MODEL}
+        body = {"session_id": session_id, "model_seq_id": number, "base_model": self.base_model}
         body |= {"lora_config": {"rank": 8, "seed": 3}, **fields}
         answer = await self.result(await self.post("create_model", body))
         return answer.json()["model_id"]
@@ -78,6 +76,15 @@ class Client:
     async def step(self, model_id: str, seq_id: int, learning_rate: float = 0.5) -> Any:
         body = {"model_id": model_id, "seq_id": seq_id, "adam_params": {"learning_rate": learning_rate}}
         return await self.post("optim_step", body)
+
+
+@dataclass(kw_only=True)
+class Client(Wire):
+    """The same of a service with stand-ins."""
+
+    host: FakeHost
+    server: FakeServer
+    store: Store
 
 
 @asynccontextmanager
