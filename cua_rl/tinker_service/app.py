@@ -28,11 +28,10 @@ from cua_rl.host.request_limits import (
     RequestRefused,
     bearer_key,
     parse_body,
-    parse_json,
     read_body,
 )
 from cua_rl.tinker_service.listings import Listings
-from cua_rl.tinker_service.messages import Fields, parse_message
+from cua_rl.tinker_service.messages import Call, Fields, parse_message
 from cua_rl.tinker_service.models import Models
 from cua_rl.tinker_service.places import ModelRun
 from cua_rl.tinker_service.requests import CHECKPOINT_PATH, MAX_SEQ, MODEL_ID
@@ -55,23 +54,6 @@ class ServedModel:
     tokenizer: str
     max_tokens: int
     max_lora_rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request of a known key, with its body."""
-
-    request: Request
-    key_id: int
-    body: bytes
-
-    def fields(self) -> Fields:
-        """The body as a JSON object; an empty one has no fields."""
-        return Fields.of(parse_json(self.body or b"{}"))
-
-    def path(self, name: str) -> str:
-        """A part of the address."""
-        return str(self.request.path_params[name])
 
 
 _Answer = Mapping[str, object] | Response

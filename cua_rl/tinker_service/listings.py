@@ -6,32 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Row, Select, delete, func, select, update
-from starlette.requests import Request
 
 from cua_rl.database.tinker_models import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession
 from cua_rl.host.request_limits import RequestRefused
-from cua_rl.tinker_service.messages import Fields
+from cua_rl.tinker_service.messages import Call, Fields
 from cua_rl.tinker_service.requests import CHECKPOINT_PATH, read_ttl
 from cua_rl.tinker_service.store import Store, checkpoints_of
 
 _MOST_LISTED = 1000
-
-
-class Asked(Protocol):
-    """A request of a known key; `app.Call` says what it is."""
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def key_id(self) -> int: ...
-
-    def fields(self) -> Fields: ...
-
-    def path(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +26,12 @@ class Listings:
     store: Store
     base_model: str
 
-    async def sessions(self, call: Asked) -> Mapping[str, object]:
+    async def sessions(self, call: Call) -> Mapping[str, object]:
         query = select(TinkerSession.id).where(TinkerSession.key_id == call.key_id)
         rows, _ = await self._page(call, query, TinkerSession.created_at)
         return {"sessions": [row.id for row in rows]}
 
-    async def session(self, call: Asked) -> Mapping[str, object]:
+    async def session(self, call: Call) -> Mapping[str, object]:
         is_it = TinkerSession.id == call.path("session_id"), TinkerSession.key_id == call.key_id
         rows = await self.store.read(select(TinkerSession.id, TinkerSession.user_metadata).where(*is_it))
         if not rows:
@@ -56,14 +41,14 @@ class Listings:
         ids = {"training_run_ids": [row.id for row in models], "sampler_ids": [row.id for row in samplers]}
         return {**ids, "user_metadata": rows[0].user_metadata}
 
-    async def training_runs(self, call: Asked) -> Mapping[str, object]:
+    async def training_runs(self, call: Call) -> Mapping[str, object]:
         rows, cursor = await self._page(call, self._models(call), TinkerModel.created_at)
         return {"training_runs": [await self._run(row) for row in rows], "cursor": cursor}
 
-    async def training_run(self, call: Asked) -> Mapping[str, object]:
+    async def training_run(self, call: Call) -> Mapping[str, object]:
         return await self._run(await self._model(call))
 
-    async def checkpoints(self, call: Asked) -> Mapping[str, object]:
+    async def checkpoints(self, call: Call) -> Mapping[str, object]:
         """All checkpoints of the key, or those of one model."""
         query = checkpoints_of(call.key_id).where(TinkerSession.key_id == call.key_id)
         if "model_id" in call.request.path_params:
@@ -71,47 +56,47 @@ class Listings:
         rows, cursor = await self._page(call, query, TinkerCheckpoint.created_at)
         return {"checkpoints": [_shown(row) for row in rows], "cursor": cursor}
 
-    async def weights_info(self, call: Asked) -> Mapping[str, object]:
+    async def weights_info(self, call: Call) -> Mapping[str, object]:
         found = await self.store.find_checkpoint(
             call.fields().text("tinker_path", pattern=CHECKPOINT_PATH), call.key_id
         )
         trained = {"train_unembed": False, "train_mlp": True, "train_attn": True}
         return {"base_model": self.base_model, "is_lora": True, "lora_rank": found.lora_rank, **trained}
 
-    async def delete_checkpoint(self, call: Asked) -> Mapping[str, object]:
+    async def delete_checkpoint(self, call: Call) -> Mapping[str, object]:
         checkpoint = await self._own(call)
         await self.store.write(delete(TinkerCheckpoint).where(TinkerCheckpoint.path == checkpoint.path))
         await asyncio.to_thread(shutil.rmtree, Path(checkpoint.folder), ignore_errors=True)
         return {}
 
-    async def publish(self, call: Asked) -> Mapping[str, object]:
+    async def publish(self, call: Call) -> Mapping[str, object]:
         """Let every key of the service load a checkpoint."""
         return await self._change(call, is_public=True)
 
-    async def unpublish(self, call: Asked) -> Mapping[str, object]:
+    async def unpublish(self, call: Call) -> Mapping[str, object]:
         return await self._change(call, is_public=False)
 
-    async def set_ttl(self, call: Asked) -> Mapping[str, object]:
+    async def set_ttl(self, call: Call) -> Mapping[str, object]:
         ttl_s = read_ttl(call.fields())
         return await self._change(call, expires_at=ttl_s and datetime.now(UTC) + timedelta(seconds=ttl_s))
 
-    async def _change(self, call: Asked, **values: object) -> Mapping[str, object]:
+    async def _change(self, call: Call, **values: object) -> Mapping[str, object]:
         path = (await self._own(call)).path
         await self.store.write(update(TinkerCheckpoint).where(TinkerCheckpoint.path == path).values(**values))
         return {}
 
-    async def _own(self, call: Asked) -> Row[*tuple[Any, ...]]:
+    async def _own(self, call: Call) -> Row[*tuple[Any, ...]]:
         path = f"tinker://{call.path('model_id')}/{call.path('kind')}/{call.path('name')}"
         found = await self.store.find_checkpoint(path, call.key_id)
         if found.key_id != call.key_id:
             raise RequestRefused(403, f"expected a checkpoint of this key to change, got {path!r} of another")
         return found
 
-    def _models(self, call: Asked) -> Select[*tuple[Any, ...]]:
+    def _models(self, call: Call) -> Select[*tuple[Any, ...]]:
         query = select(TinkerModel).join(TinkerSession, TinkerSession.id == TinkerModel.session_id)
         return query.where(TinkerSession.key_id == call.key_id)
 
-    async def _model(self, call: Asked) -> Row[*tuple[Any, ...]]:
+    async def _model(self, call: Call) -> Row[*tuple[Any, ...]]:
         rows = await self.store.read(self._models(call).where(TinkerModel.id == call.path("model_id")))
         if not rows:
             raise RequestRefused(404, f"expected a training run of this key, got {call.path('model_id')[:100]!r}")
@@ -136,7 +121,7 @@ class Listings:
         }
 
     async def _page(
-        self, call: Asked, query: Select[*tuple[Any, ...]], order: Any
+        self, call: Call, query: Select[*tuple[Any, ...]], order: Any
     ) -> tuple[Sequence[Row[*tuple[Any, ...]]], Mapping[str, int]]:
         """A page of rows, newest first, and the cursor that describes it."""
         given = call.request.query_params

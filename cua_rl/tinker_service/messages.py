@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from starlette.requests import Request
 
-from cua_rl.host.request_limits import RequestRefused
+from cua_rl.host.request_limits import RequestRefused, parse_json
 from cua_rl.sampling.generation import Generated, TopLogprobs
 from cua_rl.types.json_values import Json, as_number, is_array, is_object
 
@@ -242,3 +243,20 @@ class Fields:
 
 def _shown(value: object) -> str:
     return repr(value)[:100]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request of a known key, with its body."""
+
+    request: Request
+    key_id: int
+    body: bytes
+
+    def fields(self) -> Fields:
+        """The body as a JSON object; an empty one has no fields."""
+        return Fields.of(parse_json(self.body or b"{}"))
+
+    def path(self, name: str) -> str:
+        """A part of the address."""
+        return str(self.request.path_params[name])
