@@ -22,6 +22,7 @@ from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
+from cua_rl.recipes.serve_tinker import ServeTinkerConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
@@ -47,6 +48,7 @@ RECIPES = (
     Recipe(module="plan", config_class=PlanConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_model", config_class=ServeModelConfig, presets=SERVE_PRESETS),
+    Recipe(module="serve_tinker", config_class=ServeTinkerConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),

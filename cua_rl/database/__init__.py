@@ -2,3 +2,4 @@
 
 from cua_rl.database import judge_models as judge_models
 from cua_rl.database import monitor_models as monitor_models
+from cua_rl.database import tinker_models as tinker_models

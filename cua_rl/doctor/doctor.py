@@ -160,7 +160,10 @@ async def start_trainer(exam: Examination) -> Finding:
 
 async def check_canary(exam: Examination) -> Finding:
     """The server applies adapters as the trainer does."""
-    proofs = await prove_adapters(exam.trainer, exam.sampler, exam.prepared, exam.folder / "adapters" / "probe")
+    prepared, folder = exam.prepared, exam.folder / "adapters" / "probe"
+    limit = rounding_limit(prepared.config)
+    settings = prepared.config.trainer
+    proofs = await prove_adapters(exam.trainer, exam.sampler, settings, prepared.renderer, limit, folder)
     said = [
         f"a random adapter on {part} changes log-probabilities by {change:.2g} nats, as in the trainer within "
         f"{difference:.2g}"

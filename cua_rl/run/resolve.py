@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.machine.machine import Machine
@@ -14,6 +15,8 @@ from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.model_folder import find_max_model_len
+from cua_rl.sampling.config import ServerConfig
+from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 
 FLOAT32_ROUNDING = 0.02
@@ -63,7 +66,20 @@ def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIC
     return config, memory
 
 
-def rounding_limit(config: CLIConfig) -> float:
+class EngineSettings(Protocol):
+    """The part of a configuration that is about trainer and model server."""
+
+    @property
+    def trainer(self) -> TrainerConfig: ...
+
+    @property
+    def server(self) -> ServerConfig: ...
+
+    @property
+    def base_url(self) -> str | None: ...
+
+
+def rounding_limit(config: EngineSettings) -> float:
     """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
     trainer, server = config.trainer, config.server
     # whether other nodes have GPUs is not known here

@@ -16,6 +16,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingStarted
 from cua_rl.metrics import merge_metrics
+from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.step_line import num_of
@@ -52,6 +53,7 @@ from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.wire import AdapterPart
 from cua_rl.types.errors import AdapterError
 from cua_rl.types.rollout import AdapterRef, ModelInput
@@ -177,29 +179,34 @@ async def _start_engine(
     await load_weights(trainer, prepared, folder, checkpoint, needs_reference=prepared.config.has_kl_term)
     stall_timeout_s = prepared.config.devices.turn_timeout_s
     sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))
-    await prove_adapters(trainer, sampler, prepared, prepared.log_path / "probe")
+    await prove_adapters(
+        trainer, sampler, config.trainer, prepared.renderer, rounding_limit(config), prepared.log_path / "probe"
+    )
     await compare_speed(prepared.config, sampler, prepared.renderer)
     return Engine(trainer=trainer, sampler=sampler)
 
 
 async def prove_adapters(
-    trainer: TrainingClient, sampler: SamplingClient, prepared: PreparedTraining, folder: Path
+    trainer: TrainingClient,
+    sampler: SamplingClient,
+    settings: TrainerConfig,
+    renderer: Renderer,
+    limit: float,
+    folder: Path,
 ) -> dict[AdapterPart, tuple[float, float]]:
     """Verify that the server applies adapters as the trainer does, before the first step.
 
     Each part of the model with an adapter gets a probe, verified on a prompt with an image. Returns for each part the
-    change of the log-probabilities and its difference from the trainer's, nats. Raises `AdapterError` if it does not.
+    change of the log-probabilities and its difference from the trainer's, nats. Raises `AdapterError` if it does not;
+    `limit` is the difference that rounding explains.
     """
-    settings = prepared.config.trainer
     parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []
     if settings.adapts_vision:
         parts.append("vision")
     proofs: dict[AdapterPart, tuple[float, float]] = {}
     for part in parts:
         try:
-            adapter, canary = await make_probe(
-                trainer, image_canary(prepared.renderer), rounding_limit(prepared.config), folder, part
-            )
+            adapter, canary = await make_probe(trainer, image_canary(renderer), limit, folder, part)
             proofs[part] = await sampler.probe(adapter, canary)
         except AdapterError as error:
             needs = "; vLLM needs --enable-tower-connector-lora for it" if part == "vision" else ""

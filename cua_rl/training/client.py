@@ -222,7 +222,8 @@ class TrainingClient(ModelClient):
         """Carry out a request; it is never abandoned halfway, so that the connection is free for the next one."""
         async with self._lock:
             journal = model.journal
-            if isinstance(request, wire.SaveWeightsForSampler):  # what others have seen must not be computed again
+            # what others have seen must not be computed again, and earlier checkpoints may be deleted after a new one
+            if isinstance(request, wire.SaveWeightsForSampler | wire.SaveState):
                 await self._cut(model)
             if isinstance(request, wire.SaveState) and (saved := journal.saved):  # it is on disk already
                 await asyncio.to_thread(link_folder, saved, request.path)

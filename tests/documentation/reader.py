@@ -39,6 +39,7 @@ from cua_rl.recipes import (
     prune,
     rebuild_datums,
     serve_model,
+    serve_tinker,
     sft,
     train,
 )
@@ -66,6 +67,7 @@ MACHINE = "1x79.6"
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
     "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
+    "cua_rl.recipes.serve_tinker": serve_tinker.ServeTinkerConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.plan": plan.PlanConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,

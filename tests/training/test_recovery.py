@@ -288,6 +288,22 @@ async def test_a_checkpoint_of_what_is_on_disk_is_not_written_again_and_is_what_
     assert [list((weights / name / "steps").read_bytes()) for name in ("2", "3")] == [[1], [1, 3]]
 
 
+async def test_an_earlier_checkpoint_may_be_deleted_once_a_later_one_is_saved(tmp_path: Path) -> None:
+    """The second step is too soon after the first one's cut for a cut of its own."""
+    deaths: list[str] = []
+    node, weights = FakeNodes(lambda *_: bool(deaths and deaths.pop())), tmp_path / "weights"
+    async with _client(node, tmp_path) as client:
+        for number in (1, 2):
+            await _train(client, number)
+            await client.save_state(weights / str(number))
+        shutil.rmtree(weights / "1")
+        deaths.append("at the next request")
+        await _train(client, 3)
+        await client.save_state(weights / "3")
+
+    assert list((weights / "3" / "steps").read_bytes()) == [1, 2, 3]
+
+
 async def test_weights_without_their_optimizer_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "steps").write_bytes(b"\7")

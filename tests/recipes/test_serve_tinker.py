@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from cua_rl.command_line.fields import with_values
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.serve_tinker import ServeTinkerConfig, cli_main, prepare, require_same_models
+from cua_rl.training.config import TrainerConfig
+from cua_rl.types.errors import ConfigError
+
+
+def stored(config: ServeTinkerConfig) -> dict[str, object]:
+    return json.loads(json.dumps(plain_config(config)))
+
+
+def test_a_folder_keeps_what_its_models_are_made_of() -> None:
+    before = stored(ServeTinkerConfig())
+    require_same_models(before, plain_config(with_values(ServeTinkerConfig(), port=0, max_models=2)))
+    for changed in (
+        ServeTinkerConfig(model_name="org/other"),
+        ServeTinkerConfig(trainer=TrainerConfig(lora_alpha=16)),
+        ServeTinkerConfig(trainer=TrainerConfig(lora_modules=("language", "vision"))),
+    ):
+        with pytest.raises(ConfigError, match="as when the models in log_path were made"):
+            require_same_models(before, plain_config(changed))
+
+
+async def test_what_is_left_open_is_chosen_before_anything_starts() -> None:
+    prepared = await prepare(ServeTinkerConfig(lora_rank=8), {})
+    assert prepared.config.server.model_path == prepared.config.trainer.model_path == TINY_QWEN3_VL
+    assert prepared.config.server.max_lora_rank >= 8
+    assert prepared.config.server.max_num_seqs is not None
+    assert prepared.folder.name == "tinker-tiny"
+
+
+async def test_a_short_key_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TINKER_API_KEY: expected at least 16 characters, got 5"):
+        await cli_main(ServeTinkerConfig(), {"TINKER_API_KEY": "short"})
