@@ -40,6 +40,7 @@ from cua_rl.sampling.gateway_app import (
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.sampling.ignored_fields import IgnoredFields
 from cua_rl.sampling.openai_answers import Answer, items_by_id
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.vllm_responses import (
@@ -85,6 +86,7 @@ class _Prompt:
     rendered: ModelInput
     payload: Mapping[str, object]
     request: Mapping[str, object]
+    params: SamplingParams
     tools: tuple[Tool, ...]
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
@@ -113,6 +115,7 @@ class Gateway:
         self._max_image_characters = max_image_characters  # of a rollout, also of requests that were refused
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
+        self._ignored = IgnoredFields()
         self._hosts = {IN_PROCESS_HOST, *([host_name(public_url)] if public_url else [])}
         devices = device_routes(self.find_device, self.image_urls, self._hosts)
         self.app = make_gateway_app(self, MODEL_NAME, devices, hosts=self._hosts)
@@ -244,7 +247,7 @@ class Gateway:
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
-        max_tokens = rollout.params.max_tokens
+        max_tokens = prompt.params.max_tokens
         if prompt.rendered.length + max_tokens > self._client.max_model_len:
             raise ContextOverflow(
                 f"expected at most {self._client.max_model_len} tokens, got a prompt of {prompt.rendered.length} and "
@@ -252,7 +255,7 @@ class Gateway:
             )
         reply = await self._sample(rollout_id, rollout, prompt)
         sampled = parse_sampled(reply.body)
-        text, parsed = self._read(sampled, tools=prompt.tools)
+        text, parsed = self._read(sampled, prompt.params.stops, tools=prompt.tools)
         matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -275,6 +278,7 @@ class Gateway:
             model=MODEL_NAME,
             num_prompt_tokens=len(sampled.prompt_ids),
             num_sampled_tokens=len(sampled.tokens),
+            ignored=self._ignored.find(request, api, rollout.params),
         )
         return answer, prompt.to_store
 
@@ -303,12 +307,14 @@ class Gateway:
                 "the history"
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
+        params = conversation.limit(rollout.params)
         return _Prompt(
             rendered=self._renderer.render(
                 items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
             ),
-            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
+            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), params, seed, images),
             request=images.without_images(request),
+            params=params,
             tools=tuple(conversation.tools),
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
@@ -335,18 +341,22 @@ class Gateway:
             if rollout_id not in self._rollouts:  # closed meanwhile: a retry may have assigned it a replica again
                 self._client.forget(rollout_id)
 
-    def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call."""
+    def _read(self, sampled: Sampled, stops: Sequence[str], *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
+        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
+
+        The parts end before the first of `stops`, which is in the text because it was sampled.
+        """
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
         text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
-        parsed = self._renderer.parse(text, tools)
-        is_cut_off = parsed.reasoning is not None and "</think>" not in text
+        kept = text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+        parsed = self._renderer.parse(kept, tools)
+        is_cut_off = parsed.reasoning is not None and "</think>" not in kept
         if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
-            return text, ParsedAnswer(reasoning=None, text=text, tool_calls=())
+            return text, ParsedAnswer(reasoning=None, text=kept, tool_calls=())
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
         return text, replace(parsed, tool_calls=calls)
 

@@ -21,6 +21,8 @@ class Answer:
     model: str
     num_prompt_tokens: int
     num_sampled_tokens: int
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that had no effect."""
 
     @property
     def is_complete(self) -> bool:
