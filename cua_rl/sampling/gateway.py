@@ -11,10 +11,9 @@ the model server, records the turn, and returns a plain OpenAI answer to the age
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -26,10 +25,11 @@ from cua_rl.host.http_server import serve_app
 from cua_rl.host.request_limits import host_name
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.images import ImageSettings
-from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.openai_items import Conversation, StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.sampling.computer_tool import ComputerTool
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     RolloutAccess,
@@ -42,7 +42,7 @@ from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.ignored_fields import IgnoredFields
 from cua_rl.sampling.openai_answers import Answer, items_by_id
-from cua_rl.sampling.replica import RequestRejected
+from cua_rl.sampling.replica import RequestRejected, advice_for
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -51,7 +51,7 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
+from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
 
@@ -74,6 +74,7 @@ class _OpenRollout:
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     stored: StoredItems = field(default_factory=StoredItems)
     prompt_texts: dict[str, EncodedTextChunk] = field(default_factory=dict[str, EncodedTextChunk])  # of the last one
+    failures: dict[str, str] = field(default_factory=dict[str, str])  # of calls of the computer tool, by id
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -87,7 +88,7 @@ class _Prompt:
     payload: Mapping[str, object]
     request: Mapping[str, object]
     params: SamplingParams
-    tools: tuple[Tool, ...]
+    conversation: Conversation
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
 
@@ -246,6 +247,9 @@ class Gateway:
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
+        computer = ComputerTool.find(request) if api == "responses" else None
+        if computer is not None:
+            request = computer.read(request, rollout.failures)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         max_tokens = prompt.params.max_tokens
         if prompt.rendered.length + max_tokens > self._client.max_model_len:
@@ -255,7 +259,7 @@ class Gateway:
             )
         reply = await self._sample(rollout_id, rollout, prompt)
         sampled = parse_sampled(reply.body)
-        text, parsed = self._read(sampled, prompt.params.stops, tools=prompt.tools)
+        text, parsed = self._read(sampled, rollout, prompt, computer)
         matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -315,7 +319,7 @@ class Gateway:
             payload=sampling_request(*self._renderer.to_send(items, conversation.tools), params, seed, images),
             request=images.without_images(request),
             params=params,
-            tools=tuple(conversation.tools),
+            conversation=conversation,
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
@@ -341,11 +345,14 @@ class Gateway:
             if rollout_id not in self._rollouts:  # closed meanwhile: a retry may have assigned it a replica again
                 self._client.forget(rollout_id)
 
-    def _read(self, sampled: Sampled, stops: Sequence[str], *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
+    def _read(
+        self, sampled: Sampled, rollout: _OpenRollout, prompt: _Prompt, computer: ComputerTool | None
+    ) -> tuple[str, ParsedAnswer]:
         """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
 
-        The parts end before the first of `stops`, which is in the text because it was sampled.
+        The parts end before the first of the request's stops, which is in the text because it was sampled.
         """
+        stops, tools = prompt.params.stops, prompt.conversation.tools
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
@@ -357,7 +364,12 @@ class Gateway:
         is_cut_off = parsed.reasoning is not None and "</think>" not in kept
         if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
             return text, ParsedAnswer(reasoning=None, text=kept, tool_calls=())
+        if computer is not None:
+            earlier = (call for answer in rollout.answers for call in answer.parsed.tool_calls)
+            parsed = computer.answer(parsed, prompt.conversation.items, earlier)
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
+        if computer is not None and parsed.failure is not None:
+            rollout.failures |= {call.call_id: parsed.failure.message for call in calls}
         return text, replace(parsed, tool_calls=calls)
 
     def _compare(self, rollout_id: str, rendered: ModelInput, sampled: Sampled) -> tuple[bool, ModelInput]:
@@ -379,21 +391,3 @@ class Gateway:
                 self._renderer.decode(expected[near]),
             )
         return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
-
-
-def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """What to change after a rejection that depends on the configuration; None if only this request is at fault."""
-    # Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
-    # never trigger it.
-    if "may be provided in one prompt" in rejected.message:
-        return (
-            "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "
-            "fewer screenshots (history=block_drop, history_images, max_turns)"
-        )
-    match rejected.status:
-        case HTTPStatus.NOT_FOUND if not has_adapter:  # an adapter may be lost in a restart
-            return "check that the server still serves the model that the run began with"
-        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-            return "check that the server answers without a key, or start one without"
-        case _:
-            return None

@@ -25,6 +25,7 @@ from cua_rl.host.masking import make_key
 from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.sampling.computer_tool import ComputerTool
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.errors import ConfigError, SamplingError
@@ -78,6 +79,8 @@ def make_gateway_app(
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
         answer = await gateway.answer(rollout_id, body, "responses", is_trained=is_trained)
         response = response_object(answer, body)
+        if (computer := ComputerTool.find(body)) is not None:
+            response["output"] = computer.write(response["output"])
         return reply(answer, response_events(response) if body.get("stream") else response)
 
     async def chat(request: Request, body: Mapping[str, Any]) -> Response:

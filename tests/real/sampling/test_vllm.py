@@ -170,7 +170,8 @@ async def test_an_answer_with_a_stop_is_the_beginning_of_the_one_without(
     (turn,), (short,) = gateway.close_rollout("stopped"), gateway.close_rollout("short")
     num_tokens = len(turn.sampled_tokens)
     assert len(stop) == 3
-    assert stopped.choices[0].message.content == whole.text[: whole.text.index(stop)]
+    said = whole.text[: whole.text.index(stop)].rpartition("</think>")[2]  # a random model may think
+    assert (stopped.choices[0].message.content or "").strip() == said.strip()
     assert stopped.choices[0].finish_reason == "stop"
     assert turn.sampled_tokens == whole.sampled_tokens[:num_tokens]
     assert stop in tiny_renderer.decode(turn.sampled_tokens)
