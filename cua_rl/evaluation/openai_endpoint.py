@@ -17,6 +17,7 @@ from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
+from cua_rl.sampling.ignored_fields import IgnoredFields
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.conversation import EncodedImage, Tool
@@ -60,6 +61,7 @@ class EndpointAccess:
         self._params = params
         self._timeout_s = timeout_s
         self._rollouts: dict[str, _OpenRollout] = {}
+        self._ignored = IgnoredFields()
         self._app = make_gateway_app(self, endpoint.model)
         self._client: AsyncOpenAI | None = None
 
@@ -107,7 +109,9 @@ class EndpointAccess:
         read = conversation_from_responses if api == "responses" else conversation_from_chat
         conversation = read(request, rollout.access.images)
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
-        body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
+        body = make_body(
+            conversation.items, conversation.tools, self._endpoint.model, conversation.limit(rollout.params)
+        )
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body, conversation.tools)
         parsed = reply.parsed
@@ -135,6 +139,7 @@ class EndpointAccess:
             model=self._endpoint.model,
             num_prompt_tokens=reply.num_prompt_tokens,
             num_sampled_tokens=reply.num_sampled_tokens,
+            ignored=self._ignored.find(request, api, rollout.params),
         )
 
     async def _ask(self, body: Mapping[str, object], tools: Sequence[Tool]) -> Reply:

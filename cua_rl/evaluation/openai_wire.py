@@ -63,6 +63,7 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
         ],
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
+        **({"stop": list(params.stops)} if params.stops else {}),
     }
 
 

@@ -25,6 +25,7 @@ from cua_rl.types.conversation import (
     ToolResult,
 )
 from cua_rl.types.json_values import Json, is_object
+from cua_rl.types.rollout import SamplingParams
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")
@@ -48,7 +49,14 @@ class Conversation:
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
     stops: tuple[str, ...] = ()
-    """Where the agent wanted the answer to end; it may have put one back behind an earlier answer."""
+    """Texts at which the answer ends; the agent may have put one back behind an earlier answer."""
+    max_tokens: int | None = None
+    """Maximum length of the answer; None is the run's."""
+
+    def limit(self, params: SamplingParams) -> SamplingParams:
+        """The run's parameters with the limits of this request, which may only make an answer shorter."""
+        longest = params.max_tokens if self.max_tokens is None else min(params.max_tokens, self.max_tokens)
+        return replace(params, max_tokens=longest, stops=self.stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,11 @@ def conversation_from_responses(
             _item_from_responses(item, images, stored, FieldPath(f"input[{index}]"))
             for index, item in enumerate(list_at(given, FieldPath("input")))
         ]
-    return Conversation(items=(*system, *earlier, *_with_call_ids(items)), tools=_tools(request, nested=False))
+    return Conversation(
+        items=(*system, *earlier, *_with_call_ids(items)),
+        tools=_tools(request, nested=False),
+        max_tokens=_max_tokens(request, "max_output_tokens"),
+    )
 
 
 def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, at: FieldPath) -> Item:
@@ -136,14 +148,11 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
                 items += _chat_answer(fields, images, at)
             case _:
                 items.append(_message(fields, images, at))
-    stop = request.get("stop")
-    stops = [stop] if isinstance(stop, str) else optional_list_at(stop, FieldPath("stop"))
-    if len(stops) > _MAX_STOPS:
-        raise FieldPath("stop").error(f"at most {_MAX_STOPS} texts", len(stops), "send fewer")
     return Conversation(
         items=_with_call_ids(items),
         tools=_tools(request, nested=True),
-        stops=tuple(stop for stop in stops if isinstance(stop, str)),
+        stops=_stops(request.get("stop")),
+        max_tokens=_max_tokens(request, "max_completion_tokens", "max_tokens"),
     )
 
 
@@ -159,6 +168,27 @@ def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
         for tool in tools
     ]
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else optional_list_at(given, FieldPath("stop"))
+    if len(stops) > _MAX_STOPS:
+        raise FieldPath("stop").error(f"at most {_MAX_STOPS} texts", len(stops), "send fewer")
+    texts = tuple(stop for stop in stops if isinstance(stop, str))
+    if len(texts) < len(stops):
+        raise FieldPath("stop").error("a text or a list of texts", given, "correct the request")
+    return tuple(filter(None, texts))
+
+
+def _max_tokens(request: Json, *names: str) -> int | None:
+    """The first of these fields that is there."""
+    for name in names:
+        limit = request.get(name)
+        if limit is not None:
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+                raise FieldPath(name).error("a whole number of at least 1", limit, "correct the request")
+            return limit
+    return None
 
 
 def _refuse_fields(request: Json) -> None:

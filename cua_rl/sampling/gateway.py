@@ -11,10 +11,9 @@ the model server, records the turn, and returns a plain OpenAI answer to the age
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -26,9 +25,10 @@ from cua_rl.host.http_server import serve_app
 from cua_rl.host.request_limits import host_name
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.images import ImageSettings
-from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.openai_items import Conversation, StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.sampling.computer_tool import ComputerTool
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     RolloutAccess,
@@ -39,11 +39,12 @@ from cua_rl.sampling.gateway_app import (
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.sampling.ignored_fields import IgnoredFields
 from cua_rl.sampling.openai_answers import Answer, items_by_id
-from cua_rl.sampling.replica import RequestRejected
+from cua_rl.sampling.replica import RequestRejected, advice_for
 from cua_rl.sampling.sampler import Sampled, Sampler, TurnRequest
 from cua_rl.sampling.vllm_responses import first_difference, rebuild_prompt, sampling_request
-from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
+from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
 
@@ -66,6 +67,7 @@ class _OpenRollout:
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     stored: StoredItems = field(default_factory=StoredItems)
     prompt_texts: dict[str, EncodedTextChunk] = field(default_factory=dict[str, EncodedTextChunk])  # of the last one
+    failures: dict[str, str] = field(default_factory=dict[str, str])  # of calls of the computer tool, by id
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -77,7 +79,7 @@ class _OpenRollout:
 class _Prompt:
     turn: TurnRequest
     request: Mapping[str, object]
-    tools: tuple[Tool, ...]
+    conversation: Conversation
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
 
@@ -105,6 +107,7 @@ class Gateway:
         self._max_image_characters = max_image_characters  # of a rollout, also of requests that were refused
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
+        self._ignored = IgnoredFields()
         self._hosts = {IN_PROCESS_HOST, *([host_name(public_url)] if public_url else [])}
         devices = device_routes(self.find_device, self.image_urls, self._hosts)
         self.app = make_gateway_app(self, MODEL_NAME, devices, hosts=self._hosts)
@@ -235,8 +238,11 @@ class Gateway:
         params = rollout.params.seeded(rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
+        computer = ComputerTool.find(request) if api == "responses" else None
+        if computer is not None:
+            request = computer.read(request, rollout.failures)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, params)
-        max_tokens = params.max_tokens
+        max_tokens = prompt.turn.params.max_tokens
         if prompt.turn.prompt.length + max_tokens > self._client.max_model_len:
             raise ContextOverflow(
                 f"expected at most {self._client.max_model_len} tokens, got a prompt of "
@@ -244,7 +250,7 @@ class Gateway:
                 "with more"
             )
         sampled, adapter = await self._sample(rollout_id, rollout, prompt)
-        text, parsed = self._read(sampled, tools=prompt.tools)
+        text, parsed = self._read(sampled, rollout, prompt, computer)
         matches, model_input = self._compare(rollout_id, prompt.turn.prompt, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -267,6 +273,7 @@ class Gateway:
             model=MODEL_NAME,
             num_prompt_tokens=len(sampled.prompt_ids),
             num_sampled_tokens=len(sampled.tokens),
+            ignored=self._ignored.find(request, api, rollout.params),
         )
         return answer, prompt.to_store
 
@@ -295,6 +302,7 @@ class Gateway:
                 "the history"
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
+        params = conversation.limit(params)
         rendered = self._renderer.render(
             items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
         )
@@ -302,7 +310,7 @@ class Gateway:
         return _Prompt(
             turn=TurnRequest(prompt=rendered, payload=payload, params=params),
             request=images.without_images(request),
-            tools=tuple(conversation.tools),
+            conversation=conversation,
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
@@ -328,19 +336,31 @@ class Gateway:
             if rollout_id not in self._rollouts:  # closed meanwhile: a retry may have assigned it a replica again
                 self._client.forget(rollout_id)
 
-    def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call."""
+    def _read(
+        self, sampled: Sampled, rollout: _OpenRollout, prompt: _Prompt, computer: ComputerTool | None
+    ) -> tuple[str, ParsedAnswer]:
+        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
+
+        The parts end before the first of the request's stops, which is in the text because it was sampled.
+        """
+        stops, tools = prompt.turn.params.stops, prompt.conversation.tools
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
         text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
-        parsed = self._renderer.parse(text, tools)
-        is_cut_off = parsed.reasoning is not None and "</think>" not in text
+        kept = text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+        parsed = self._renderer.parse(kept, tools)
+        is_cut_off = parsed.reasoning is not None and "</think>" not in kept
         if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
-            return text, ParsedAnswer(reasoning=None, text=text, tool_calls=())
+            return text, ParsedAnswer(reasoning=None, text=kept, tool_calls=())
+        if computer is not None:
+            earlier = (call for answer in rollout.answers for call in answer.parsed.tool_calls)
+            parsed = computer.answer(parsed, prompt.conversation.items, earlier)
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
+        if computer is not None and parsed.failure is not None:
+            rollout.failures |= {call.call_id: parsed.failure.message for call in calls}
         return text, replace(parsed, tool_calls=calls)
 
     def _compare(self, rollout_id: str, rendered: ModelInput, sampled: Sampled) -> tuple[bool, ModelInput]:
@@ -362,21 +382,3 @@ class Gateway:
                 self._renderer.decode(expected[near]),
             )
         return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
-
-
-def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """What to change after a rejection that depends on the configuration; None if only this request is at fault."""
-    # Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
-    # never trigger it.
-    if "may be provided in one prompt" in rejected.message:
-        return (
-            "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "
-            "fewer screenshots (history=block_drop, history_images, max_turns)"
-        )
-    match rejected.status:
-        case HTTPStatus.NOT_FOUND if not has_adapter:  # an adapter may be lost in a restart
-            return "check that the server still serves the model that the run began with"
-        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-            return "check that the server answers without a key, or start one without"
-        case _:
-            return None

@@ -25,10 +25,11 @@ from cua_rl.host.masking import make_key
 from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
+from cua_rl.sampling.computer_tool import ComputerTool
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.errors import ConfigError, SamplingError
-from cua_rl.types.json_values import is_object, mapping
+from cua_rl.types.json_values import JsonDict, is_object, mapping
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -78,18 +79,23 @@ def make_gateway_app(
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
         answer = await gateway.answer(rollout_id, body, "responses", is_trained=is_trained)
         response = response_object(answer, body)
-        return stream(response_events(response)) if body.get("stream") else JSONResponse(response)
+        if (computer := ComputerTool.find(body)) is not None:
+            response["output"] = computer.write(response["output"])
+        return reply(answer, response_events(response) if body.get("stream") else response)
 
     async def chat(request: Request, body: Mapping[str, Any]) -> Response:
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
         answer = await gateway.answer(rollout_id, body, "chat", is_trained=is_trained)
         if not body.get("stream"):
-            return JSONResponse(chat_completion(answer))
+            return reply(answer, chat_completion(answer))
         with_usage = bool(mapping(body.get("stream_options")).get("include_usage"))
-        return stream(chat_events(answer, with_usage=with_usage))
+        return reply(answer, chat_events(answer, with_usage=with_usage))
 
-    def stream(events: Iterator[bytes]) -> StreamingResponse:
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def reply(answer: Answer, body: JsonDict | Iterator[bytes]) -> Response:
+        headers = {"CUA-Ignored": ", ".join(answer.ignored)} if answer.ignored else {}
+        if isinstance(body, dict):
+            return JSONResponse(body, headers=headers)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
 
     async def models(request: Request, body: Mapping[str, Any]) -> Response:
         return JSONResponse({"object": "list", "data": [card]})

@@ -165,17 +165,25 @@ def _as_sampled(
     separate: list[Item] = []
     for item in items:
         said = _said(item) or ""
-        stopped = next((text for stop in stops if (text := said.removesuffix(stop).strip()) in texts), None)
-        written = _written_calls(said) if len(said) <= max_written else []
+        stopped = _without_stop(said, texts, stops)
+        written = [
+            _message(_without_stop(text, texts, stops)) if (text := _said(part)) else part
+            for part in (_written_calls(said) if len(said) <= max_written else [])
+        ]
         if said in texts or not said:
             separate.append(item)
-        elif stopped is not None:
+        elif stopped in texts:
             separate.append(_message(stopped))
         elif any(_rest_after(answer, written, sampled_ids) == [] for answer in answers):
             separate += written
         else:
             separate += _joined_texts(said, texts) or [item]
     return separate
+
+
+def _without_stop(said: str, texts: Collection[str], stops: Collection[str]) -> str:
+    """The one of `texts` behind which the client put a stop back, else what it said."""
+    return next((text for stop in stops if (text := said.removesuffix(stop).strip()) in texts), said)
 
 
 def _message(text: str) -> Message:

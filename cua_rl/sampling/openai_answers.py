@@ -11,6 +11,9 @@ from cua_rl.types.conversation import Item, ParsedAnswer, ToolCall
 from cua_rl.types.json_values import JsonDict
 from cua_rl.types.rollout import ModelTurn
 
+_UNFINISHED: Mapping[str, JsonDict] = {"function_call": {"arguments": ""}, "computer_call": {}}
+"""What an output item is added with as an event; those with content are added without it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -21,6 +24,8 @@ class Answer:
     model: str
     num_prompt_tokens: int
     num_sampled_tokens: int
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that had no effect."""
 
     @property
     def is_complete(self) -> bool:
@@ -147,7 +152,7 @@ def response_events(response: JsonDict) -> Iterator[bytes]:
         {"type": "response.in_progress", "response": begun},
     ]
     for index, item in enumerate(response["output"]):
-        empty: JsonDict = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty = _UNFINISHED.get(item["type"], {"content": []})
         added: JsonDict = {**item, **empty, "status": "in_progress"}
         events.append({"type": "response.output_item.added", "output_index": index, "item": added})
         events += ({**event, "item_id": item["id"], "output_index": index} for event in item_events(item))
@@ -159,6 +164,8 @@ def response_events(response: JsonDict) -> Iterator[bytes]:
 
 def item_events(item: JsonDict) -> Iterator[JsonDict]:
     """The events of an output item between those that add and finish it."""
+    if item["type"] == "computer_call":
+        return
     if item["type"] == "function_call":
         arguments, name = item["arguments"], item["name"]
         yield {"type": "response.function_call_arguments.delta", "delta": arguments}

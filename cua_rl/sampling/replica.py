@@ -37,6 +37,24 @@ class RequestRejected(SamplingError):
         self.message = message
 
 
+def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
+    """What to change after a rejection that depends on the configuration; None if only this request is at fault."""
+    # Such a rejection stops the run. As a fault of single rollouts it would bias the data towards short rollouts, which
+    # never trigger it.
+    if "may be provided in one prompt" in rejected.message:
+        return (
+            "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "
+            "fewer screenshots (history=block_drop, history_images, max_turns)"
+        )
+    match rejected.status:
+        case HTTPStatus.NOT_FOUND if not has_adapter:  # an adapter may be lost in a restart
+            return "check that the server still serves the model that the run began with"
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+            return "check that the server answers without a key, or start one without"
+        case _:
+            return None
+
+
 class ReplicaLost(SamplingError):
     """The model server does not answer, or was started again: another one takes its requests, or they wait."""
 

@@ -30,6 +30,7 @@ def sampling_request(
         "tools": responses_tools(tools),
         "temperature": params.temperature,
         "max_output_tokens": params.max_tokens,
+        "stop": list(params.stops),
         "seed": params.seed,
         "top_p": 1.0,
         "top_k": 0,

@@ -33,6 +33,8 @@ class SamplingParams:
     max_tokens: int
     temperature: float
     seed: int | None = None
+    stops: tuple[str, ...] = ()
+    """Texts at which an answer ends."""
 
     def seeded(self, *place: object) -> "SamplingParams":
         """The same parameters with their own seed for a place in the run; without a seed, unchanged."""

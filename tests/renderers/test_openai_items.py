@@ -110,6 +110,13 @@ def test_a_chat_request_becomes_the_same_conversation() -> None:
     assert conversation_from_chat(request) == EXPECTED
 
 
+@pytest.mark.parametrize(("field", "value"), [("stop", [5]), ("stop", {}), ("max_tokens", 0), ("max_tokens", "9")])
+def test_limits_that_are_none_are_refused(field: str, value: object) -> None:
+    request: dict[str, object] = {"messages": [{"role": "user", "content": "go"}], field: value}
+    with pytest.raises(RequestError, match=f"at {field}, got"):
+        conversation_from_chat(request)
+
+
 def test_more_stops_than_an_agent_can_need_are_refused() -> None:
     request: dict[str, object] = {"messages": [{"role": "user", "content": "go"}], "stop": ["x"] * 65}
     with pytest.raises(RequestError, match="at most 64 texts at stop, got 65"):

@@ -245,7 +245,9 @@ class FakeVllm:
         prompt = self.renderer.render(conversation.items, conversation.tools).token_ids(self.renderer.image_token_id)
         if self.extra_prompt_token is not None:
             prompt = [self.extra_prompt_token, *prompt]
-        whole = [*self.renderer.encode(text), self.renderer.stop_token_ids[0]]
+        ends = [place + len(stop) for stop in body.get("stop", []) if (place := text.find(stop)) >= 0]
+        text = text[: min(ends, default=len(text))]
+        whole = [*self.renderer.encode(text), *([] if ends else self.renderer.stop_token_ids[:1])]
         sampled = whole[: body["max_output_tokens"]]
         part = {"type": "output_text", "text": text, "logprobs": [{"logprob": LOGPROB} for _ in sampled]}
         return {

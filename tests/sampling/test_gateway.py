@@ -88,7 +88,7 @@ async def test_a_turn_records_tokens_logprobs_prompt_and_request(
 async def test_the_server_is_asked_for_the_runs_own_distribution_whatever_the_agent_wants(
     agent: AsyncOpenAI, fake: FakeVllm
 ) -> None:
-    await agent.responses.create(model="gpt", input="hi", temperature=0.1, top_p=0.5, max_output_tokens=16, store=True)
+    await agent.responses.create(model="gpt", input="hi", temperature=0.1, top_p=0.5, max_output_tokens=99, store=True)
 
     (sent,) = fake.requests
     assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_output_tokens"]) == (1.0, 1.0, 0, 64)
@@ -276,6 +276,60 @@ async def test_an_answer_cut_off_by_the_limit_is_incomplete_and_keeps_all_tokens
     assert response.incomplete_details.reason == "max_output_tokens"
     (turn,) = gateway.close_rollout("short")
     assert (turn.stop, len(turn.sampled_tokens)) == ("length", 3)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_an_agent_may_ask_for_a_shorter_answer_than_the_runs(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, field: str
+) -> None:
+    fake.answers.extend(["a long answer that is cut off", "a long answer that is cut off"])
+    chat = await agent.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": "hi"}], extra_body={field: 3}
+    )
+    response = await agent.responses.create(model="policy", input="hi", max_output_tokens=4)
+
+    assert (chat.choices[0].finish_reason, response.status) == ("length", "incomplete")
+    assert [len(turn.sampled_tokens) for turn in gateway.turns("r1")] == [3, 4]
+
+
+async def test_an_answer_ends_at_a_stop_which_is_sampled_but_not_shown(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, renderer: Qwen3VLRenderer
+) -> None:
+    fake.answers.extend(["Thought: look.\nObservation: nothing", "done"])
+    question: Any = {"role": "user", "content": "hi"}
+    stop = ["\nObservation:", "never"]
+    first = await agent.chat.completions.create(model="policy", messages=[question], stop=stop)
+    answer, after = first.choices[0].message.content, {"role": "user", "content": "Observation: a page"}
+    history: Any = [question, {"role": "assistant", "content": answer}, after]
+    await agent.chat.completions.create(model="policy", messages=history, stop=stop)
+
+    assert (answer, first.choices[0].finish_reason) == ("Thought: look.", "stop")
+    one, two = gateway.turns("r1")
+    assert one.sampled_tokens == tuple(renderer.encode("Thought: look.\nObservation:"))
+    prompt, sampled = flat_ids(one, renderer), one.sampled_tokens
+    assert flat_ids(two, renderer)[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+
+
+async def test_fields_without_effect_are_named_in_a_header_and_logged_once(
+    gateway: Gateway, fake: FakeVllm, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway.open_rollout("r")
+    ask = gateway.openai_client("r").with_raw_response
+    same = {"tool_choice": "auto", "temperature": 1.0, "max_output_tokens": 8, "parallel_tool_calls": True}
+    silent = await ask.responses.create(model="policy", input="hi", extra_body=same)
+    for stream in (False, True):
+        named = await ask.chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=stream,
+            extra_body={"tool_choice": "required", "temperature": 0.0, "max_tokens": 1000, "stop": "x", "seed": None},
+        )
+        assert named.headers["CUA-Ignored"] == "max_tokens, temperature, tool_choice"
+
+    assert "CUA-Ignored" not in silent.headers
+    assert [record.getMessage() for record in caplog.records if "without effect" in record.getMessage()] == [
+        "without effect in an agent's requests: max_tokens, temperature, tool_choice (see docs/agents.md)"
+    ]
 
 
 async def test_an_answer_of_only_the_end_of_turn_has_its_logprob(

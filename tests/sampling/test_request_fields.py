@@ -29,14 +29,10 @@ IGNORED: dict[str, Any] = {
     "max_tool_calls": 1,
     "reasoning": {"effort": "high", "summary": "auto"},
     "reasoning_effort": "high",
-    "stop": ["h", "i"],
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
     "text": {"format": {"type": "json_object"}},
     "temperature": 0.1,
     "top_p": 0.2,
-    "max_tokens": 1,
-    "max_output_tokens": 1,
-    "max_completion_tokens": 1,
     "seed": 3,
     "presence_penalty": 1,
     "frequency_penalty": 1,
@@ -61,7 +57,8 @@ REFUSED: dict[str, Any] = {
     "web_search_options": {"search_context_size": "low"},
     "audio": {"voice": "alloy", "format": "wav"},
 }
-HONOURED = {"input", "messages", "instructions", "tools", "stream", "stream_options"}
+HONOURED = {"input", "messages", "instructions", "tools", "stream", "stream_options", "stop"}
+HONOURED |= {"max_tokens", "max_output_tokens", "max_completion_tokens"}
 HONOURED |= {"previous_response_id", "item_reference"}  # see test_gateway.py
 
 

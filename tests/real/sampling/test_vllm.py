@@ -152,6 +152,34 @@ async def test_every_sampled_token_has_a_logprob_ends_of_turn_too(
         assert turn.text == tiny_renderer.decode(turn.sampled_tokens[:-1])
 
 
+async def test_an_answer_with_a_stop_is_the_beginning_of_the_one_without(
+    gateway: Gateway, tiny_renderer: Qwen3VLRenderer
+) -> None:
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=5)
+    question: Any = [{"role": "user", "content": "Go."}]
+    for name in ("whole", "stopped", "short"):
+        gateway.open_rollout(name, params=params)
+    await gateway.openai_client("whole").chat.completions.create(model="policy", messages=question)
+    (whole,) = gateway.close_rollout("whole")
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    stopped = await gateway.openai_client("stopped").chat.completions.create(
+        model="policy", messages=question, stop=["never said", stop]
+    )
+    await gateway.openai_client("short").responses.create(model="policy", input=question, max_output_tokens=7)
+
+    (turn,), (short,) = gateway.close_rollout("stopped"), gateway.close_rollout("short")
+    num_tokens = len(turn.sampled_tokens)
+    assert len(stop) == 3
+    said = whole.text[: whole.text.index(stop)].rpartition("</think>")[2]  # a random model may think
+    assert (stopped.choices[0].message.content or "").strip() == said.strip()
+    assert stopped.choices[0].finish_reason == "stop"
+    assert turn.sampled_tokens == whole.sampled_tokens[:num_tokens]
+    assert stop in tiny_renderer.decode(turn.sampled_tokens)
+    assert stop not in tiny_renderer.decode(turn.sampled_tokens[:-1])
+    assert turn.sampling_logprobs == pytest.approx(whole.sampling_logprobs[:num_tokens], abs=1e-3)
+    assert (short.stop, short.sampled_tokens) == ("length", whole.sampled_tokens[:7])
+
+
 async def test_requests_with_seeds_survive_prompts_that_are_computed_in_parts(gateway: Gateway) -> None:
     """More prompt tokens at a time than vLLM computes in one batch, so that some prompts are split."""
     names = [f"seeded-{number}" for number in range(48)]
