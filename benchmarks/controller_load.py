@@ -97,9 +97,10 @@ class AnnouncedPolicy(SlowPolicy):
         self.sampler, self.rollouts = sampler, rollouts
 
     async def serve(self, saved: SavedPolicy) -> AdapterRef:
-        self.sampler.current = await super().serve(saved)
+        adapter = await super().serve(saved)
+        await self.sampler.publish(adapter)  # on the server too: workers sample from no other
         self.rollouts.announce()
-        return self.sampler.current
+        return adapter
 
 
 class IdleTrainer(FakeTrainer):

@@ -72,7 +72,7 @@ async def main(options: argparse.Namespace) -> None:
             load_and_prove=serve,
             state_path=lambda step: folder / "weights" / f"{step:06d}",
             sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
-            record_checkpoint=lambda step, state, adapter: None,
+            record_checkpoint=lambda step, state, adapter, is_interim: None,
         )
         for step in range(options.publications):
             clock = time.perf_counter()

@@ -216,7 +216,7 @@ class FakePolicy:
     def hold(self, adapter: AdapterRef) -> Generator[None]:
         yield
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         self.saved.append(step)
         return Path(f"/weights/{step}"), Path(f"/sampler_weights/{step}")
 

@@ -294,7 +294,7 @@ class _Policy:
     def hold(self, adapter: AdapterRef) -> Generator[None]:
         yield
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         return Path(), Path()
 
 

@@ -45,7 +45,8 @@ class ServedPolicy:
     """Publishes the trainer's weights under `folder`/sampler_weights and checkpoints under `folder`/weights.
 
     `make_canary` measures the trainer's current weights; `load_and_prove` loads an adapter into the model server and
-    returns when it is announced; `record_checkpoint` records a checkpoint and deletes the states of those given up.
+    returns when it is announced; `record_checkpoint` records a checkpoint, with whether it stays only until the next
+    one, and deletes the states of those given up.
     """
 
     trainer: WeightSource
@@ -53,7 +54,7 @@ class ServedPolicy:
     load_and_prove: Callable[[AdapterRef, Canary | None], Awaitable[None]]
     state_path: Callable[[int], Path]
     sampler_path: Callable[[int], Path]
-    record_checkpoint: Callable[[int, Path, Path], None]
+    record_checkpoint: Callable[[int, Path, Path, bool], None]
     _steps: dict[Path, int] = field(default_factory=dict[Path, int])
     """Adapter folders with their steps, in the order in which they were served."""
     _held: Counter[Path] = field(default_factory=Counter[Path])
@@ -84,14 +85,14 @@ class ServedPolicy:
         finally:
             self._held[adapter.path] -= 1
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         """Save everything a resume needs after `step` steps; durable when this returns."""
         state_path, sampler_path = self.state_path(step), self.sampler_path(step)
         if not sampler_path.exists():
             await self.trainer.save_weights_for_sampler(sampler_path)
         await self.trainer.save_state(state_path)
         self._steps.setdefault(sampler_path, step)
-        await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path)
+        await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path, is_interim)
         return state_path, sampler_path
 
     def _prune(self) -> None:

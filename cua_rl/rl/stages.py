@@ -55,7 +55,7 @@ class Policy(Protocol):
 
     def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]: ...
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]: ...
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]: ...
 
 
 class StepLog(Protocol):
@@ -303,7 +303,7 @@ async def save_checkpoint(settings: LoopSettings, parts: LoopParts, num_steps: i
     if not (is_due or settings.config.trainer.max_restarts):
         return
     await parts.recorder.flush()  # a resumed run finds everything that this checkpoint builds on in the database
-    state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
+    state_path, sampler_path = await parts.policy.save_checkpoint(num_steps, is_interim=not is_due)
     if is_due:
         await parts.recorder.record(
             CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))

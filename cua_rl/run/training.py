@@ -24,7 +24,7 @@ from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
-from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, is_checkpoint_due
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.decisions import print_decisions, print_settings, training_decisions
 from cua_rl.run.monitor import send_events, show_run
@@ -142,7 +142,7 @@ async def _run(
             ready = time.monotonic()
             report.display.begin_steps()
             settings = _loop_settings(prepared, first_step, resumed, curve)
-            parts = _parts(prepared, settings, folder, engine, rollouts, recorder, report, memory)
+            parts = _parts(prepared, folder, engine, rollouts, recorder, report, memory)
             await run_loop(prepared.config, settings, parts, resumed.start, engine.sampler)
     await finish_report(report, prepared, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
@@ -225,7 +225,6 @@ def _loop_settings(prepared: PreparedTraining, first_step: int, resumed: Resumed
 
 def _parts(
     prepared: PreparedTraining,
-    settings: LoopSettings,
     folder: LogDirectory,
     engine: Engine,
     rollouts: Rollouts,
@@ -247,7 +246,7 @@ def _parts(
         tasks=make_task_stream(config, prepared.train_tasks, memory),
         runner=rollouts.for_training,
         trainer=engine.trainer,
-        policy=_served_policy(prepared, settings, engine, folder, rollouts.announce),
+        policy=_served_policy(prepared, engine, folder, rollouts.announce),
         evaluator=evaluator if prepared.eval_tasks else None,
         recorder=recorder,
         log=report,
@@ -265,7 +264,6 @@ def canary_prompt(prepared: PreparedTraining) -> ModelInput:
 
 def _served_policy(
     prepared: PreparedTraining,
-    settings: LoopSettings,
     engine: Engine,
     folder: LogDirectory,
     announce: Callable[[], None],
@@ -280,8 +278,7 @@ def _served_policy(
         await engine.sampler.publish(adapter, canary)
         announce()
 
-    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
-        is_interim = not is_checkpoint_due(settings, step)
+    def record_checkpoint(step: int, state_path: Path, sampler_path: Path, is_interim: bool) -> None:
         folder.record_checkpoint(
             Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_interim=is_interim)
         )

@@ -47,10 +47,10 @@ class Checkpoints(ServedVersions):
         self.others = {id(found) for found in all_rollouts()}
         self.kept: list[set[str]] = []
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         alive = {found.rollout_id for found in all_rollouts() if id(found) not in self.others}
         self.kept.append(alive & self.names.trained)
-        return await super().save_checkpoint(step)
+        return await super().save_checkpoint(step, is_interim=is_interim)
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])

@@ -104,13 +104,13 @@ class StoppedPolicy(ServedVersions):
         await self.stop.reach("serve")
         return await super().serve(saved)
 
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+    async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         durable = self.recorder.events[: self.recorder.num_durable]
         assert step in [event.step for event in durable if isinstance(event, StepTrained)]
         await self.stop.reach("save checkpoint")
         self.checkpoints[step] = (self.learner.weight, self.learner.policy_version)
         await self.stop.reach("checkpoint saved")
-        return await super().save_checkpoint(step)
+        return await super().save_checkpoint(step, is_interim=is_interim)
 
 
 class StoppedRunner(SeededRunner):

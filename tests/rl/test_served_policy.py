@@ -32,7 +32,7 @@ def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int], num
     async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
         served.append(adapter)
 
-    def record(step: int, state_path: Path, sampler_path: Path) -> None:
+    def record(step: int, state_path: Path, sampler_path: Path, is_interim: bool) -> None:
         recorded.append(step)
         for given_up in recorded[:-num_checkpoints]:
             shutil.rmtree(folder / "weights" / f"{given_up:06d}", ignore_errors=True)
@@ -55,7 +55,7 @@ async def test_adapters_that_are_neither_recent_nor_in_a_checkpoint_are_deleted(
     for step in range(6):
         await policy.publish(step)
         if step == 1:
-            await policy.save_checkpoint(step)
+            await policy.save_checkpoint(step, is_interim=False)
 
     assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == [
         "000001",
@@ -71,7 +71,7 @@ async def test_adapters_that_are_neither_recent_nor_in_a_checkpoint_are_deleted(
 async def test_a_checkpoint_of_a_step_that_published_nothing_has_its_adapter(tmp_path: Path) -> None:
     policy = make_policy(tmp_path, [], [])
 
-    _, sampler_path = await policy.save_checkpoint(4)
+    _, sampler_path = await policy.save_checkpoint(4, is_interim=False)
 
     assert sampler_path.is_dir()
 
@@ -85,7 +85,7 @@ async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_s
     with policy.hold(held):
         for step in range(7):
             await policy.publish(step)
-            await policy.save_checkpoint(step)
+            await policy.save_checkpoint(step, is_interim=False)
         kept_while_held = sorted(path.name for path in (tmp_path / "sampler_weights").iterdir())
     await policy.publish(7)
 
@@ -96,7 +96,7 @@ async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_s
 async def test_a_resumed_run_keeps_the_adapter_of_the_checkpoint_that_it_resumed_from(tmp_path: Path) -> None:
     earlier = make_policy(tmp_path, [], [])
     await earlier.publish(4)
-    await earlier.save_checkpoint(4)
+    await earlier.save_checkpoint(4, is_interim=False)
 
     resumed = make_policy(tmp_path, [], [])
     for step in range(4, 9):

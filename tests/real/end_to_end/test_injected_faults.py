@@ -108,7 +108,7 @@ async def run_steps(
             load_and_prove=serve,
             state_path=lambda step: folder / "weights" / f"{step:06d}",
             sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
-            record_checkpoint=lambda step, state, sampler: None,
+            record_checkpoint=lambda step, state, sampler, is_interim: None,
         )
         parts = LoopParts(
             tasks=load_tasks({"source_type": "demo_training", "tags": ["demo", "open_app"]}, seed=0, split="train"),
