@@ -39,7 +39,7 @@ from cua_rl.types.errors import ConfigError, SamplingError, TrainingError, bound
 from cua_rl.types.json_values import mapping, sequence
 from cua_rl.types.rollout import AdapterRef, Datum, EncodedTextChunk, ImageChunk, ModelInput
 
-KEY_VARIABLE, ADDRESS_VARIABLE = "TINKER_API_KEY", "TINKER_BASE_URL"
+_KEY, _ADDRESS = "TINKER_API_KEY", "TINKER_BASE_URL"
 _POINTER = "tinker.json"
 """In a folder of the run: the service's path of what belongs there."""
 _SAMPLER_TTL_S = 7 * 86400
@@ -57,11 +57,10 @@ _CLOSE_S = 10.0
 
 def check_tinker(config: CLIConfig, environ: Mapping[str, str]) -> CLIConfig:
     """The configuration with the service's address; raises `ConfigError` for what a Tinker service cannot do."""
-    address = config.base_url or environ.get(ADDRESS_VARIABLE)
+    address = config.base_url or environ.get(_ADDRESS)
     if not address:
         raise ConfigError(
-            f"base_url: expected the address of a Tinker service with training=tinker, got none; name it, or set "
-            f"{ADDRESS_VARIABLE}"
+            f"base_url: expected the address of a Tinker service with training=tinker, got none; set it, or {_ADDRESS}"
         )
     usual = {path: value for path, _, value in walk_settings(CLIConfig())}
     for path, _, value in walk_settings(config):
@@ -90,10 +89,10 @@ async def find_service(config: CLIConfig, environ: Mapping[str, str], max_model_
     """Ask the service at `config.base_url` what it offers; raises `ConfigError` unless it takes the key and has the
     model, with this context.
     """
-    address, api_key = str(config.base_url).rstrip("/"), config.tinker_api_key or environ.get(KEY_VARIABLE)
+    address, api_key = str(config.base_url).rstrip("/"), config.tinker_api_key or environ.get(_KEY)
     if not api_key:
         raise ConfigError(
-            f"tinker_api_key: expected the key of the Tinker service at {address!r}, got none; set {KEY_VARIABLE}"
+            f"tinker_api_key: expected the key of the Tinker service at {address!r}, got none; set {_KEY}"
         )
     # not by the SDK, which asks an address without a service for minutes
     with boundary(ConfigError, f"base_url: expected a Tinker service at {address!r}"):
@@ -101,8 +100,7 @@ async def find_service(config: CLIConfig, environ: Mapping[str, str], max_model_
             answer = await client.get(f"{address}/api/v1/get_server_capabilities")
         if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise ConfigError(
-                f"tinker_api_key: expected a key that {address!r} takes, got status {answer.status_code}; correct "
-                f"{KEY_VARIABLE}"
+                f"tinker_api_key: expected one that {address!r} takes, got status {answer.status_code}; correct {_KEY}"
             )
         answer.raise_for_status()
         offered = [mapping(one) for one in sequence(answer.json()["supported_models"])]

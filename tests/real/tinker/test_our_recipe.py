@@ -79,5 +79,5 @@ def test_a_wrong_key_ends_the_run_before_it_begins(service: str, tmp_path: Path)
         "training=tinker", f"base_url={service}", f"log_path={tmp_path / 'run'}", key="tml-another-key-here"
     )
     assert refused.returncode == 2
-    assert "tinker_api_key: expected a key that" in refused.stderr
+    assert "tinker_api_key: expected one that" in refused.stderr
     assert not (tmp_path / "run").exists()
