@@ -1,8 +1,10 @@
 # pyright: reportUnknownMemberType=false
-"""Terms beyond the policy loss itself: the weight of off-policy tokens, and the KL divergence from the reference.
+"""Losses for data of other policies, the weight of off-policy tokens, and the KL divergence from the reference.
 
 Shapes and names as in `losses.py`.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +13,52 @@ from cua_rl.training.config import LossConfig
 
 KL_WEIGHT_CAP = 5.0
 """Maximum weight of a token in the KL term, so that stale tokens do not outweigh all others."""
+
+DPPO_RATIO_CAP = 20.0
+_LEAST_TAIL = 1e-6
+"""Probability of all other tokens, at least; where there is none, there is no gradient either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """A loss per token, and what metrics report of it."""
+
+    losses: Tensor  # [n], differentiable
+    clipped: Tensor | None = None  # [n] bool: clipping changed the token's loss; None: the loss does not clip
+    masked: Tensor | None = None  # [n] bool: excluded, because sampler and trainer differ too much
+    kl: Tensor | None = None  # [n], divergence from the reference (k3), before its coefficient
+    kl_k1: Tensor | None = None  # [n], the k1 estimate of the same divergence
+
+    def detach(self) -> "TokenLoss":
+        """The same values without the autograd graph."""
+        return replace(self, losses=self.losses.detach())
+
+
+def dppo(
+    training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, max_fall: float, max_rise: float
+) -> TokenLoss:
+    """-ratio * advantage * log p with a constant ratio, unless the probability has moved too far (arXiv 2602.04879).
+
+    A token is excluded if its probability, which its advantage raises or lowers, has already risen by more than
+    `max_rise` or fallen by more than `max_fall`: the total variation between the two policies, as far as this token
+    shows it. Rare tokens with large ratios keep their gradient; their ratio counts as DPPO_RATIO_CAP at most.
+    """
+    moved = training_logprobs.detach().exp() - old_logprobs.exp()
+    excluded = ((advantages > 0) & (moved > max_rise)) | ((advantages < 0) & (-moved > max_fall))
+    ratio = torch.exp(training_logprobs.detach() - old_logprobs).clamp(max=DPPO_RATIO_CAP)
+    return TokenLoss(losses=-ratio.masked_fill(excluded, 0.0) * advantages * training_logprobs, clipped=excluded)
+
+
+def stable_reinforce(training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+    """REINFORCE with score centering, -advantage * (1 - c) * log p (arXiv 2609.20807); there is no importance ratio.
+
+    If sampler q and trainer p differ, the mean of grad log p over q is not zero, and even advantages without meaning
+    move the policy. This mean is subtracted. Of q only the probability of the sampled token is known, so all others
+    share what is left as they do under p: c = q - p (1 - q) / (1 - p), hence 1 - c = (1 - q) / (1 - p).
+    """
+    missing, expected = torch.expm1(sampling_logprobs), torch.expm1(training_logprobs.detach())  # minus 1 - q, 1 - p
+    weight = missing / expected.clamp(max=-_LEAST_TAIL)
+    return TokenLoss(losses=-weight * advantages * training_logprobs)
 
 
 def behaviour_weight(
@@ -42,7 +90,7 @@ def behaviour_weight(
 
 
 def kl_to_reference(
-    training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor
+    training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """KL(policy || reference) as a loss per token, and two estimates of it: k3 and k1.
 
@@ -51,6 +99,10 @@ def kl_to_reference(
     zero in the mean, k3's is that of another divergence (arXiv 2506.09477). The ratio of training over sampling
     probability corrects for tokens of an older policy; it is truncated at KL_WEIGHT_CAP.
     """
+    if reference_logprobs is None:
+        raise ValueError(
+            "expected reference_logprobs with kl_loss_coef, got none; ask the trainer for reference_logprobs first"
+        )
     x = (training_logprobs - reference_logprobs).detach()
     weight = torch.exp(training_logprobs.detach() - sampling_logprobs).clamp(max=KL_WEIGHT_CAP)
     k1, k3 = weight * x, weight * (torch.expm1(-x) + x)

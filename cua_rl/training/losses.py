@@ -18,11 +18,7 @@ import torch
 from torch import Tensor
 
 from cua_rl.training.config import LossConfig
-from cua_rl.training.loss_terms import behaviour_weight, kl_to_reference, turn_means
-
-DPPO_RATIO_CAP = 20.0
-_LEAST_TAIL = 1e-6
-"""Probability of all other tokens, at least; where there is none, there is no gradient either."""
+from cua_rl.training.loss_terms import TokenLoss, behaviour_weight, dppo, kl_to_reference, stable_reinforce, turn_means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,37 +38,18 @@ class LossTokens:
     """Of the policy that training started from; only the KL term needs them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLoss:
-    """A loss per token, and what metrics report of it."""
-
-    losses: Tensor  # [n], differentiable
-    clipped: Tensor | None = None  # [n] bool: clipping changed the token's loss; None: the loss does not clip
-    masked: Tensor | None = None  # [n] bool: excluded, because sampler and trainer differ too much
-    kl: Tensor | None = None  # [n], divergence from the reference (k3), before its coefficient
-    kl_k1: Tensor | None = None  # [n], the k1 estimate of the same divergence
-
-    def detach(self) -> "TokenLoss":
-        """The same values without the autograd graph."""
-        return replace(self, losses=self.losses.detach())
-
-
 def token_losses(config: LossConfig, tokens: LossTokens) -> TokenLoss:
     """The configured loss of every trained token."""
     training_logprobs = tokens.training_logprobs
     old_logprobs, weight, masked = tokens.sampling_logprobs, None, None
     if config.has_behaviour_weight:
         old_logprobs = training_logprobs.detach() if tokens.proximal_logprobs is None else tokens.proximal_logprobs
-        turns = (tokens.turn_ids, tokens.in_ratio)
-        weight, masked = behaviour_weight(config, old_logprobs, tokens.sampling_logprobs, *turns)
+        ratios = (old_logprobs, tokens.sampling_logprobs)
+        weight, masked = behaviour_weight(config, *ratios, tokens.turn_ids, tokens.in_ratio)
     loss = _policy_loss(config, tokens, old_logprobs)
     if weight is not None:
         loss = replace(loss, losses=weight * loss.losses, masked=masked)
     if config.kl_loss_coef:
-        if tokens.reference_logprobs is None:
-            raise ValueError(
-                "expected reference_logprobs with kl_loss_coef, got none; ask the trainer for reference_logprobs first"
-            )
         parts = kl_to_reference(training_logprobs, tokens.sampling_logprobs, tokens.reference_logprobs)
         # masked tokens are excluded from the KL term, too: their probabilities cannot be trusted
         term, k3, k1 = parts if masked is None else (part.masked_fill(masked, 0.0) for part in parts)
@@ -95,7 +72,8 @@ def _policy_loss(config: LossConfig, tokens: LossTokens, old_logprobs: Tensor) -
         case "dppo":
             return dppo(training_logprobs, old_logprobs, advantages, *clip)
         case "dro":
-            return dro(training_logprobs, old_logprobs, advantages, config.dro_beta)
+            penalty = 0.5 * config.dro_beta * (training_logprobs - old_logprobs).square()
+            return TokenLoss(losses=penalty - advantages * training_logprobs)
         case "stable_reinforce":
             return stable_reinforce(training_logprobs, tokens.sampling_logprobs, advantages)
         case "cross_entropy":
@@ -154,39 +132,6 @@ def gspo(
     turn_ratio = torch.exp(turn_means(training_logprobs.detach() - old_logprobs, turn_ids, in_ratio))
     ratio = turn_ratio * torch.exp(training_logprobs - training_logprobs.detach())
     return _clipped_surrogate(ratio, advantages, clip_low, clip_high, None)
-
-
-def dppo(
-    training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, max_fall: float, max_rise: float
-) -> TokenLoss:
-    """-ratio * advantage * log p with a constant ratio, unless the probability has moved too far (arXiv 2602.04879).
-
-    A token is excluded if its probability, which its advantage raises or lowers, has already risen by more than
-    `max_rise` or fallen by more than `max_fall`: the total variation between the two policies, as far as this token
-    shows it. Rare tokens with large ratios keep their gradient; their ratio counts as DPPO_RATIO_CAP at most.
-    """
-    moved = training_logprobs.detach().exp() - old_logprobs.exp()
-    excluded = ((advantages > 0) & (moved > max_rise)) | ((advantages < 0) & (-moved > max_fall))
-    ratio = torch.exp(training_logprobs.detach() - old_logprobs).clamp(max=DPPO_RATIO_CAP)
-    return TokenLoss(losses=-ratio.masked_fill(excluded, 0.0) * advantages * training_logprobs, clipped=excluded)
-
-
-def dro(training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, beta: float) -> TokenLoss:
-    """-(advantage * log p - beta / 2 * (log ratio)^2), arXiv 2405.19107: a penalty instead of a clip."""
-    penalty = 0.5 * beta * (training_logprobs - old_logprobs).square()
-    return TokenLoss(losses=penalty - advantages * training_logprobs)
-
-
-def stable_reinforce(training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
-    """REINFORCE with score centering, -advantage * (1 - c) * log p (arXiv 2609.20807); there is no importance ratio.
-
-    If sampler q and trainer p differ, the mean of grad log p over q is not zero, and even advantages without meaning
-    move the policy. This mean is subtracted. Of q only the probability of the sampled token is known, so all others
-    share what is left as they do under p: c = q - p (1 - q) / (1 - p), hence 1 - c = (1 - q) / (1 - p).
-    """
-    missing, expected = torch.expm1(sampling_logprobs), torch.expm1(training_logprobs.detach())  # minus 1 - q, 1 - p
-    weight = missing / expected.clamp(max=-_LEAST_TAIL)
-    return TokenLoss(losses=-weight * advantages * training_logprobs)
 
 
 def _clipped_surrogate(

@@ -24,7 +24,7 @@ from cua_rl.host.gpu_peaks import data_sheet_tflop_per_s
 from cua_rl.metrics import merge_metrics
 from cua_rl.training.batching import Grid
 from cua_rl.training.config import LossConfig
-from cua_rl.training.losses import TokenLoss
+from cua_rl.training.loss_terms import TokenLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ from cua_rl.training.device_memory import limit_memory, release_memory, shortage
 from cua_rl.training.folders import write_folder
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.losses import TokenLoss, token_losses
+from cua_rl.training.loss_terms import TokenLoss
+from cua_rl.training.losses import token_losses
 from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.models import Models

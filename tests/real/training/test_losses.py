@@ -12,15 +12,13 @@ from cua_rl.metrics import check_names
 from cua_rl.training.batching import turn_ids
 from cua_rl.training.config import LossConfig, LossName
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
+from cua_rl.training.loss_terms import KL_WEIGHT_CAP, TokenLoss, kl_to_reference, stable_reinforce, turn_means
 from cua_rl.training.losses import (
     LossTokens,
-    TokenLoss,
     cispo,
     gspo,
     importance_sampling,
     ppo,
-    stable_reinforce,
     token_losses,
 )
 from cua_rl.training.metrics import effective_share, loss_metrics, quantiles, ratio_metrics
