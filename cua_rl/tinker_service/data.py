@@ -287,10 +287,10 @@ def read_optim(fields: Fields) -> OptimConfig:
     fields.refuse_other("optimizer_params")
     params = fields.inner("adam_params")
     return OptimConfig(
-        learning_rate=params.number("learning_rate", 0.0, 1e3, 1e-4),
+        learning_rate=params.number("learning_rate", 0.0, 1e12, 1e-4),
         beta1=params.number("beta1", 0.0, 1 - 1e-9, 0.9),
         beta2=params.number("beta2", 0.0, 1 - 1e-9, 0.95),
-        eps=params.number("eps", 0.0, 1.0, 1e-12),
-        weight_decay=params.number("weight_decay", 0.0, 1e3, 0.0),
-        grad_clip_norm=params.number("grad_clip_norm", 0.0, 1e9, 0.0),
+        eps=params.number("eps", 0.0, 1e12, 1e-12),
+        weight_decay=params.number("weight_decay", 0.0, 1e12, 0.0),
+        grad_clip_norm=params.number("grad_clip_norm", 0.0, 1e12, 0.0),
     )

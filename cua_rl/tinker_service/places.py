@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.tinker_models import TinkerRequest
@@ -27,7 +27,7 @@ from cua_rl.tinker_service.store import Store
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import ConfigError, TrainingError
+from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
@@ -211,23 +211,26 @@ class Places:
             for row in await self._store.read(query.order_by(TinkerRequest.seq_id)):
                 work = await asyncio.to_thread(read_work, row.kind, row.body, self._reader)
                 if row.status == "done" or isinstance(work, Pass | OptimConfig):
-                    await self._repeat(run, model, row.seq_id, work, fails=row.status == "failed")
+                    await self._repeat(run, model, work, row)
         except BaseException:
             await self._host.drop_model(run.name)
             raise
         return model
 
-    async def _repeat(self, run: ModelRun, model: Trained, seq_id: int, work: Work, *, fails: bool) -> None:
+    async def _repeat(self, run: ModelRun, model: Trained, work: Work, row: Row[*tuple[Any, ...]]) -> None:
+        """Let a request take effect once more; raises `TrainingError` unless it ends as before."""
         if isinstance(work, Save | Create) or (isinstance(work, Pass) and work.is_forward_only):
             return
         try:
-            await self.apply(run, model, work, b"", seq_id)
-        except TrainingError:
-            if not fails:
+            await self.apply(run, model, work, row.body_sha256, row.seq_id)
+        except TrainerDeathError:
+            raise
+        except (TrainingError, ConfigError):
+            if row.status != "failed":
                 raise
         else:
-            if fails:
-                raise TrainingError(f"expected request {run.id}:{seq_id} to fail as before; start a new model")
+            if row.status == "failed":
+                raise TrainingError(f"expected request {run.id}:{row.seq_id} to fail as before; start a new model")
 
     async def apply(self, run: ModelRun, model: Trained, work: Work, digest: bytes, seq_id: int) -> bytes:
         """Let a request take effect on the model in the trainer; returns its answer, empty if it only saves."""
