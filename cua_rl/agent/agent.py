@@ -51,6 +51,15 @@ class ModelAddress:
         """The address with the key in its path, for agents without a setting for a key."""
         return f"{self.url}/keys/{self.api_key}"
 
+    def variables(self) -> dict[str, str]:
+        """Environment variables from which the clients of OpenAI and Anthropic read address and key."""
+        return {
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
 
 OnTurn = Callable[[AgentTurn], Awaitable[None]]
 

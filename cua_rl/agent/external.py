@@ -39,8 +39,7 @@ Assignment = Mapping[str, str]
 
 def make_assignment(task: AgentTask, address: ModelAddress, device_token: str) -> Assignment:
     return {
-        "OPENAI_BASE_URL": f"{address.url}/v1",
-        "OPENAI_API_KEY": address.api_key,
+        **address.variables(),
         "CUA_INSTRUCTION": task.instruction,
         "CUA_DEVICE_URL": f"{address.url}/device",
         "CUA_DEVICE_TOKEN": device_token,

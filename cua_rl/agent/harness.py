@@ -47,8 +47,7 @@ class HarnessAssignment:
     def variables(self) -> dict[str, str]:
         """As environment variables, or as the fields of a JSON object; `payload` is passed separately."""
         return {
-            "OPENAI_BASE_URL": f"{self.address.url}/v1",
-            "OPENAI_API_KEY": self.address.api_key,
+            **self.address.variables(),
             "CUA_MODEL": "policy",
             "CUA_ROLLOUT_ID": self.task.rollout_id,
             "CUA_TASK_ID": self.world.task_id,

@@ -98,6 +98,7 @@ def conversation_from_responses(
     return Conversation(
         items=(*system, *earlier, *_with_call_ids(items)),
         tools=_tools(request, nested=False),
+        stops=_stops(request.get("stop")),
         max_tokens=_max_tokens(request, "max_output_tokens"),
     )
 

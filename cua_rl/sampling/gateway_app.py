@@ -1,8 +1,8 @@
-"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; for agents in
-other processes also `/rollouts/<rollout_id>/device` (`gateway_devices.py`).
+"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions, messages and models; for
+agents in other processes also `/rollouts/<rollout_id>/device` (`gateway_devices.py`).
 
-Every request carries the key of its rollout, either as `Authorization: Bearer` or, for agents without a setting for a
-key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked before the body is read.
+Every request carries the key of its rollout, as `Authorization: Bearer`, as `X-Api-Key` or, for agents without a
+setting for a key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked before the body is read.
 """
 
 import hmac
@@ -26,6 +26,7 @@ from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, h
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.sampling.computer_tool import ComputerTool
+from cua_rl.sampling.messages_api import message_events, message_object, responses_request
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.errors import ConfigError, SamplingError
@@ -81,21 +82,21 @@ def make_gateway_app(
         response = response_object(answer, body)
         if (computer := ComputerTool.find(body)) is not None:
             response["output"] = computer.write(response["output"])
-        return reply(answer, response_events(response) if body.get("stream") else response)
+        return _reply(answer, response_events(response) if body.get("stream") else response)
 
     async def chat(request: Request, body: Mapping[str, Any]) -> Response:
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
         answer = await gateway.answer(rollout_id, body, "chat", is_trained=is_trained)
         if not body.get("stream"):
-            return reply(answer, chat_completion(answer))
+            return _reply(answer, chat_completion(answer))
         with_usage = bool(mapping(body.get("stream_options")).get("include_usage"))
-        return reply(answer, chat_events(answer, with_usage=with_usage))
+        return _reply(answer, chat_events(answer, with_usage=with_usage))
 
-    def reply(answer: Answer, body: JsonDict | Iterator[bytes]) -> Response:
-        headers = {"CUA-Ignored": ", ".join(answer.ignored)} if answer.ignored else {}
-        if isinstance(body, dict):
-            return JSONResponse(body, headers=headers)
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
+    async def messages(request: Request, body: Mapping[str, Any]) -> Response:
+        rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
+        answer = await gateway.answer(rollout_id, responses_request(body), "responses", is_trained=is_trained)
+        message = message_object(answer, body)
+        return _reply(answer, message_events(message) if body.get("stream") else message)
 
     async def models(request: Request, body: Mapping[str, Any]) -> Response:
         return JSONResponse({"object": "list", "data": [card]})
@@ -112,6 +113,7 @@ def make_gateway_app(
     endpoints = (
         ("responses", responses, "POST"),
         ("chat/completions", chat, "POST"),
+        ("messages", messages, "POST"),
         ("models", models, "GET"),
         ("models/{name}", model, "GET"),
     )
@@ -134,7 +136,7 @@ _Endpoint = Callable[[Request, Mapping[str, Any]], Awaitable[Response]]
 async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Response:
     """Check the key before the body is read, then call the endpoint."""
     require_host(request, hosts)
-    key = request.path_params.get("api_key") or bearer_key(request)
+    key = request.path_params.get("api_key") or bearer_key(request) or request.headers.get("x-api-key", "")
     access = gateway.access(request.path_params["rollout_id"])
     is_right = hmac.compare_digest(key.encode(), (access or _NO_ACCESS).api_key.encode())
     if access is None or not is_right:
@@ -150,6 +152,13 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
         _require_echo(body)
         return await endpoint(request, body)
+
+
+def _reply(answer: Answer, body: JsonDict | Iterator[bytes]) -> Response:
+    headers = {"CUA-Ignored": ", ".join(answer.ignored)} if answer.ignored else {}
+    if isinstance(body, dict):
+        return JSONResponse(body, headers=headers)
+    return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache", **headers})
 
 
 def _is_trained(request: Request) -> bool:
@@ -210,7 +219,8 @@ def require_host(request: Request, hosts: Container[str]) -> None:
 
 
 def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"type": "error", "error": error}, status)  # the outer type is for Anthropic's clients
 
 
 def in_process_client(app: Starlette, rollout_id: str, api_key: str) -> "AsyncOpenAI":

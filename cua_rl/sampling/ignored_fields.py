@@ -12,13 +12,15 @@ from cua_rl.types.rollout import SamplingParams
 logger = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
-    "tool_choice": ("auto",),
+    "tool_choice": ("auto", {"type": "auto"}),
     "parallel_tool_calls": (True,),
     "max_tool_calls": (),
     "reasoning": ({},),
     "reasoning_effort": (),
     "top_p": (1,),
+    "top_k": (),
     "seed": (),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
@@ -32,7 +34,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 """With the values that ask for what happens anyway; null is one of them."""
 
 _LIMITS = {"responses": ("max_output_tokens",), "chat": ("max_tokens", "max_completion_tokens")}
-_OF_OTHER_API = {"responses": ("stop", *_LIMITS["chat"]), "chat": _LIMITS["responses"]}
+_OF_OTHER_API = {"responses": _LIMITS["chat"], "chat": _LIMITS["responses"]}
 
 
 class IgnoredFields:

@@ -159,7 +159,7 @@ def response_events(response: JsonDict) -> Iterator[bytes]:
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     events.append({"type": f"response.{response['status']}", "response": response})
     for number, event in enumerate(events):
-        yield _event({**event, "sequence_number": number}, name=event["type"])
+        yield event_bytes({**event, "sequence_number": number}, name=event["type"])
 
 
 def item_events(item: JsonDict) -> Iterator[JsonDict]:
@@ -197,13 +197,14 @@ def chat_events(answer: Answer, *, with_usage: bool) -> Iterator[bytes]:
     }
     for delta, reason in [*((delta, None) for delta in deltas), ({}, finish_reason(answer))]:
         choice: JsonDict = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        yield _event({**chunk, "choices": [choice]})
+        yield event_bytes({**chunk, "choices": [choice]})
     if with_usage:
-        yield _event({**chunk, "choices": [], "usage": chat_usage(answer)})
+        yield event_bytes({**chunk, "choices": [], "usage": chat_usage(answer)})
     yield b"data: [DONE]\n\n"
 
 
-def _event(data: dict[str, Any], *, name: str | None = None) -> bytes:
+def event_bytes(data: dict[str, Any], *, name: str | None = None) -> bytes:
+    """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     # in ASCII, because httpx and others end a line at U+2028 and U+0085 too
     return f"{head}data: {json.dumps(data)}\n\n".encode()

@@ -452,13 +452,13 @@ async def test_the_key_of_a_rollout_is_random_and_may_stand_in_the_path(gateway:
 
 
 async def test_a_client_of_another_api_is_told_which_ones_there_are(gateway: Gateway) -> None:
-    """As the client libraries of Anthropic and of legacy completions ask."""
+    """As the client libraries of legacy completions ask."""
     gateway.open_rollout("r")
     transport = httpx.ASGITransport(gateway.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/r/v1/") as client:
-        answer = await client.post("messages", json={"messages": []})
+        answer = await client.post("completions", json={"prompt": ""})
     assert answer.status_code == 404
-    assert "one of responses, chat/completions, models" in answer.json()["error"]["message"]
+    assert "one of responses, chat/completions, messages, models" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,11 @@ REFUSED: dict[str, Any] = {
     "web_search_options": {"search_context_size": "low"},
     "audio": {"voice": "alloy", "format": "wav"},
 }
-HONOURED = {"input", "messages", "instructions", "tools", "stream", "stream_options", "stop"}
-HONOURED |= {"max_tokens", "max_output_tokens", "max_completion_tokens"}
-HONOURED |= {"previous_response_id", "item_reference"}  # see test_gateway.py
+HONOURED = {
+    *("input", "messages", "instructions", "tools", "stream", "stream_options"),
+    # see test_gateway.py
+    *("stop", "max_tokens", "max_output_tokens", "max_completion_tokens", "previous_response_id", "item_reference"),
+}
 
 
 def documented(status: str, column: int) -> set[str]:
