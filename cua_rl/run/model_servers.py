@@ -94,7 +94,7 @@ class Replica:
     def __init__(self) -> None:
         refuse_inspection()
         self._stack = AsyncExitStack()
-        self._opening: asyncio.Future[VllmServer] = asyncio.get_running_loop().create_future()
+        self._opening: asyncio.Task[VllmServer] | None = None
 
     async def open(self, code: str, key: str, wanted: Served) -> tuple[str, str]:
         """Start it; returns the addresses of the node and of the server."""
@@ -102,7 +102,7 @@ class Replica:
         os.environ[API_KEY_VARIABLE] = key
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, which knows nothing of vLLM
         wanted = replace(wanted, host=node_address())
-        self._opening = asyncio.ensure_future(self._stack.enter_async_context(open_server(wanted, os.environ)))
+        self._opening = asyncio.create_task(self._stack.enter_async_context(open_server(wanted, os.environ)))
         try:
             return wanted.host, (await self._opening).base_url
         except ConfigError as error:
@@ -110,12 +110,14 @@ class Replica:
 
     async def serve(self) -> None:
         """Return never; raises `SamplingError` if the server is given up."""
+        assert self._opening is not None
         await keep_serving(await self._opening)
 
     async def close(self) -> None:
         """End it, also while it starts."""
-        self._opening.cancel()
-        await asyncio.gather(self._opening, return_exceptions=True)
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
         await self._stack.aclose()
 
 
