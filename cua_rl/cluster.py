@@ -61,9 +61,9 @@ class Node:
 class Actor:
     """An object in a process of its own, somewhere in the cluster."""
 
-    def __init__(self, ray: Any, node: "_OwnNode", handle: Any) -> None:
+    def __init__(self, ray: Any, cluster: "Cluster", handle: Any) -> None:
         self._ray = ray
-        self._node = node
+        self._cluster = cluster
         self._handle = handle
 
     async def call(self, method: str, *arguments: object) -> Any:
@@ -71,9 +71,9 @@ class Actor:
 
         Raises `ActorLost`, `ClusterLost`, or `CuaError` for what the method raises.
         """
-        self._node.require()
+        self._cluster.require()
         try:
-            return await self._node.outlive(getattr(self._handle, method).remote(*arguments))
+            return await self._cluster.outlive(getattr(self._handle, method).remote(*arguments))
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, CuaError):
                 raise error.cause from None
@@ -84,23 +84,27 @@ class Actor:
 
     def kill(self) -> None:
         """End its process, also one that does not answer."""
-        if not self._node.is_lost:
+        if not self._cluster.is_lost:
             self._ray.kill(self._handle)
 
 
-class _OwnNode:
-    """This machine's node, which every process uses to reach the cluster: Ray itself would wait without a word."""
+class Cluster:
+    """An open cluster; `node` ends with this machine's node, after which Ray itself would wait without a word."""
 
-    def __init__(self, ended: asyncio.Task[bytes], advice: str) -> None:
-        self._ended = ended
+    def __init__(self, ray: Any, node: asyncio.Task[bytes], address: str, *, is_local: bool, advice: str) -> None:
+        self._ray = ray
+        self._node = node
         self._advice = advice
+        self._kinds: dict[Callable[..., object], Any] = {}
+        self.address = address
+        self.is_local = is_local
 
     @property
     def is_lost(self) -> bool:
-        return self._ended.done()
+        return self._node.done()
 
     def require(self) -> None:
-        """Raise `ClusterLost` if it has ended."""
+        """Raise `ClusterLost` if it is lost."""
         if self.is_lost:
             raise ClusterLost(
                 f"expected this machine's node of the Ray cluster for a whole run, got its end; {self._advice}"
@@ -110,26 +114,15 @@ class _OwnNode:
         """An answer; raises `ClusterLost` as soon as none can come."""
         waiting = asyncio.ensure_future(answer)
         try:
-            await asyncio.wait((waiting, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, self._node), return_when=asyncio.FIRST_COMPLETED)
             self.require()
             return waiting.result()
         finally:
             waiting.cancel()
 
-
-class Cluster:
-    """An open cluster. What asks it raises `ClusterLost` once this machine's node has ended."""
-
-    def __init__(self, ray: Any, node: _OwnNode, address: str, *, is_local: bool) -> None:
-        self._ray = ray
-        self._node = node
-        self._kinds: dict[Callable[..., object], Any] = {}
-        self.address = address
-        self.is_local = is_local
-
     def nodes(self) -> list[Node]:
         """The machines that are alive."""
-        self._node.require()
+        self.require()
         return [
             Node(
                 node_id=node["NodeID"],
@@ -149,7 +142,7 @@ class Cluster:
         Actors are spread over the nodes.
         """
         made = self._options(kind, num_cpus=num_cpus, max_concurrency=max_concurrency, scheduling_strategy="SPREAD")
-        return Actor(self._ray, self._node, made.remote(*arguments))
+        return Actor(self._ray, self, made.remote(*arguments))
 
     @asynccontextmanager
     async def placed(
@@ -175,7 +168,7 @@ class Cluster:
                     num_gpus=room.get("GPU", 0),
                     scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
                 )
-                actors.append(Actor(self._ray, self._node, made.remote()))
+                actors.append(Actor(self._ray, self, made.remote()))
             yield actors
         finally:
             with suppress(TimeoutError):
@@ -183,22 +176,22 @@ class Cluster:
                     await asyncio.gather(*(actor.call("close") for actor in actors), return_exceptions=True)
             for actor in actors:
                 actor.kill()
-            if not self._node.is_lost:
+            if not self.is_lost:
                 self._ray.util.remove_placement_group(group)
 
     def _options(self, kind: Callable[..., object], **options: object) -> Any:
-        self._node.require()
+        self.require()
         if kind not in self._kinds:  # each sends the class to the cluster
             self._kinds[kind] = self._ray.remote(kind)
         return self._kinds[kind].options(max_restarts=0, **options)
 
     async def _reserve(self, rooms: Sequence[Mapping[str, float]], strategy: str, timeout_s: float) -> Any:
-        self._node.require()
+        self.require()
         group = self._ray.util.placement_group([dict(room) for room in rooms], strategy=strategy)
         try:
             async with asyncio.timeout(timeout_s):
                 while not await asyncio.to_thread(group.wait, _RESERVE_POLL_S):
-                    self._node.require()
+                    self.require()
         except TimeoutError:
             self._ray.util.remove_placement_group(group)
             there = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
@@ -210,7 +203,7 @@ class Cluster:
 
     async def put(self, payload: bytes) -> object:
         """Bytes as an argument of calls: large ones are copied here, and not on the event loop."""
-        self._node.require()
+        self.require()
         return await asyncio.to_thread(self._ray.put, payload)
 
 
@@ -282,18 +275,13 @@ async def open_cluster(
         if not ray.is_initialized():  # several parts of a run may use the same cluster
             await asyncio.to_thread(_connect, ray, address)
             stack.push_async_callback(asyncio.to_thread, ray.shutdown)
-        ended = await _watch_node(stack)
-        yield Cluster(ray, _OwnNode(ended, advice), address, is_local=not environ.get("RAY_ADDRESS"))
-
-
-async def _watch_node(stack: AsyncExitStack) -> asyncio.Task[bytes]:
-    """Ends with this machine's node: a connection to its socket, on which nothing is ever said."""
-    own: Any = import_module("ray._private.worker")
-    reader, writer = await asyncio.open_unix_connection(own.global_worker.node.raylet_socket_name)
-    stack.callback(writer.close)
-    ended = asyncio.create_task(reader.read(), name="node-of-ray")
-    stack.callback(ended.cancel)
-    return ended
+        # ends with this machine's node: a connection to its socket, on which nothing is ever said
+        own: Any = import_module("ray._private.worker")
+        reader, writer = await asyncio.open_unix_connection(own.global_worker.node.raylet_socket_name)
+        stack.callback(writer.close)
+        node = asyncio.create_task(reader.read(), name="node-of-ray")
+        stack.callback(node.cancel)
+        yield Cluster(ray, node, address, is_local=not environ.get("RAY_ADDRESS"), advice=advice)
 
 
 def shape_node(parameters: Any, is_head: bool) -> None:

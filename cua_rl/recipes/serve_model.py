@@ -17,7 +17,7 @@ from cua_rl.cluster import check_address, open_cluster
 from cua_rl.command_line.fields import Given, check_numbers, setting, with_presets
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import accept_value, explain_field
-from cua_rl.run.model_servers import Served, keep_replicas, keep_serving, open_server
+from cua_rl.run.model_servers import Served, announce, keep_replicas, keep_serving, open_server
 from cua_rl.run_folder.model_folder import absolute_if_folder
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.config import ServerConfig
@@ -74,7 +74,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         async with open_cluster(log_path.parent, num_cpus=0, environ=environ) as cluster:
             await keep_replicas(cluster, wanted, num_replicas, key)
     async with open_server(wanted, environ) as server:
-        print(f"model server: {server.base_url}, which asks for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)
+        announce(server.base_url)
         await keep_serving(server)
 
 

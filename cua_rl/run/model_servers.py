@@ -6,10 +6,9 @@ Runs know each server by its address. So one whose node is lost waits for that n
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from cua_rl.cluster import PACKAGE, ActorLost, Cluster, ClusterLost, digest_of, node_address, require_code
@@ -88,6 +87,11 @@ async def keep_serving(server: VllmServer) -> None:
         await asyncio.sleep(1)
 
 
+def announce(address: str) -> None:
+    """Say where runs find a server."""
+    print(f"model server: {address}, which asks for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)
+
+
 class Replica:
     """A model server on a node, in an actor there. Its methods run side by side."""
 
@@ -122,32 +126,22 @@ class Replica:
 
 
 async def keep_replicas(cluster: Cluster, wanted: Served, num_replicas: int, key: str) -> None:
-    """Keep servers on nodes, each at a port of its own, until cancelled; prints their addresses once all are there.
+    """Keep servers on nodes, each at a port of its own, until cancelled, and say where they are.
 
     Raises `CuaError` if one cannot be started for the first time.
     """
-    code, addresses = await asyncio.to_thread(digest_of, PACKAGE), dict[int, str]()
-
-    def say(index: int, address: str) -> None:
-        if index in addresses:
-            logger.warning("the model server at %s is back", address)
-            return
-        addresses[index] = address
-        if len(addresses) == num_replicas:
-            urls = ",".join(addresses[number] for number in range(num_replicas))
-            print(f"model servers: {urls}, which ask for {API_KEY_VARIABLE}; nothing is encrypted", flush=True)
-
+    assert wanted.server.port is not None, "a preset ensures that"
     async with asyncio.TaskGroup() as kept:
         for index in range(num_replicas):
-            assert wanted.server.port is not None, "a preset ensures that"
             server = with_values(wanted.server, port=wanted.server.port + index)
             log_path = wanted.log_path.with_stem(f"{wanted.log_path.stem}-{index + 1}")
-            one = replace(wanted, server=server, log_path=log_path)
-            kept.create_task(_keep_replica(cluster, one, code, key, partial(say, index)), name=f"replica-{index + 1}")
+            replica = _keep_replica(cluster, replace(wanted, server=server, log_path=log_path), key)
+            kept.create_task(replica, name=f"replica-{index + 1}")
 
 
-async def _keep_replica(cluster: Cluster, wanted: Served, code: str, key: str, say: Callable[[str], None]) -> None:
+async def _keep_replica(cluster: Cluster, wanted: Served, key: str) -> None:
     """Keep a server on a node, always the same one."""
+    code = await asyncio.to_thread(digest_of, PACKAGE)
     kind = "GPU" if any(node.num_gpus for node in cluster.nodes()) else "CPU"
     room, own_node = {kind: float(wanted.server.tensor_parallel or 1)}, dict[str, float]()
     while True:
@@ -155,7 +149,7 @@ async def _keep_replica(cluster: Cluster, wanted: Served, code: str, key: str, s
             async with cluster.placed(Replica, [room | own_node], "PACK", _PLACE_TIMEOUT_S) as (replica,):
                 address, url = await replica.call("open", code, key, wanted)
                 own_node = {f"node:{address}": 0.001}  # Ray gives each node a resource of this name
-                say(url)
+                announce(url)
                 await replica.call("serve")
         except ClusterLost:
             raise
