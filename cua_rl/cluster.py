@@ -12,8 +12,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
@@ -33,12 +33,19 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 PACKAGE = Path(__file__).parent
 _START_S, _POLL_S = 120.0, 0.1
 _RESERVE_POLL_S = 1.0
+_CLOSE_S = 15.0  # longer than what actors own gets to end
 _WHY_CHARACTERS = 200  # the last line says why, at length
 _OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
+# Ray ends a process whose cluster is gone for a minute; ours ends by itself, after what a step has to save
+_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 
 
 class ActorLost(CuaError):
     """An actor has ended, or cannot be reached."""
+
+
+class ClusterLost(CuaError):
+    """This machine's node of the cluster has ended: from here, nothing is placed or answered any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +58,22 @@ class Node:
     num_gpus: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Resources that the cluster keeps for actors (a placement group); gone with the cluster's block."""
-
-    group: Any
-
-
 class Actor:
     """An object in a process of its own, somewhere in the cluster."""
 
-    def __init__(self, ray: Any, handle: Any) -> None:
+    def __init__(self, ray: Any, cluster: "Cluster", handle: Any) -> None:
         self._ray = ray
+        self._cluster = cluster
         self._handle = handle
 
     async def call(self, method: str, *arguments: object) -> Any:
         """What a method returns. Calls arrive in their order; those of `async` methods run side by side.
 
-        Raises `ActorLost`, or `CuaError` for what the method raises.
+        Raises `ActorLost`, `ClusterLost`, or `CuaError` for what the method raises.
         """
+        self._cluster.require()
         try:
-            return await getattr(self._handle, method).remote(*arguments)
+            return await self._cluster.outlive(getattr(self._handle, method).remote(*arguments))
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, CuaError):
                 raise error.cause from None
@@ -82,19 +84,45 @@ class Actor:
 
     def kill(self) -> None:
         """End its process, also one that does not answer."""
-        self._ray.kill(self._handle)
+        if not self._cluster.is_lost:
+            self._ray.kill(self._handle)
 
 
 class Cluster:
-    """An open cluster."""
+    """An open cluster; `node` ends with this machine's node, after which Ray itself would wait without a word."""
 
-    def __init__(self, ray: Any, address: str, *, is_local: bool) -> None:
+    def __init__(self, ray: Any, node: asyncio.Task[bytes], address: str, *, is_local: bool, advice: str) -> None:
         self._ray = ray
+        self._node = node
+        self._advice = advice
+        self._kinds: dict[Callable[..., object], Any] = {}
         self.address = address
         self.is_local = is_local
 
+    @property
+    def is_lost(self) -> bool:
+        return self._node.done()
+
+    def require(self) -> None:
+        """Raise `ClusterLost` if it is lost."""
+        if self.is_lost:
+            raise ClusterLost(
+                f"expected this machine's node of the Ray cluster for a whole run, got its end; {self._advice}"
+            )
+
+    async def outlive(self, answer: Awaitable[Any]) -> Any:
+        """An answer; raises `ClusterLost` as soon as none can come."""
+        waiting = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait((waiting, self._node), return_when=asyncio.FIRST_COMPLETED)
+            self.require()
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
     def nodes(self) -> list[Node]:
         """The machines that are alive."""
+        self.require()
         return [
             Node(
                 node_id=node["NodeID"],
@@ -107,55 +135,75 @@ class Cluster:
         ]
 
     def start(
-        self,
-        kind: Callable[..., object],
-        *arguments: object,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        max_concurrency: int | None = None,
-        bundle: tuple[Reservation, int] | None = None,
+        self, kind: Callable[..., object], *arguments: object, num_cpus: float = 1, max_concurrency: int = 1000
     ) -> Actor:
         """Make an object of this class in a process of its own, as soon as a node has room; it is never started again.
 
-        Without a `bundle`, a part of a reservation by its index, actors are spread over the nodes.
+        Actors are spread over the nodes.
         """
-        strategy: object = "SPREAD"
-        if bundle is not None:
-            strategies: Any = import_module("ray.util.scheduling_strategies")
-            strategy = strategies.PlacementGroupSchedulingStrategy(bundle[0].group, bundle[1])
-        options = {} if max_concurrency is None else {"max_concurrency": max_concurrency}
-        made = self._ray.remote(kind).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, scheduling_strategy=strategy, **options
-        )
-        return Actor(self._ray, made.remote(*arguments))
+        made = self._options(kind, num_cpus=num_cpus, max_concurrency=max_concurrency, scheduling_strategy="SPREAD")
+        return Actor(self._ray, self, made.remote(*arguments))
 
-    async def reserve(
+    @asynccontextmanager
+    async def placed(
         self,
-        bundles: Sequence[Mapping[str, float]],
+        kind: Callable[[], object],
+        rooms: Sequence[Mapping[str, float]],
         strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
         timeout_s: float,
-    ) -> Reservation:
-        """Reserve resources, such as `{"CPU": 1, "GPU": 4}` a bundle; raises `ConfigError` if there is no room."""
-        group = self._ray.util.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    ) -> AsyncGenerator[Sequence[Actor]]:
+        """Actors of this class, one in each of several rooms, such as `{"GPU": 4}`, that are reserved together.
+
+        At the end of the block, their `close` is called, and their processes end. Raises `ConfigError` if there is no
+        room.
+        """
+        strategies: Any = import_module("ray.util.scheduling_strategies")
+        group = await self._reserve(rooms, strategy, timeout_s)
+        actors: list[Actor] = []
+        try:
+            for index, room in enumerate(rooms):
+                made = self._options(
+                    kind,
+                    num_cpus=room.get("CPU", 0),
+                    num_gpus=room.get("GPU", 0),
+                    scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
+                )
+                actors.append(Actor(self._ray, self, made.remote()))
+            yield actors
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await asyncio.gather(*(actor.call("close") for actor in actors), return_exceptions=True)
+            for actor in actors:
+                actor.kill()
+            if not self.is_lost:
+                self._ray.util.remove_placement_group(group)
+
+    def _options(self, kind: Callable[..., object], **options: object) -> Any:
+        self.require()
+        if kind not in self._kinds:  # each sends the class to the cluster
+            self._kinds[kind] = self._ray.remote(kind)
+        return self._kinds[kind].options(max_restarts=0, **options)
+
+    async def _reserve(self, rooms: Sequence[Mapping[str, float]], strategy: str, timeout_s: float) -> Any:
+        self.require()
+        group = self._ray.util.placement_group([dict(room) for room in rooms], strategy=strategy)
         try:
             async with asyncio.timeout(timeout_s):
                 while not await asyncio.to_thread(group.wait, _RESERVE_POLL_S):
-                    pass
+                    self.require()
         except TimeoutError:
             self._ray.util.remove_placement_group(group)
-            room = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
+            there = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
             raise ConfigError(
-                f"expected a Ray cluster with room for {list(bundles)} ({strategy}) within {timeout_s:g} s, got "
-                f"{room}; add nodes, or ask for less"
+                f"expected a Ray cluster with room for {list(rooms)} ({strategy}) within {timeout_s:g} s, got {there}; "
+                "add nodes, or ask for less"
             ) from None
-        return Reservation(group=group)
-
-    def release(self, reservation: Reservation) -> None:
-        """Give resources back; actors that still use them end."""
-        self._ray.util.remove_placement_group(reservation.group)
+        return group
 
     async def put(self, payload: bytes) -> object:
         """Bytes as an argument of calls: large ones are copied here, and not on the event loop."""
+        self.require()
         return await asyncio.to_thread(self._ray.put, payload)
 
 
@@ -173,6 +221,23 @@ def digest_of(*paths: Path) -> str:
             if file.is_file() and "__pycache__" not in file.parts:
                 total.update(file.relative_to(path).as_posix().encode() + sha256(file.read_bytes()).digest())
     return total.hexdigest()
+
+
+def require_code(digest: str) -> None:
+    """In an actor: raise `ConfigError` unless the code of this package is the caller's."""
+    if digest_of(PACKAGE) != digest:
+        raise ConfigError(f"expected the run's code of cua_rl on {node_address()}, got another; install the same")
+
+
+def check_address(setting: str, of: str, gpus: object, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` unless RAY_ADDRESS names a cluster that asks for a token, and there is no choice of GPUs."""
+    address = environ.get("RAY_ADDRESS")
+    if not address or gpus is not None:
+        raise ConfigError(
+            f"{setting}: expected the address of a Ray cluster in RAY_ADDRESS, and no {of}.gpus, as Ray assigns them, "
+            f"got {address!r} and {gpus!r}; start a cluster (docs/more_machines.md)"
+        )
+    check_cluster(setting, environ)
 
 
 def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -199,16 +264,24 @@ async def open_cluster(
     Raises `ConfigError` if it cannot be reached.
     """
     async with AsyncExitStack() as stack:
-        address = environ.get("RAY_ADDRESS", "")
+        address, log_path = environ.get("RAY_ADDRESS", ""), log_folder / "ray.log"
+        variables, advice = _PATIENCE, "read the logs of `ray start` there"
         if not address:
-            address, variables = await _start_cluster(stack, log_folder / "ray.log", num_cpus, num_gpus, environ)
-            os.environ.update(variables)  # Ray reads them; without RAY_ADDRESS nobody else needs them
-            stack.callback(_forget, variables)
+            address, own = await _start_cluster(stack, log_path, num_cpus, num_gpus, environ)
+            variables, advice = {**own, **_PATIENCE}, f"read {log_path}"
+        os.environ.update(variables)  # Ray reads them; nobody else needs them
+        stack.callback(_forget, variables)
         ray: Any = await asyncio.to_thread(import_module, "ray")
         if not ray.is_initialized():  # several parts of a run may use the same cluster
             await asyncio.to_thread(_connect, ray, address)
             stack.push_async_callback(asyncio.to_thread, ray.shutdown)
-        yield Cluster(ray, address, is_local=not environ.get("RAY_ADDRESS"))
+        # ends with this machine's node: a connection to its socket, on which nothing is ever said
+        own: Any = import_module("ray._private.worker")
+        reader, writer = await asyncio.open_unix_connection(own.global_worker.node.raylet_socket_name)
+        stack.callback(writer.close)
+        node = asyncio.create_task(reader.read(), name="node-of-ray")
+        stack.callback(node.cancel)
+        yield Cluster(ray, node, address, is_local=not environ.get("RAY_ADDRESS"), advice=advice)
 
 
 def shape_node(parameters: Any, is_head: bool) -> None:

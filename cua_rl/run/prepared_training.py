@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cua_rl.cluster import check_cluster
+from cua_rl.cluster import check_address, check_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
@@ -205,13 +205,7 @@ def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here
         if is_here:
             require_libraries(trainer.loader, trainer.kernels, has_gpu=bool(visible_gpus(environ)))
         return
-    address = environ.get("RAY_ADDRESS")
-    if not address or trainer.gpus is not None:
-        raise ConfigError(
-            "trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS, and no trainer.gpus, as Ray "
-            f"assigns them, got {address!r} and {trainer.gpus!r}; start a cluster (docs/more_machines.md)"
-        )
-    check_cluster("trainer.num_nodes", environ)
+    check_address("trainer.num_nodes", "trainer", trainer.gpus, environ)
 
 
 def _require_free_ports(config: CLIConfig) -> None:

@@ -9,15 +9,25 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from cua_rl.cluster import PACKAGE, Actor, ActorLost, Cluster, Node, Reservation, digest_of, node_address, open_cluster
+from cua_rl.cluster import (
+    PACKAGE,
+    Actor,
+    ActorLost,
+    Cluster,
+    Node,
+    digest_of,
+    node_address,
+    open_cluster,
+    require_code,
+)
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.host.system import refuse_inspection
-from cua_rl.run_folder.model_folder import fetch_weights, find_model
+from cua_rl.run_folder.model_folder import absolute_if_folder, fetch_weights, find_model
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
@@ -29,7 +39,6 @@ from cua_rl.types.errors import ConfigError, TrainerDeathError
 logger = logging.getLogger(__name__)
 
 _PLACE_TIMEOUT_S = 600.0  # nodes are allocated, and lost ones come back
-_CLOSE_TIMEOUT_S = 15.0  # longer than ranks get to end
 
 
 class ClusterTrainer:
@@ -39,15 +48,13 @@ class ClusterTrainer:
 
     def __init__(self, config: TrainerConfig, model_name: str | None, log_path: Path, cluster: Cluster) -> None:
         self._config = config
-        if model_name is not None and (folder := Path(model_name).expanduser()).exists():
-            model_name = str(folder.absolute())  # actors work in another folder
-        self._model_name = model_name
+        self._model_name = absolute_if_folder(model_name)
         self._log_path = log_path
         self._cluster = cluster
         self._room: Mapping[str, float] = {}
         """What each node is asked for: once some have died, the others may not show it."""
-        self._reservation: Reservation | None = None
-        self._nodes: list[Actor] = []
+        self._stack = AsyncExitStack()
+        self._nodes: Sequence[Actor] = ()
         self._ends: list[asyncio.Task[Any]] = []
 
     async def open(self) -> None:
@@ -60,17 +67,14 @@ class ClusterTrainer:
         num_nodes = self._config.num_nodes or 1
         self._room = self._room or find_room(self._cluster.nodes(), num_nodes, self._config.num_processes)
         logger.info("the trainer waits for nodes=%d room=%s", num_nodes, dict(self._room))
-        self._reservation = await self._cluster.reserve([self._room] * num_nodes, "STRICT_SPREAD", _PLACE_TIMEOUT_S)
-        num_cpus, num_gpus = self._room.get("CPU", 0.0), self._room.get("GPU", 0.0)
-        for index in range(num_nodes):
-            bundle = (self._reservation, index)
-            self._nodes.append(self._cluster.start(TrainerNode, num_cpus=num_cpus, num_gpus=num_gpus, bundle=bundle))
+        placed = self._cluster.placed(TrainerNode, [self._room] * num_nodes, "STRICT_SPREAD", _PLACE_TIMEOUT_S)
+        self._nodes = await self._stack.enter_async_context(placed)
         places = {
             "NUM_NODES": str(num_nodes),
             MEETING_VARIABLE: await self._call(self._nodes[0], "free_address"),
             MEETING_TOKEN_VARIABLE: secrets.token_hex(32),
         }
-        config = with_values(self._config, num_processes=int(num_cpus + num_gpus))
+        config = with_values(self._config, num_processes=int(sum(self._room.values())))
         common = await asyncio.to_thread(digest_of, PACKAGE), self._model_name, encode(wire.Start(config=config))
         starts: list[Awaitable[str]] = []
         for index, node in enumerate(self._nodes):
@@ -85,17 +89,11 @@ class ClusterTrainer:
 
     async def close(self) -> None:
         """End the ranks, at the latest with their actors."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await asyncio.gather(*(node.call("close") for node in self._nodes), return_exceptions=True)
         for end in self._ends:
             end.cancel()
         await asyncio.gather(*self._ends, return_exceptions=True)
-        for node in self._nodes:
-            node.kill()
-        if self._reservation is not None:
-            self._cluster.release(self._reservation)
-        self._reservation, self._nodes, self._ends = None, [], []
+        await self._stack.aclose()
+        self._nodes, self._ends = (), []
 
     async def _call(self, node: Actor, method: str, *arguments: object) -> Any:
         """What an actor returns; raises `TrainerDeathError` as soon as ranks end, or an actor or node is lost."""
@@ -125,8 +123,7 @@ class TrainerNode:
         self, code: str, model_name: str | None, request: bytes, log_path: Path, variables: Mapping[str, str]
     ) -> str:
         """Start the ranks that a `Start` describes; returns where they are."""
-        if await asyncio.to_thread(digest_of, PACKAGE) != code:
-            raise ConfigError(f"expected the run's code of cua_rl on {node_address()}, got another; install the same")
+        await asyncio.to_thread(require_code, code)
         config: TrainerConfig = decode(request, wire.Start).config
         try:
             model_path = await asyncio.to_thread(find_model, model_name)

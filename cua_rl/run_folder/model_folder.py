@@ -68,6 +68,12 @@ def find_model(name: str | None) -> Path:
         return Path(snapshot_download(repository, revision=commit, allow_patterns=wanted))
 
 
+def absolute_if_folder(name: str | None) -> str | None:
+    """The name for processes that work in another folder."""
+    folder = None if name is None else Path(name).expanduser()
+    return str(folder.absolute()) if folder is not None and folder.exists() else name
+
+
 def pinned_name(name: str | None, model_path: Path) -> str | None:
     """The name with the commit that `find_model` found on the hub, such as Qwen/Qwen3-VL-4B-Instruct@COMMIT."""
     if name is None or model_path.parent.name != "snapshots" or Path(name).expanduser().exists():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
-from cua_rl.cluster import ActorLost, Cluster, open_cluster
+from cua_rl.cluster import ActorLost, Cluster, ClusterLost, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import Recorder
@@ -23,12 +23,12 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.sampler import Sampler
 from cua_rl.types.errors import ConfigError, CuaError, boundary
 from cua_rl.workers.fleet import End, Fleet, ReportingRunner
-from cua_rl.workers.worker import RolloutWorker, WorkerSetup, identify, open_workplace
+from cua_rl.workers.worker import OpenPlace, RolloutWorker, WorkerSetup, identify, open_workplace
 
 logger = logging.getLogger(__name__)
 
 Attempt = Callable[[], Awaitable[End]]
-"""Runs a worker to its end; raises `ConfigError` if a restart would end the same way."""
+"""Runs a worker to its end; raises `ConfigError` or `ClusterLost` if a restart would end the same way."""
 
 # before each start that follows one without a rollout: what a worker needs, such as the database, may be down
 _PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)
@@ -110,7 +110,8 @@ async def open_workers(
     fleet = Fleet(sampler, recorder, names)
     tasks = [asyncio.create_task(fleet.remind(), name="remind-of-workers")]
     for name in names:
-        attempt = partial(_attempt, cluster, fleet, setup, name, num_slots)
+        place = partial(open_workplace, setup, name, num_slots)
+        attempt = partial(run_worker, cluster, fleet, place, name, num_slots)
         tasks.append(asyncio.create_task(keep_alive(fleet, name, attempt), name=name))
     try:
         yield fleet
@@ -145,9 +146,8 @@ def make_setup(
     )
 
 
-async def _attempt(cluster: Cluster, fleet: Fleet, setup: WorkerSetup, name: str, num_slots: int) -> End:
+async def run_worker(cluster: Cluster, fleet: Fleet, place: OpenPlace, name: str, num_slots: int) -> End:
     """Start a worker, let it serve the fleet, and end it."""
-    place = partial(open_workplace, setup, name, num_slots)
     actor = cluster.start(RolloutWorker, name, num_slots, place, max_concurrency=2 * num_slots + 100)
     end = End(why="its process ended while it started")
     try:
@@ -176,7 +176,7 @@ async def keep_alive(fleet: Fleet, name: str, attempt: Attempt) -> None:
         try:
             with boundary(CuaError, f"cannot start rollout worker {name}"):
                 end = await attempt()
-        except ConfigError as error:
+        except (ConfigError, ClusterLost) as error:
             fleet.refuse(name, error)
             return
         except CuaError as error:

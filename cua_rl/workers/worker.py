@@ -111,6 +111,9 @@ class Workplace:
     """Metrics of the devices since the last call."""
 
 
+OpenPlace = Callable[[], AbstractAsyncContextManager[Workplace]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamingRecorder:
     """Records with each rollout its worker, whose name stands before the device's: workers number theirs alike."""
@@ -130,9 +133,7 @@ class NamingRecorder:
 class RolloutWorker:
     """The actor; the fleet calls its methods, in order, and not before `open` has returned."""
 
-    def __init__(
-        self, name: str, num_slots: int, open_place: Callable[[], AbstractAsyncContextManager[Workplace]]
-    ) -> None:
+    def __init__(self, name: str, num_slots: int, open_place: OpenPlace) -> None:
         self._name, self._num_slots, self._open_place = name, num_slots, open_place
         self._running: dict[str, asyncio.Task[Rollout]] = {}
         self._over = asyncio.Event()

@@ -1,13 +1,14 @@
 """What a trainer asks of the nodes of a cluster, and what it makes of their ends."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from cua_rl.cluster import Actor, ActorLost, Cluster, Node, Reservation
+from cua_rl.cluster import Actor, ActorLost, Cluster, ClusterLost, Node
 from cua_rl.run.trainer_nodes import ClusterTrainer, find_room
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import TrainerDeathError
@@ -45,7 +46,6 @@ class FakeNode(Actor):
         self.told: list[tuple[str, tuple[object, ...]]] = []
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_killed = False
 
     async def call(self, method: str, *arguments: object) -> Any:
         self.told.append((method, arguments))
@@ -61,9 +61,6 @@ class FakeNode(Actor):
             case _:
                 return None
 
-    def kill(self) -> None:
-        self.is_killed = True
-
 
 class FakeCluster(Cluster):
     """A cluster of nodes with four GPUs each."""
@@ -76,29 +73,19 @@ class FakeCluster(Cluster):
     def nodes(self) -> list[Node]:
         return _nodes(4.0, 4.0)
 
-    def start(
+    @asynccontextmanager
+    async def placed(
         self,
-        kind: Callable[..., object],
-        *arguments: object,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        max_concurrency: int | None = None,
-        bundle: tuple[Reservation, int] | None = None,
-    ) -> FakeNode:
-        assert (num_cpus, num_gpus) == (0.0, 4)
-        self.started.append(FakeNode())
-        return self.started[-1]
-
-    async def reserve(
-        self,
-        bundles: Sequence[Mapping[str, float]],
+        kind: Callable[[], object],
+        rooms: Sequence[Mapping[str, float]],
         strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
         timeout_s: float,
-    ) -> Reservation:
-        self.reserved.append(bundles)
-        return Reservation(group=None)
-
-    def release(self, reservation: Reservation) -> None:
+    ) -> AsyncGenerator[list[FakeNode]]:
+        assert strategy == "STRICT_SPREAD"
+        self.reserved.append(rooms)
+        nodes = [FakeNode() for _ in rooms]
+        self.started += nodes
+        yield nodes
         self.num_released += 1
 
     async def put(self, payload: bytes) -> object:
@@ -118,7 +105,6 @@ async def test_the_ranks_of_all_nodes_meet_at_the_first_one_with_a_secret_of_eac
 
     assert cluster.reserved == [[{"GPU": 4}, {"GPU": 4}]] * 2
     assert cluster.num_released == 2
-    assert all(node.is_killed and ("close", ()) in node.told for node in cluster.started)
     starts = [dict(node.told)["start"] for node in cluster.started]
     variables: list[Any] = [arguments[-1] for arguments in starts]
     assert [each["NODE_RANK"] for each in variables] == ["0", "1", "0", "1"]
@@ -146,3 +132,15 @@ async def test_a_request_ends_with_the_ranks_of_any_node_and_with_the_loss_of_an
         with pytest.raises(TrainerDeathError, match=str(error)):
             await asking
         await trainer.close()
+
+
+async def test_a_trainer_is_not_started_again_once_the_cluster_is_out_of_reach(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    trainer = _trainer(cluster, tmp_path)
+    await trainer.open()
+    asking = asyncio.create_task(trainer.ask(b"request"))
+    await asyncio.sleep(0)
+    cluster.started[1].end.set_exception(ClusterLost("this machine's node has ended"))
+    with pytest.raises(ClusterLost):
+        await asking
+    await trainer.close()

@@ -113,6 +113,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(serv
     counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
     # the one that was killed, and the one that was stopped if a step ended after it had been given up
     assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) >= 1
+    assert all(cast("float", record["device/num_workers_missing"]) <= 2 for record in counts)
     assert {record["rollout/num_model_servers"] for record in counts} == {1.0}
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"run={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True)
