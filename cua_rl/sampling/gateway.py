@@ -40,7 +40,7 @@ from cua_rl.sampling.gateway_app import (
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.sampling.openai_answers import Answer, items_by_id
+from cua_rl.sampling.openai_answers import Answer, items_by_id, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
@@ -52,6 +52,7 @@ from cua_rl.sampling.vllm_responses import (
 )
 from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -157,7 +158,11 @@ class Gateway:
         """The images of a rollout, for agents in other processes."""
         return self._open(rollout_id).access.images
 
+    async def respond(self, rollout_id: str, request: Json) -> Json:
+        return response_object(await self.answer(rollout_id, request, "responses"), request)
+
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
+        """A client in this process, which is answered as agents in other processes are."""
         return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:
@@ -307,7 +312,7 @@ class Gateway:
             rendered=self._renderer.render(
                 items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
             ),
-            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed, images),
+            payload=sampling_request(*self._renderer.to_send(items, conversation.tools), rollout.params, seed),
             request=images.without_images(request),
             tools=tuple(conversation.tools),
             # instructions are not inherited from the previous response, as with OpenAI
