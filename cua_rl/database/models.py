@@ -323,6 +323,12 @@ class TurnRow(Base):
             name="training_logprobs",
         ),
         sa.CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
+        sa.Index(
+            "ix_turns_failure_kind",
+            "failure_kind",
+            "rollout_pk",
+            postgresql_where=sa.text("failure_kind IS NOT NULL"),
+        ),
     )
 
     id: Mapped[int] = _key()
