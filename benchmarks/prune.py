@@ -25,7 +25,7 @@ from cua_rl.database.session import make_writer_engine
 from scripts.monitor_process import monitor_process, scratch_postgres
 from scripts.seed_monitor import MODEL
 
-PER_STEP, PER_GROUP, BATCH, NUM_UNUSED = 128, 8, 50, 50_000
+PER_STEP, PER_GROUP, BATCH, NUM_UNUSED = 128, 8, 100, 50_000
 TARGET_S_PER_1000 = 1.0
 
 _ROWS = (

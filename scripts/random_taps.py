@@ -3,10 +3,10 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from uuid import uuid4
 
 from cua_rl.agent.agent import ModelAddress
@@ -20,9 +20,6 @@ from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 
 class RandomTaps:
@@ -62,11 +59,9 @@ class RandomTaps:
     ) -> AbstractContextManager[ModelAddress]:
         raise NotImplementedError("only the built-in agent can act here")
 
-    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        return cast("AsyncOpenAI", _Client(self, rollout_id))
-
-    def answer(self, rollout_id: str, request: Mapping[str, Any]) -> Json:
+    async def respond(self, rollout_id: str, request: Json) -> Json:
         """One answer, and its turn as the gateway would keep it."""
+        await asyncio.sleep(self.turn_s)
         images = self._images[rollout_id]
         conversation = conversation_from_responses(request, images)
         items = replay_answers(conversation.items, self._answers[rollout_id])
@@ -110,18 +105,6 @@ class RandomTaps:
 def _answer_text(thought: str, arguments: str) -> str:
     call = f'{{"name": "mobile_use", "arguments": {arguments}}}'
     return f"<think>\n{thought}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-
-
-class _Client:
-    """Stands where the agent expects an OpenAI client."""
-
-    def __init__(self, policy: RandomTaps, rollout_id: str) -> None:
-        self._policy = policy
-        self._rollout_id = rollout_id
-
-    async def post(self, path: str, *, cast_to: type[object], body: Mapping[str, Any]) -> object:
-        await asyncio.sleep(self._policy.turn_s)
-        return self._policy.answer(self._rollout_id, body)
 
 
 def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> Json:

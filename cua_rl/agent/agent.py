@@ -3,17 +3,15 @@
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
 from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +65,12 @@ OnTurn = Callable[[AgentTurn], Awaitable[None]]
 class ModelAccess(Protocol):
     """Access of agents to the model: each open rollout has its own OpenAI address, and its requests are recorded."""
 
-    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process."""
+    async def respond(self, rollout_id: str, request: Json) -> Json:
+        """The answer to an OpenAI Responses request of an agent in this process.
+
+        Raises `ContextOverflow` if prompt and answer exceed the model's context, `ConfigError` if the server takes no
+        prompts of this configuration, `SamplingError` if it did not answer.
+        """
         ...
 
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:

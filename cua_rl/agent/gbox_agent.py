@@ -1,13 +1,12 @@
 """GBoxAgent: looks at a device, asks the model, acts, until the model says it is done.
 
-It speaks the OpenAI Responses API through the `openai` package and knows nothing of training: the gateway behind its
-client records what the model read and sampled.
+It speaks the OpenAI Responses API and knows nothing of training: the gateway that answers it records what the model
+read and sampled.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.device_step import DeviceStep, cursor_after, perform
@@ -26,17 +25,13 @@ from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.tools import function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.environments.device import ActionRejected, Device
+from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
-from cua_rl.types.errors import ConfigError, SamplingError, boundary
+from cua_rl.types.errors import SamplingError, boundary
 from cua_rl.types.json_values import Json, mapping, sequence
 from cua_rl.types.rollout import AgentTurn, StopReason
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-CONFIGURATION = "configuration"
-"""The gateway's error code for a request that would fail in every rollout, so the run must stop."""
 _NO_CALL = "No tool call could be read from your answer."
 
 
@@ -64,7 +59,7 @@ class GBoxAgent:
             DeviceError: the device failed.
             ConfigError: the model server takes no prompts of this configuration.
         """
-        client, url_of = access.openai_client(task.rollout_id), access.image_url_of(task.rollout_id)
+        url_of = access.image_url_of(task.rollout_id)
         timed = TimedDevice(device, clock)
         seen = await timed.observe()
         if self.ui_tars is not None:
@@ -75,7 +70,7 @@ class GBoxAgent:
         conversation = _Conversation(timed, self.grounder, self.ui_tars, url_of, seen, items)
         for index in range(task.max_turns):
             with clock.uncharged():
-                response = await self._respond(conversation, client)
+                response = await self._respond(conversation, access, task.rollout_id)
             if response is None:
                 return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=index)
             before = conversation.seen
@@ -103,25 +98,18 @@ class GBoxAgent:
                 )
         return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=task.max_turns)
 
-    async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> Json | None:
+    async def _respond(self, conversation: "_Conversation", access: ModelAccess, rollout_id: str) -> Json | None:
         """Ask the model for a Response; None if the conversation has outgrown the model's context."""
-        from openai import BadRequestError  # already imported with `client`
-
         clock, items = time.monotonic(), list(conversation.items)
         with boundary(SamplingError, "asking the model"):
+            body = {
+                "model": self.model,
+                "input": items if self.history is None else self.history.visible(items),
+                "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
+            }
             try:
-                # as JSON: `responses.create` converts arguments and answer piece by piece, which takes as long again
-                body = {
-                    "model": self.model,
-                    "input": items if self.history is None else self.history.visible(items),
-                    "tools": [function_tool(conversation.tool)] if self.ui_tars is None else [],
-                }
-                response = mapping(await client.post("/responses", cast_to=object, body=body))
-            except BadRequestError as error:
-                if error.code == CONFIGURATION:
-                    raise ConfigError(error.message) from error
-                if error.code != "context_length_exceeded":
-                    raise
+                response = await access.respond(rollout_id, body)
+            except ContextOverflow:
                 return None
         conversation.durations_s = {"respond": time.monotonic() - clock}
         return response

@@ -213,6 +213,7 @@ class RolloutRow(Base):
         _one_of("stop_reason", tuple(StopReason)),
         sa.Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
         sa.Index("ix_rollouts_rollout_id", "rollout_id"),
+        sa.Index("ix_rollouts_error", "training_id", postgresql_where=sa.text("error IS NOT NULL")),
     )
 
     id: Mapped[int] = _key()
@@ -323,6 +324,12 @@ class TurnRow(Base):
             name="training_logprobs",
         ),
         sa.CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
+        sa.Index(
+            "ix_turns_failure_kind",
+            "failure_kind",
+            "rollout_pk",
+            postgresql_where=sa.text("failure_kind IS NOT NULL"),
+        ),
     )
 
     id: Mapped[int] = _key()

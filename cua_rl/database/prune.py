@@ -7,9 +7,24 @@ for nobody and excludes theirs, after a second look: whoever shows it again mean
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, Select, Text, any_, delete, exists, func, literal, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    Text,
+    and_,
+    any_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from cua_rl.database.models import Checkpoint, Eval, Group, Replay, RolloutImage, RolloutRow, Screenshot, Step, Training
@@ -23,7 +38,9 @@ Removed = tuple[int, int]
 
 _LOOKED_UP, _BATCH = 100_000, 500  # screenshots in memory by their hashes, and in a transaction
 _IS_UNUSED = ~exists().where(RolloutImage.sha256 == Screenshot.sha256)
-_IS_UNNAMED = ~or_(*(exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256)))
+_IS_UNNAMED = and_(
+    *(~exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256))
+)
 
 
 def choose_rollouts(
@@ -74,7 +91,8 @@ def prune_rollouts(connection: Connection, keys: Sequence[int], *, is_deleting: 
     if is_deleting:  # what is left of a step is not what it was trained on
         incomplete = select(Group.step_id).join(RolloutRow, RolloutRow.group_pk == Group.id)
         incomplete = incomplete.where(RolloutRow.id == any_(mine))
-        connection.execute(update(Step).where(Step.id.in_(incomplete)).values(datums_sha256=None))
+        are_whole = (Step.id.in_(incomplete), Step.datums_sha256.is_not(None))
+        connection.execute(update(Step).where(*are_whole).values(datums_sha256=None))
     connection.execute((delete(RolloutRow) if is_deleting else noted).where(RolloutRow.id == any_(mine)))
     return _remove_unused(connection, shown)
 
@@ -106,15 +124,20 @@ def _remove_unused(connection: Connection, hashes: Collection[str]) -> Removed:
     rows = connection.execute(query.order_by(Screenshot.sha256).with_for_update(of=Screenshot, skip_locked=True))
     is_outside = {digest: outside for digest, outside in rows}  # noqa: C416 - a row is no pair to pyright
     # a turn that shows one may have been committed between the first look and the lock
-    are_locked = (Screenshot.sha256 == any_(literal(list(is_outside), ARRAY(Text()))), _IS_UNUSED)
-    without = {"data": None, "size_bytes": SCREENSHOT_BYTES, "removed_at": func.now()}
-    update_rows = update(Screenshot).where(*are_locked, Screenshot.removed_at.is_(None)).values(without)
-    removed = connection.execute(update_rows.returning(Screenshot.sha256, Screenshot.size_bytes)).all()
+    are_locked = Screenshot.sha256 == any_(literal(list(is_outside), ARRAY(Text())))
+    is_whole = Screenshot.removed_at.is_(None)
+    delete_rows = delete(Screenshot).where(are_locked, _IS_UNUSED, _IS_UNNAMED)
+    removed: list[Any] = [*connection.execute(delete_rows.returning(Screenshot.sha256, SCREENSHOT_BYTES, is_whole))]
+    if left := is_outside.keys() - {row.sha256 for row in removed}:
+        without = {"data": None, "size_bytes": SCREENSHOT_BYTES, "removed_at": func.now()}
+        are_left = Screenshot.sha256 == any_(literal(list(left), ARRAY(Text())))
+        empty_rows = update(Screenshot).where(are_left, _IS_UNUSED, is_whole).values(without)
+        removed += connection.execute(empty_rows.returning(Screenshot.sha256, Screenshot.size_bytes, literal(True)))
+    sizes: dict[str, int] = {digest: size or 0 for digest, size, had_bytes in removed if had_bytes}
     # before the commit: whoever waits for the lock writes the file again
-    if outside := [row.sha256 for row in removed if is_outside[row.sha256]]:
+    if outside := [digest for digest in sizes if is_outside[digest]]:
         require_store().remove(outside)
-    connection.execute(delete(Screenshot).where(*are_locked, _IS_UNNAMED))
-    return len(removed), sum(row.size_bytes or 0 for row in removed)
+    return len(sizes), sum(sizes.values())
 
 
 def shrink(engine: Engine) -> int:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 from uuid import uuid4
 
 from cua_rl.agent.agent import ModelAddress
@@ -14,14 +14,15 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import external_client
 from cua_rl.renderers.answers import write_answer
-from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.request_error import ContextOverflow
-from cua_rl.sampling.gateway_app import RolloutAccess, UnknownRollout, in_process_client, make_gateway_app
-from cua_rl.sampling.ignored_fields import IgnoredFields
-from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.gateway_app import UnknownRollout
+from cua_rl.sampling.openai_answers import Answer, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.conversation import EncodedImage, Tool
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
+from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Endpoint:
 class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
-    access: RolloutAccess = field(default_factory=RolloutAccess)
+    images: ImageUrls = field(default_factory=ImageUrls)
 
 
 class EndpointAccess:
@@ -61,8 +62,6 @@ class EndpointAccess:
         self._params = params
         self._timeout_s = timeout_s
         self._rollouts: dict[str, _OpenRollout] = {}
-        self._ignored = IgnoredFields()
-        self._app = make_gateway_app(self, endpoint.model)
         self._client: AsyncOpenAI | None = None
 
     def open_rollout(
@@ -83,7 +82,7 @@ class EndpointAccess:
         return tuple(self._open(rollout_id).turns)
 
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
-        return self._open(rollout_id).access.images.url
+        return self._open(rollout_id).images.name
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
@@ -91,27 +90,16 @@ class EndpointAccess:
         """Raises `ConfigError`: only the built-in agent works with another model endpoint."""
         raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
-    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        return in_process_client(self._app, rollout_id, self._open(rollout_id).access.api_key)
-
-    def access(self, rollout_id: str) -> RolloutAccess | None:
-        """Key and body budget of a rollout; None if no such rollout is open."""
-        rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else rollout.access
-
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
-        """Ask the endpoint in its own API and record the turn; an answer that would not be trained on is not a turn.
+    async def respond(self, rollout_id: str, request: Json) -> Json:
+        """Ask the endpoint in its own API and record the turn.
 
         Raises `ContextOverflow` if the conversation exceeds the model's context, `RequestRejected` if the endpoint
         rejects the request, `SamplingError` if it does not answer, or does not follow the API.
         """
         rollout = self._open(rollout_id)
-        read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request, rollout.access.images)
+        conversation = conversation_from_responses(request, rollout.images)
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
-        body = make_body(
-            conversation.items, conversation.tools, self._endpoint.model, conversation.limit(rollout.params)
-        )
+        body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body, conversation.tools)
         parsed = reply.parsed
@@ -126,21 +114,20 @@ class EndpointAccess:
             text=write_answer(reasoning=parsed.reasoning, text=parsed.text, tool_calls=parsed.tool_calls),
             failure=parsed.failure,
             prompt_matches_renderer=True,
-            request=rollout.access.images.without_images(request),
+            request=rollout.images.without_images(request),
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             cached_tokens=reply.num_cached_tokens,
         )
-        if is_trained:
-            rollout.turns.append(turn)
-        return Answer(
+        rollout.turns.append(turn)
+        answer = Answer(
             turn=turn,
             parsed=parsed,
             model=self._endpoint.model,
             num_prompt_tokens=reply.num_prompt_tokens,
             num_sampled_tokens=reply.num_sampled_tokens,
-            ignored=self._ignored.find(request, api, rollout.params),
         )
+        return response_object(answer, request)
 
     async def _ask(self, body: Mapping[str, object], tools: Sequence[Tool]) -> Reply:
         from openai import APIStatusError, BadRequestError

@@ -63,7 +63,6 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
         ],
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
-        **({"stop": list(params.stops)} if params.stops else {}),
     }
 
 

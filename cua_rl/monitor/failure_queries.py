@@ -1,14 +1,14 @@
 """Queries about failures: stop reasons of rollouts, unparseable answers, faults."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Text, and_, case, func, literal_column, select
 
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.monitor import schemas
-from cua_rl.monitor.databases import AnySelect, RunAccess
+from cua_rl.monitor.databases import RunAccess
 
 _MAX_MESSAGES = 100
 # a UUID, a hexadecimal id of six or more digits with a decimal one among them or of eight letters, a number
@@ -17,7 +17,7 @@ _VARYING = (
     rf"'(?<![0-9A-Za-z])({_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
     rf"|0x{_HEX}+|(?=[a-fA-F]*[0-9]){_HEX}{{6,}}|[a-f]{{8,}})(?![0-9A-Za-z])|[0-9]+'"
 )
-_Counts = Sequence[tuple[int, str, int]]  # step, kind, count
+_Counts = Mapping[tuple[int, str], int]  # by step and kind
 
 
 def failure_kind() -> ColumnElement[str]:
@@ -52,9 +52,17 @@ async def load_failures(run: RunAccess) -> schemas.Failures:
     keys = [last for _, _, last, _ in rows]
     names = select(RolloutRow.id, RolloutRow.rollout_id).where(RolloutRow.id.in_(keys))
     ids = {row.id: row.rollout_id for row in await run.session.execute(names)}
+    is_fault = RolloutRow.status == "failed"  # says nothing about the policy
+    kind = case(
+        (is_fault, literal_column("'fault'", Text())),
+        (func.coalesce(RolloutRow.success, literal_column("false")), literal_column("'success'", Text())),
+        else_=failure_kind(),
+    )
+    failed = and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None))
+    ended, unread = await _count(run, kind), await _count(run, TurnRow.failure_kind, (TurnRow, failed))
     return schemas.Failures(
-        training=await _count_failures(run, Step, Group.step_id),
-        evaluations=await _count_failures(run, Eval, Group.eval_id),
+        training=_failure_counts(_of_source(ended, 0), _of_source(unread, 0)),
+        evaluations=_failure_counts(_of_source(ended, 1), _of_source(unread, 1)),
         errors=[
             schemas.ErrorCount(message=text, count=count, last_rollout_id=ids[last]) for text, count, last, _ in rows
         ],
@@ -62,28 +70,30 @@ async def load_failures(run: RunAccess) -> schemas.Failures:
     )
 
 
-async def _count_failures(run: RunAccess, table: type[Step] | type[Eval], parent: Any) -> schemas.FailureCounts:
-    """Counts by the `table` that groups belong to."""
+async def _count(run: RunAccess, kind: Any, *joins: tuple[Any, Any]) -> Sequence[Any]:
+    """Step, evaluation's step, kind and number of ended rollouts, or of what is joined with them; one look for both."""
+    counts = select(Group.step_id, Group.eval_id, kind.label("kind"), func.count().label("num"))
+    counts = counts.select_from(RolloutRow).join(Group, RolloutRow.group_pk == Group.id)
+    for table, condition in joins:
+        counts = counts.join(table, condition)
+    counts = counts.where(Group.training_id == run.training.id, RolloutRow.status.in_(("completed", "failed")))
+    found = counts.group_by(Group.step_id, Group.eval_id, kind).subquery()
+    query = select(Step.step, Eval.step, found.c.kind, found.c.num).select_from(found)
+    query = query.outerjoin(Step, Step.id == found.c.step_id).outerjoin(Eval, Eval.id == found.c.eval_id)
+    return (await run.session.execute(query)).all()
 
-    def of_source(query: AnySelect) -> AnySelect:
-        joined = query.join(Group, RolloutRow.group_pk == Group.id).join(table, parent == table.id)
-        return joined.where(Group.training_id == run.training.id, RolloutRow.status.in_(("completed", "failed")))
 
-    is_success = func.coalesce(RolloutRow.success, literal_column("false"))
-    is_fault = RolloutRow.status == "failed"  # says nothing about the policy
-    kind = case(
-        (is_fault, literal_column("'fault'", Text())),
-        (is_success, literal_column("'success'", Text())),
-        else_=failure_kind(),
-    ).label("kind")
-    ends = of_source(select(table.step, kind, func.count()).select_from(RolloutRow)).group_by(table.step, kind)
-    failed = and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None))
-    turns = of_source(select(table.step, TurnRow.failure_kind, func.count()).select_from(RolloutRow))
-    turns = turns.join(TurnRow, failed).group_by(table.step, TurnRow.failure_kind)
-    ended: _Counts = [(step, name, count) for step, name, count in await run.session.execute(ends)]
-    unread: _Counts = [(step, name, count) for step, name, count in await run.session.execute(turns)]
+def _of_source(rows: Sequence[Any], place: int) -> _Counts:
+    counts = Counter[tuple[int, str]]()
+    for row in rows:
+        if row[place] is not None:
+            counts[row[place], row[2]] += row[3]
+    return counts
+
+
+def _failure_counts(ended: _Counts, unread: _Counts) -> schemas.FailureCounts:
     totals = Counter[int]()
-    for step, name, count in ended:
+    for (step, name), count in ended.items():
         totals[step] += count if name != "fault" else 0
     steps = sorted(totals)
     by_end = _by_kind(steps, ended)
@@ -99,5 +109,4 @@ async def _count_failures(run: RunAccess, table: type[Step] | type[Eval], parent
 
 
 def _by_kind(steps: Sequence[int], counts: _Counts) -> dict[str, list[int]]:
-    known = {(step, kind): count for step, kind, count in counts}
-    return {kind: [known.get((step, kind), 0) for step in steps] for kind in sorted({kind for _, kind in known})}
+    return {kind: [counts.get((step, kind), 0) for step in steps] for kind in sorted({kind for _, kind in counts})}

@@ -1,6 +1,7 @@
 """Numbers as the API returns them: rates with intervals, finite values, thinned series."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import fsum, isfinite
 from typing import Any
@@ -13,7 +14,9 @@ from cua_rl.monitor import schemas
 from cua_rl.types.json_values import mapping, sequence
 
 
+@lru_cache(maxsize=2**16)
 def make_rate(sums: TaskSums) -> schemas.Rate:
+    """The success rate that follows from these sums; steps that have ended are shown again and again."""
     low, high = sums.interval
     return schemas.Rate(
         num_successes=int(sums.num_successes),

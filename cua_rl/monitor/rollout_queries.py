@@ -49,6 +49,7 @@ class RolloutFilter:
     stop_reason: StopReason | None = None
     success: bool | None = None
     device_id: Annotated[str | None, Query(max_length=300)] = None
+    worker: Annotated[str | None, Query(max_length=300)] = None
     failure_kind: Annotated[str | None, Query(max_length=100)] = None
     search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = ""
     cursor: Annotated[str | None, Query(max_length=300, description="next_cursor of the page before")] = None
@@ -79,6 +80,7 @@ async def list_rollouts(run: RunAccess, wanted: RolloutFilter) -> Page[schemas.R
         RolloutRow.stop_reason: wanted.stop_reason,
         RolloutRow.success: wanted.success,
         RolloutRow.device_id: wanted.device_id,
+        RolloutRow.worker: wanted.worker,
         _PHASE: wanted.phase,
         _STEP: wanted.step,
     }

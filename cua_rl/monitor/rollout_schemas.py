@@ -301,6 +301,8 @@ class Rollout(RolloutItem):
     validation: ValidationShown | None
     judgement: JudgementShown | None = Field(description="null if no judge was asked")
     device: DeviceShown | None
+    worker: str | None = Field(description="the rollout worker that ran it, null for the run's own process")
+    pruned_at: datetime | None = Field(description="when the screenshots that no other rollout shows were removed")
     overrides: list[Override]
     history: list[StatusChange]
     replayed_at_steps: list[int]

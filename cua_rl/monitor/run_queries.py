@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Double, and_, cast, func, literal, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import (
@@ -229,8 +230,9 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     """Baseline, steps and evaluations in the order of training, whenever each of them began."""
     steps = _with_sums(Step, Group.step_id, run.training.id)
     evaluations = _with_sums(Eval, Group.eval_id, run.training.id)
-    items = [_timeline_item("step", *row) for row in await run.session.execute(steps)]
-    items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations)]
+    light = (defer(Step.metrics), defer(Step.task_pks)), (defer(Eval.metrics), defer(Eval.task_pks))
+    items = [_timeline_item("step", *row) for row in await run.session.execute(steps.options(*light[0]))]
+    items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations.options(*light[1]))]
     # in the order of training: an evaluation after n steps follows step n
     return sorted(items, key=lambda item: (item.step, ("baseline", "step", "eval").index(item.phase)))
 

@@ -100,10 +100,10 @@ async def get_metrics(
     return SafeJson(series.model_dump(mode="json"))
 
 
-@router.get("/{run_id}/timeline")
-async def get_timeline(run: OpenRun) -> list[schemas.TimelineItem]:
+@router.get("/{run_id}/timeline", response_model=list[schemas.TimelineItem])
+async def get_timeline(run: OpenRun) -> SafeJson:
     """Baseline, steps and evaluations in the order of training."""
-    return await run_queries.load_timeline(run)
+    return SafeJson([item.model_dump(mode="json") for item in await run_queries.load_timeline(run)])
 
 
 @router.get("/{run_id}/failures")

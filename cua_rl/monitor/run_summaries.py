@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ async def summarise(
 _StepSuccess = tuple[int, TaskSums, float | None]  # step, success, mean reward
 
 
+@cache
 def is_finished() -> ColumnElement[bool]:
     """True for a step (joined with its training) that is trained, so that its slow rollouts are counted too.
 
@@ -73,7 +75,8 @@ def is_finished() -> ColumnElement[bool]:
 
 def task_sums(successes: Any, rollouts: Any) -> Any:
     """An aggregate of the `TaskSums` over rows with these columns, each row a task; see `parse_sums`."""
-    rate = cast(successes, Double) / func.nullif(rollouts, 0)
+    done = cast(func.nullif(rollouts, 0), Double)  # by itself, SQLAlchemy divides by a NUMERIC, which is slow
+    rate = cast(successes, Double) / done
     return array(
         [
             cast(func.coalesce(value, 0), Double)
@@ -81,7 +84,7 @@ def task_sums(successes: Any, rollouts: Any) -> Any:
                 func.count(rate),
                 func.sum(rate),
                 func.sum(rate * rate),
-                func.sum(1.0 / func.nullif(rollouts, 0)),
+                func.sum(1.0 / done),
                 func.sum(successes),
                 func.sum(rollouts),
                 func.sum(case((rollouts == 0, 1), else_=0)),
@@ -95,8 +98,9 @@ def parse_sums(values: Sequence[float] | None) -> TaskSums:
     return TaskSums(*values) if values else NO_TASKS
 
 
+@cache
 def group_sums() -> tuple[Any, Any]:
-    """Columns of success and mean reward over groups, all of which count alike."""
+    """Columns of success and mean reward over groups, all of which count alike; making them costs some ms."""
     return task_sums(Group.num_successes, Group.num_rollouts), func.avg(Group.reward_mean)
 
 

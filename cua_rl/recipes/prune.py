@@ -28,7 +28,7 @@ from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
-_BATCH = 50  # rollouts of a transaction: with 300 KB a screenshot, 100 MB
+_BATCH = 100  # rollouts of a transaction: with 300 KB a screenshot, 200 MB
 _FATES = {"keep": "lose theirs", "delete": "deleted"}
 
 

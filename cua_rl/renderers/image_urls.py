@@ -22,26 +22,23 @@ class ImageUrls:
     """Images and their `data:` URLs, in both directions.
 
     An agent sends its whole conversation with every request. A rollout therefore keeps one `ImageUrls`: each of its
-    screenshots is encoded, decoded and hashed once, however many requests repeat it. An agent in this process sends
-    names instead, so a request is short however many screenshots it has; `with_names` makes the requests of other
-    agents as short before they are parsed. Images are kept as long as this object.
+    screenshots is decoded once, however many requests repeat it. An agent in this process sends names instead, so a
+    request is short however many screenshots it has; `with_names` makes the requests of other agents as short before
+    they are parsed. Images are kept as long as this object, URLs only as their hashes.
     """
 
     def __init__(self) -> None:
-        self._images: dict[str, EncodedImage] = {}
+        self._images: dict[str, EncodedImage] = {}  # by name
         self._digests: dict[bytes, EncodedImage] = {}  # by the SHA-256 of their URLs
         self._given: set[str] = set()  # names that stay valid
         self._lent: set[str] = set()  # names in requests since URLs were last forgotten, which may be under way
-        self._urls: dict[str, str] = {}
         self.num_characters = 0
-        """Length of all URLs."""
+        """Length of the URLs of all images that are recognised."""
 
     def url(self, image: EncodedImage) -> str:
         """The image as a URL, from which `image` gives back this object."""
-        url = self._urls.get(image.sha256)
-        if url is None:
-            url = image.data_url()
-            self._remember(url, image)
+        url = image.data_url()
+        self._remember(sha256(url.encode()).digest(), image, len(url))
         return url
 
     def name(self, image: EncodedImage) -> str:
@@ -51,11 +48,11 @@ class ImageUrls:
         return _name(image)
 
     def forget_urls(self) -> None:
-        """Free the memory of all URLs, which are made or read again when needed; names stay valid."""
+        """Recognise no URL any more, and free the images that were only sent as one; names stay valid."""
         names = self._given | self._lent
         self._images = {name: image for name, image in self._images.items() if name in names}
         self._lent = set()
-        self._digests, self._urls, self.num_characters = {}, {}, 0
+        self._digests, self.num_characters = {}, 0
 
     def with_names(self, body: bytes) -> bytes:
         """The JSON of a request with names in place of the URLs that it repeats, which are recognised by their hash."""
@@ -73,10 +70,6 @@ class ImageUrls:
                 done = place + 1
         return b"".join([*pieces, body[done:]]) if pieces else body
 
-    def sha256(self, url: str) -> str:
-        """The identity of an image whose URL this object has given."""
-        return self._images[url].sha256
-
     def image(self, url: object, at: FieldPath) -> EncodedImage:
         """The PNG or JPEG image of a name, or inside a URL; raises a `RequestError` that names the place `at`."""
         if isinstance(url, str) and (known := self._images.get(url)) is not None:
@@ -85,6 +78,9 @@ class ImageUrls:
             raise at.error(
                 "a data: URL with a base64 PNG or JPEG image", url, "send the image itself, not a link to it"
             )
+        digest = sha256(url.encode()).digest()
+        if (known := self._digests.get(digest)) is not None:
+            return known
         try:
             data = b64decode(url[head.end() :], validate=True)
         except (binascii.Error, ValueError) as error:
@@ -93,32 +89,33 @@ class ImageUrls:
             if data.startswith(magic):
                 width_px, height_px = image_size(data)
                 image = EncodedImage(data=data, format=image_format, width_px=width_px, height_px=height_px)
-                return self._remember(url, image)
+                return self._remember(digest, image, len(url))
         raise at.error("PNG or JPEG bytes", data[:8], "encode the screenshot as PNG")
 
     def without_images(self, request: Mapping[str, object]) -> dict[str, object]:
-        """A copy of a request that was read with `image`, to be recorded: each image is replaced by `sha256:<hex>`."""
+        """A request that was read with `image`, to be recorded: each image is replaced by `sha256:<hex>`.
+
+        What has none is not copied: the turns of a rollout repeat one another, and garbage collection looks at each.
+        """
         return {key: self._without_images(value) for key, value in request.items()}
 
     def _without_images(self, value: object) -> object:
         if isinstance(value, str):
-            image = self._images.get(value)
+            is_url = value not in self._images and _HEAD.match(value) is not None
+            image = self._digests.get(sha256(value.encode()).digest()) if is_url else None
             return value if image is None else _name(image)
         if is_object(value):
-            return self.without_images(value)
-        if is_array(value):
-            return [self._without_images(inner) for inner in value]
-        return value
+            copy: object = self.without_images(value)
+        elif is_array(value):
+            copy = [self._without_images(inner) for inner in value]
+        else:
+            return value
+        return value if copy == value else copy
 
-    def _remember(self, url: str, image: EncodedImage) -> EncodedImage:
-        """Keep both directions; a URL that names another format than the bytes have is not sent on."""
-        if url not in self._images:
-            self.num_characters += len(url)
-            self._digests[sha256(url.encode()).digest()] = image
-        known = self._images.setdefault(url, image)
-        if url.startswith(f"data:image/{image.format};"):
-            self._urls.setdefault(image.sha256, url)
-        return known
+    def _remember(self, digest: bytes, image: EncodedImage, num_characters: int) -> EncodedImage:
+        if digest not in self._digests:
+            self.num_characters += num_characters
+        return self._digests.setdefault(digest, image)
 
 
 def _name(image: EncodedImage) -> str:

@@ -4,7 +4,7 @@ Images must be inside the request, as `data:` URLs with PNG or JPEG bytes. Anyth
 names the place in the request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -157,10 +157,11 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     )
 
 
-def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
-    """Items as `input` of a Responses request (a model server takes replayed ones); `images` has URLs sent before."""
-    images = images or ImageUrls()
-    return [_responses_item(item, images, index) for index, item in enumerate(items)]
+def responses_input(
+    items: Sequence[Item], image_url: Callable[[EncodedImage], object] = EncodedImage.data_url
+) -> list[dict[str, object]]:
+    """Items as `input` of a Responses request (a model server takes replayed ones)."""
+    return [_responses_item(item, image_url, index) for index, item in enumerate(items)]
 
 
 def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
@@ -310,7 +311,7 @@ def _tools(request: Json, *, nested: bool) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, object]:
+def _responses_item(item: Item, image_url: Callable[[EncodedImage], object], index: int) -> dict[str, object]:
     match item:
         case SampledAnswer():
             return {"type": "message", "role": "assistant", "content": item.text}
@@ -318,21 +319,21 @@ def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, obje
             text = "".join(part.text for part in item.content if isinstance(part, TextPart))
             return {"type": "message", "role": "assistant", "content": text}
         case Message():
-            return {"type": "message", "role": item.role, "content": _responses_parts(item.content, images)}
+            return {"type": "message", "role": item.role, "content": _responses_parts(item.content, image_url)}
         case Reasoning():
             thought = {"type": "reasoning_text", "text": item.text}
             return {"type": "reasoning", "id": f"rs_{index}", "summary": [], "content": [thought]}
         case ToolCall():
             return {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case ToolResult():
-            output = _responses_parts(item.content, images)
+            output = _responses_parts(item.content, image_url)
             return {"type": "function_call_output", "call_id": item.call_id, "output": output or ""}
 
 
-def _responses_parts(parts: Sequence[Part], images: ImageUrls) -> list[dict[str, object]]:
+def _responses_parts(parts: Sequence[Part], image_url: Callable[[EncodedImage], object]) -> list[dict[str, object]]:
     return [
         {"type": "input_text", "text": part.text}
         if isinstance(part, TextPart)
-        else {"type": "input_image", "image_url": images.url(part), "detail": "auto"}
+        else {"type": "input_image", "image_url": image_url(part), "detail": "auto"}
         for part in parts
     ]

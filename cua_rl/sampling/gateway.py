@@ -40,12 +40,13 @@ from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.ignored_fields import IgnoredFields
-from cua_rl.sampling.openai_answers import Answer, items_by_id
+from cua_rl.sampling.openai_answers import Answer, items_by_id, response_object
 from cua_rl.sampling.replica import RequestRejected, advice_for
 from cua_rl.sampling.sampler import Sampled, Sampler, TurnRequest
 from cua_rl.sampling.vllm_responses import first_difference, rebuild_prompt, sampling_request
 from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer
 from cua_rl.types.errors import ConfigError, SamplingError
+from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ class Gateway:
         """The images of a rollout, for agents in other processes."""
         return self._open(rollout_id).access.images
 
+    async def respond(self, rollout_id: str, request: Json) -> Json:
+        return response_object(await self.answer(rollout_id, request, "responses"), request)
+
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
+        """A client in this process, which is answered as agents in other processes are."""
         return in_process_client(self.app, rollout_id, self._open(rollout_id).access.api_key)
 
     def access(self, rollout_id: str) -> RolloutAccess | None:
@@ -306,7 +311,7 @@ class Gateway:
         rendered = self._renderer.render(
             items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
         )
-        payload = sampling_request(*self._renderer.to_send(items, conversation.tools), params, images)
+        payload = sampling_request(*self._renderer.to_send(items, conversation.tools), params)
         return _Prompt(
             turn=TurnRequest(prompt=rendered, payload=payload, params=params),
             request=images.without_images(request),

@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.host.masking import make_key
 from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, host_name, read_json, require_json
@@ -62,7 +61,7 @@ _NO_ACCESS = RolloutAccess()  # compared with if no rollout is open, so that bot
 
 
 class Answerer(Protocol):
-    """Answers the requests of rollouts: the gateway, or an endpoint that is evaluated."""
+    """Answers the requests of rollouts: the gateway."""
 
     async def answer(
         self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"], *, is_trained: bool = True
@@ -198,7 +197,7 @@ def _guarded(gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> C
         except RequestError as error:
             return _error(400, str(error), "invalid_request_error", "invalid_request")
         except ConfigError as error:
-            return _error(400, str(error), "invalid_request_error", CONFIGURATION)
+            return _error(400, str(error), "invalid_request_error", "configuration")
         except RequestRejected as error:
             return _error(error.status, error.message, "invalid_request_error", "rejected_by_model_server")
         except SamplingError as error:

@@ -1,18 +1,22 @@
 """An HTTP client for many concurrent requests to one server."""
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import aiohttp
 
 from cua_rl.sampling.address import bearer, split_address
+from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.json_values import is_object, mapping
 
 _CONNECT_TIMEOUT_S, _GET_TIMEOUT_S, _PUT_TIMEOUT_S = 10.0, 10.0, 900.0
 _NO_SERVER = (502, 503, 504)  # so a proxy says that the server behind it does not answer
+_JSON = {"Content-Type": "application/json"}
 _KEEPALIVE_S = 4.0  # less than the 5 s after which vLLM's server closes an idle connection
 
 
@@ -54,6 +58,24 @@ class HttpReply:
         return str(message or body.get("detail") or self.text[:500])
 
 
+def encode_body(body: Mapping[str, object]) -> bytes:
+    """JSON; images become `data:` URLs, which are never text: that would be copied and scanned several times."""
+    images: list[EncodedImage] = []
+    place = uuid4().hex
+
+    def note(value: object) -> str:
+        if not isinstance(value, EncodedImage):
+            raise TypeError(f"expected a JSON value or an image, got {type(value).__name__}")
+        images.append(value)
+        return place
+
+    first, *rest = json.dumps(body, default=note).encode().split(place.encode())
+    pieces = [first]
+    for image, text in zip(images, rest, strict=True):
+        pieces += [f"data:image/{image.format};base64,".encode(), b64encode(image.data), text]
+    return b"".join(pieces)
+
+
 class HttpClient:
     """Posts and gets JSON, with one connection per concurrent request; posts end within `timeout_s`, if it is given.
 
@@ -68,13 +90,13 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Mapping[str, object]) -> HttpReply:
-        """Post JSON; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
-        return await self._request("POST", path, self._timeout_s, json=body)
+        """Post what `encode_body` makes; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
+        return await self._request("POST", path, self._timeout_s, encode_body(body), _JSON)
 
     async def put(self, path: str, file: Path) -> HttpReply:
         """Send a file; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
         with file.open("rb") as body:
-            return await self._request("PUT", path, _PUT_TIMEOUT_S, data=body)
+            return await self._request("PUT", path, _PUT_TIMEOUT_S, body)
 
     async def delete(self, path: str) -> HttpReply:
         """Send a DELETE request; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
@@ -95,8 +117,8 @@ class HttpClient:
         method: str,
         path: str,
         timeout_s: float | None,
-        json: Mapping[str, object] | None = None,
-        data: BinaryIO | None = None,
+        data: bytes | BinaryIO | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
         if self._session is None:  # belongs to the event loop that runs now
             connector = (
@@ -109,7 +131,7 @@ class HttpClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         try:
             async with self._session.request(
-                method, f"{self._root}{path}", json=json, data=data, timeout=timeout, allow_redirects=False
+                method, f"{self._root}{path}", data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 reply = HttpReply(response.status, response.content_type, await response.text())
                 if reply.status in _NO_SERVER:

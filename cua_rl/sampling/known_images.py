@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.json_values import JsonDict, is_array, is_object, mapping, sequence
 
 _FIRST_VERSION = (0, 32)
@@ -22,10 +22,11 @@ def takes_names(version: str) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= _FIRST_VERSION
 
 
-def name_images(conversation: Sequence[Mapping[str, object]], urls: ImageUrls) -> None:
+def name_images(conversation: Sequence[Mapping[str, object]]) -> None:
     """Name every image of a Responses request by the SHA-256 of its bytes, in place."""
     for part in _image_parts({"input": conversation}):
-        part["uuid"] = urls.sha256(str(part["image_url"]))
+        if isinstance(image := part["image_url"], EncodedImage):
+            part["uuid"] = image.sha256
 
 
 class KnownImages:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
-from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.sampling.known_images import name_images
 from cua_rl.sampling.sampler import Sampled
@@ -15,16 +14,13 @@ from cua_rl.types.rollout import Chunk, EncodedTextChunk, ModelInput, SamplingPa
 RESPONSES_PATH = "/v1/responses"
 
 
-def sampling_request(
-    items: Sequence[Item],
-    tools: Sequence[Tool],
-    params: SamplingParams,
-    images: ImageUrls | None = None,
-) -> dict[str, object]:
-    """A request to sample unmodified and report every token; the end of turn is text, which vLLM needs for logprobs."""
-    images = images or ImageUrls()
-    conversation = responses_input(items, images)
-    name_images(conversation, images)
+def sampling_request(items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams) -> dict[str, object]:
+    """A request to sample unmodified and report every token; the end of turn is text, which vLLM needs for logprobs.
+
+    Its images are objects: `HttpClient` encodes those that `KnownImages` does not leave out.
+    """
+    conversation = responses_input(items, lambda image: image)
+    name_images(conversation)
     return {
         "input": conversation,
         "tools": responses_tools(tools),

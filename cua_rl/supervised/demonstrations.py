@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from openai import AsyncOpenAI
-
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
@@ -128,7 +126,7 @@ def as_taught(items: Sequence[_TaughtItem], renderer: Renderer) -> tuple[_Taught
 
 
 class _ExpertModel:
-    """Stands in for gateway and OpenAI client: `openai_client(...).post(...)` asks for the answer."""
+    """Stands in for the gateway: the expert answers."""
 
     def __init__(self, device: Device, answer: Answer) -> None:
         self._device = device
@@ -137,14 +135,11 @@ class _ExpertModel:
         self.request: Mapping[str, object] = {}
         self.answer: AnswerItems = ()
 
-    def openai_client(self, rollout_id: str) -> AsyncOpenAI:
-        return cast(AsyncOpenAI, self)
-
     def image_url_of(self, rollout_id: str) -> Callable[[EncodedImage], str]:
         return self.images.name
 
-    async def post(self, path: str, *, cast_to: type[object], body: Mapping[str, object]) -> Mapping[str, object]:
-        self.request = body
+    async def respond(self, rollout_id: str, request: Mapping[str, object]) -> Mapping[str, object]:
+        self.request = request
         self.answer = await self._answer(await self._device.observe())
         return {"id": "expert", "status": "completed", "output": [_output(item) for item in self.answer]}
 

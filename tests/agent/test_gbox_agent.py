@@ -1,16 +1,14 @@
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import openai
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.environments.device import ActionRejected, DeviceKind
+from cua_rl.renderers.request_error import ContextOverflow
 from cua_rl.types.actions import Action, Button, Click, PressButton, Wait
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError, DeviceError, SamplingError
@@ -70,25 +68,20 @@ CLICK = call(action="click", coordinate=[500, 500])
 DONE = call(action="terminate", status="success")
 
 
-def overflow() -> JSONResponse:
-    error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded", "param": None}
-    return JSONResponse({"error": error}, status_code=400)
-
-
 class ScriptedModel:
-    """An OpenAI endpoint that gives prepared answers and keeps the requests."""
+    """Gives prepared answers, or raises them, and keeps the requests."""
 
-    def __init__(self, *answers: Sequence[dict[str, object]] | Callable[[], JSONResponse], status: str = "completed"):
+    def __init__(self, *answers: Sequence[dict[str, object]] | Exception, status: str = "completed"):
         self.requests: list[dict[str, Any]] = []
         self._answers = iter(answers)
         self._status = status
 
-    async def respond(self, request: Request) -> JSONResponse:
-        self.requests.append(await request.json())
+    def respond(self, request: Any) -> dict[str, object]:
+        self.requests.append(json.loads(json.dumps(request)))
         answer = next(self._answers)
-        if callable(answer):
-            return answer()
-        body = {
+        if isinstance(answer, Exception):
+            raise answer
+        return {
             "id": f"resp-{len(self.requests)}",
             "object": "response",
             "created_at": 0,
@@ -106,19 +99,6 @@ class ScriptedModel:
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }
-        return JSONResponse(body)
-
-    def client(self) -> openai.AsyncOpenAI:
-        app = FastAPI()
-        app.post("/v1/responses")(self.respond)
-        http = _httpx().AsyncClient(transport=_httpx().ASGITransport(app))
-        return openai.AsyncOpenAI(base_url="http://model/v1", api_key="none", http_client=http, max_retries=0)
-
-
-def _httpx() -> Any:
-    """The HTTP library this version of `openai` is built on."""
-    base = openai.DefaultAsyncHttpxClient.__mro__[1]
-    return __import__(base.__module__.split(".")[0])
 
 
 class ScriptedAccess(FakeGateway):
@@ -126,10 +106,10 @@ class ScriptedAccess(FakeGateway):
 
     def __init__(self, model: ScriptedModel) -> None:
         super().__init__()
-        self._client = model.client()
+        self._model = model
 
-    def openai_client(self, rollout_id: str) -> Any:
-        return self._client
+    async def respond(self, rollout_id: str, request: Any) -> dict[str, object]:
+        return self._model.respond(request)
 
 
 async def work(
@@ -245,14 +225,14 @@ async def test_an_action_that_is_refused_when_time_runs_out_is_no_failure_of_the
 
 
 async def test_a_full_context_ends_the_work_and_is_no_fault() -> None:
-    outcome, turns = await work(ScriptedModel([CLICK], overflow), FakeDevice())
+    outcome, turns = await work(ScriptedModel([CLICK], ContextOverflow("too long")), FakeDevice())
     assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.CONTEXT_OVERFLOW, 1, 1)
     assert not outcome.stop_reason.is_fault
 
 
 async def test_a_failing_server_is_a_sampling_error() -> None:
     with pytest.raises(SamplingError, match="asking the model"):
-        await work(ScriptedModel(lambda: JSONResponse({"error": {"message": "no"}}, status_code=503)), FakeDevice())
+        await work(ScriptedModel(ValueError("no")), FakeDevice())
 
 
 async def test_a_failing_device_is_a_device_error() -> None:
@@ -261,7 +241,6 @@ async def test_a_failing_device_is_a_device_error() -> None:
 
 
 async def test_a_prompt_that_the_server_takes_from_nobody_is_the_configurations_fault_and_not_the_rollouts() -> None:
-    refusal = {"message": "expected ...; start the server with a larger --limit-mm-per-prompt", "code": "configuration"}
-
+    refusal = ConfigError("expected ...; start the server with a larger --limit-mm-per-prompt")
     with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
-        await work(ScriptedModel(lambda: JSONResponse({"error": refusal}, status_code=400)), FakeDevice())
+        await work(ScriptedModel(refusal), FakeDevice())

@@ -1,6 +1,7 @@
 """A rollout's screenshots: the same object from the device to every prompt."""
 
 import json
+import tracemalloc
 from base64 import b64encode
 from typing import Any
 
@@ -35,6 +36,16 @@ def test_a_url_that_comes_again_is_decoded_once_and_sent_on_as_it_came() -> None
     assert first is again
     assert (first.format, first.width_px, first.height_px) == ("png", 65, 97)
     assert images.url(stored_image(data)) == images.url(first) == url_of(data)
+
+
+def test_urls_are_not_kept_beside_the_images_that_they_show() -> None:
+    images, screens = ImageUrls(), [stored_image(encode_image(make_image(320, 480, seed))) for seed in range(20)]
+    tracemalloc.start()
+    for screen in screens:
+        assert images.image(images.url(screen), AT) is screen
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < sum(len(screen.data) for screen in screens) / 10
 
 
 def test_a_named_image_is_read_back_as_the_same_object_and_by_nobody_else() -> None:
@@ -134,7 +145,7 @@ def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3V
 def test_requests_are_recorded_with_hashes_in_place_of_images() -> None:
     images, shown = ImageUrls(), stored_image(encode_image(make_image(8, 8)))
     items: list[Item] = [Message(role="user", content=(shown,))]
-    request = {"input": responses_input(items, images), "temperature": 1.0}
+    request = {"input": responses_input(items, images.url), "temperature": 1.0}
     assert images.without_images(request) == {
         "input": [
             {

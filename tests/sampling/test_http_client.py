@@ -1,3 +1,4 @@
+import json
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -5,7 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from cua_rl.sampling.http_client import HttpClient, HttpReply
+from cua_rl.sampling.http_client import HttpClient, HttpReply, encode_body
+from tests.builders import stored_image
+from tests.renderers.generated import encode_image, make_image
 
 
 @asynccontextmanager
@@ -35,6 +38,18 @@ async def test_paths_are_added_to_the_address_and_bodies_are_json() -> None:
 
     assert reply.is_success
     assert reply.json == {"path": "/prefix/v1/responses", "body": {"model": "policy"}}
+
+
+def test_images_are_encoded_as_if_their_urls_had_stood_there_whatever_the_texts_are() -> None:
+    png, jpeg = (stored_image(encode_image(make_image(64, 96), kind)) for kind in ("png", "jpeg"))
+    texts = ["data:image/png;base64,", 'é\ud800\x00"', png.sha256, "EncodedImage"]
+    shown = (png, None, jpeg, png)
+    parts = [{"image_url": image, "uuid": number} for number, image in enumerate(shown)]
+    urls = [{"image_url": image and image.data_url(), "uuid": number} for number, image in enumerate(shown)]
+
+    assert encode_body({"input": [*parts, texts], "n": 1.5}) == json.dumps({"input": [*urls, texts], "n": 1.5}).encode()
+    with pytest.raises(TypeError, match="expected a JSON value or an image, got set"):
+        encode_body({"input": set[str]()})
 
 
 async def test_a_server_that_hangs_up_is_a_connection_error() -> None:

@@ -28,6 +28,7 @@ async def test_a_pruned_screenshot_is_a_box_of_its_size_that_says_so(monitor: Mo
 
     assert (await monitor.json("/api/runs/1/rollouts"))["items"] == before
     rollout = await monitor.json(f"/api/runs/1/rollouts/{before[0]['rollout_id']}")
+    assert rollout["pruned_at"] > rollout["started_at"]  # of those in prompts alone, the page says so by this
     shown = rollout["turns"][0]["before"]
     answer = await monitor.get(f"/api/screenshots/{shown['sha256']}")
     assert answer.headers["content-type"] == "image/svg+xml"
@@ -38,6 +39,19 @@ async def test_a_pruned_screenshot_is_a_box_of_its_size_that_says_so(monitor: Mo
     out = tmp_path / "rollout.html"
     await export(ExportConfig(run="run", step=1, out=str(out)), {"DATABASE_URL": monitor.url})
     assert "data:image/svg+xml;base64," in out.read_text()
+
+
+async def test_a_rollout_names_its_worker_and_is_found_by_it(monitor: Monitor) -> None:
+    await record_run(monitor.url)
+    run_sql(monitor.url, "UPDATE rollouts SET worker = 'worker-2' WHERE id = (SELECT max(id) FROM rollouts)")
+
+    listed = [
+        (await monitor.json("/api/runs/1/rollouts", **wanted))["items"] for wanted in ({}, {"worker": "worker-2"})
+    ]
+
+    assert listed[1] == listed[0][:1]
+    shown = [await monitor.json(f"/api/runs/1/rollouts/{item['rollout_id']}") for item in listed[0][:2]]
+    assert [(one["worker"], one["pruned_at"]) for one in shown] == [("worker-2", None), (None, None)]
 
 
 async def test_the_size_of_a_run_is_that_of_its_rows_and_images(monitor: Monitor) -> None:

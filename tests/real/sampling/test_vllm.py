@@ -20,6 +20,7 @@ from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_tokens, image_canary, scored_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.http_client import encode_body
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
@@ -113,9 +114,10 @@ async def test_screenshots_that_the_server_has_may_be_named_instead_of_sent(vllm
     known.add(request(101))
     known.add(request(102))
     async with server_client(vllm.base_url, vllm.api_key, timeout_s=patience(60.0)) as plain:
-        whole = await plain.post(RESPONSES_PATH, json=request(101))
-        named = await plain.post(RESPONSES_PATH, json=known.leave_out(request(101)))
-        never_sent = await plain.post(RESPONSES_PATH, json=known.leave_out(request(102)))
+        plain.headers["Content-Type"] = "application/json"
+        whole = await plain.post(RESPONSES_PATH, content=encode_body(request(101)))
+        named = await plain.post(RESPONSES_PATH, content=encode_body(known.leave_out(request(101))))
+        never_sent = await plain.post(RESPONSES_PATH, content=encode_body(known.leave_out(request(102))))
 
     assert vllm.model.takes_image_names
     assert b"base64" not in named.request.content

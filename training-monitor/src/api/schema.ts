@@ -1274,6 +1274,11 @@ export interface components {
              * @enum {string}
              */
             phase: "baseline" | "step" | "eval";
+            /**
+             * Pruned At
+             * @description when the screenshots that no other rollout shows were removed
+             */
+            pruned_at: string | null;
             /** Replayed At Steps */
             replayed_at_steps: number[];
             /** Reward */
@@ -1321,6 +1326,11 @@ export interface components {
             /** Turns */
             turns: components["schemas"]["TurnDetail"][];
             validation: components["schemas"]["ValidationShown"] | null;
+            /**
+             * Worker
+             * @description the rollout worker that ran it, null for the run's own process
+             */
+            worker: string | null;
         };
         /**
          * RolloutCell
@@ -3094,6 +3104,7 @@ export interface operations {
                 stop_reason?: components["schemas"]["StopReason"] | null;
                 success?: boolean | null;
                 device_id?: string | null;
+                worker?: string | null;
                 failure_kind?: string | null;
                 /** @description start of a rollout id, or part of a task id */
                 search?: string;

@@ -197,7 +197,7 @@ function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
         <StageTimings turn={turn} />
       </Panel>
       <Panel title="What the model saw">
-        <PromptView turn={turn} tokens={shown} />
+        <PromptView turn={turn} tokens={shown} missing={rollout.pruned_at ? "pruned" : undefined} />
       </Panel>
     </div>
   );

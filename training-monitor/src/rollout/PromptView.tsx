@@ -15,7 +15,7 @@ const VIEWS = [
 type View = (typeof VIEWS)[number]["value"];
 
 /** Exactly what the model saw: the request's messages and images, the rendered prompt, or the raw JSON. */
-export function PromptView({ turn, tokens }: { turn: TurnDetail; tokens: TurnTokens | undefined }) {
+export function PromptView({ turn, tokens, missing }: { turn: TurnDetail; tokens: TurnTokens | undefined; missing: string | undefined }) {
   const [view, setView] = useState<View>("messages");
   return (
     <div className="stack" data-testid="prompt">
@@ -26,8 +26,8 @@ export function PromptView({ turn, tokens }: { turn: TurnDetail; tokens: TurnTok
           {turn.prompt_matches_renderer ? "" : ", differs from the renderer"}
         </span>
       </div>
-      {view === "messages" && <Messages request={turn.request} />}
-      {view === "prompt" && <RenderedPrompt tokens={tokens} />}
+      {view === "messages" && <Messages request={turn.request} missing={missing} />}
+      {view === "prompt" && <RenderedPrompt tokens={tokens} missing={missing} />}
       {view === "json" && (
         <pre className="code" tabIndex={0} aria-label="Request as JSON">
           {JSON.stringify(turn.request, null, 2)}
@@ -45,15 +45,15 @@ function listOf(value: unknown): Item[] {
   return Array.isArray(value) ? value.filter(isItem) : [];
 }
 
-function Messages({ request }: { request: Item }) {
+function Messages({ request, missing }: { request: Item; missing: string | undefined }) {
   const items = listOf(request["input"] ?? request["messages"]);
   const tools = listOf(request["tools"]);
   return (
     <div className="messages-box" tabIndex={0} role="group" aria-label="Messages of the request">
       <ol className="messages">
-        {typeof request["instructions"] === "string" && <Message role="system" parts={[{ text: request["instructions"] }]} />}
+        {typeof request["instructions"] === "string" && <Message role="system" parts={[{ text: request["instructions"] }]} missing={missing} />}
         {items.map((item, index) => (
-          <Message key={index} role={String(item["role"] ?? item["type"] ?? "item")} parts={partsOf(item)} />
+          <Message key={index} role={String(item["role"] ?? item["type"] ?? "item")} parts={partsOf(item)} missing={missing} />
         ))}
         {tools.length > 0 && (
           <li className="message">
@@ -83,14 +83,14 @@ function imageOf(part: Item): string | null {
   return typeof text === "string" && text.startsWith("sha256:") ? text.slice(7) : null;
 }
 
-function Message({ role, parts }: { role: string; parts: Item[] }) {
+function Message({ role, parts, missing }: { role: string; parts: Item[]; missing: string | undefined }) {
   return (
     <li className={`message ${role}`}>
       <span className="role">{role.replaceAll("_", " ")}</span>
       <div className="parts">
         {parts.map((part, index) => {
           const sha256 = imageOf(part);
-          if (sha256) return <Screenshot key={index} sha256={sha256} alt="Screenshot in the prompt" lazy className="in-prompt" />;
+          if (sha256) return <Screenshot key={index} sha256={sha256} alt="Screenshot in the prompt" lazy missing={missing} className="in-prompt" />;
           const text = String(part["text"] ?? JSON.stringify(part));
           return part["code"] ? <code key={index}>{text}</code> : <p key={index}>{text}</p>;
         })}
@@ -99,14 +99,14 @@ function Message({ role, parts }: { role: string; parts: Item[] }) {
   );
 }
 
-function RenderedPrompt({ tokens }: { tokens: TurnTokens | undefined }) {
+function RenderedPrompt({ tokens, missing }: { tokens: TurnTokens | undefined; missing: string | undefined }) {
   if (!tokens) return <div className="skeleton" style={{ height: 120 }} />;
   return (
     <div className="code rendered" tabIndex={0} role="group" aria-label="The prompt as the model read it">
       {tokens.prompt.map((part, index) =>
         part.kind === "image" ? (
           <span key={index} className="prompt-image">
-            <Screenshot sha256={part.sha256} alt="Image in the prompt" lazy className="in-prompt" />
+            <Screenshot sha256={part.sha256} alt="Image in the prompt" lazy missing={missing} className="in-prompt" />
             <span className="faint">{part.num_tokens} image tokens</span>
           </span>
         ) : (

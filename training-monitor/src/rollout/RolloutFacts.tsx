@@ -37,6 +37,12 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
               <dd>{rollout.device.device_id} · {rollout.device.status}{rollout.device.error ? `: ${rollout.device.error}` : ""}</dd>
             </>
           )}
+          {rollout.worker && (
+            <>
+              <dt>worker</dt>
+              <dd>{rollout.worker}</dd>
+            </>
+          )}
           {rollout.tags.length > 0 && (
             <>
               <dt>tags</dt>

@@ -8,6 +8,8 @@ export type ScreenshotProps = {
   action?: StoredAction | null | undefined;
   alt: string;
   lazy?: boolean;
+  /** What is said of one that the server does not have. */
+  missing?: string | undefined;
   className?: string;
 };
 
@@ -26,7 +28,7 @@ export function Screenshot(props: ScreenshotProps) {
     return <div className={`screen missing ${props.className ?? ""}`}>no screenshot</div>;
   }
   if (failed === sha256) {
-    return <div className={`screen missing ${props.className ?? ""}`}>screenshot not stored</div>;
+    return <div className={`screen missing ${props.className ?? ""}`}>{props.missing ?? "screenshot not stored"}</div>;
   }
   const width = props.width ?? natural?.[0] ?? 0;
   const height = props.height ?? natural?.[1] ?? 0;
