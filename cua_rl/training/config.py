@@ -11,7 +11,6 @@ import chz
 
 from cua_rl.command_line.fields import setting
 from cua_rl.renderers.families import LoraModule
-from cua_rl.types.errors import ConfigError
 
 LossName = Literal[
     "importance_sampling",
@@ -46,10 +45,6 @@ class LoraSpec:
     modules: tuple[LoraModule, ...] = ("language",)
     seed: int = 0
     """Of its initial weights."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha < 1 or not self.modules:
-            raise ConfigError(f"expected rank and alpha of at least 1, and modules, got {self}; change the adapter")
 
     @property
     def adapts_vision(self) -> bool:

@@ -151,6 +151,8 @@ class PolicyModel:
 
     def check_added(self, spec: LoraSpec) -> None:
         """Raises `ConfigError` if an adapter cannot be trained beside others."""
+        if spec.rank < 1 or spec.alpha < 1 or not spec.modules:
+            raise ConfigError(f"expected rank and alpha of at least 1, and modules, got {spec}; change the adapter")
         if self._adapters is None or self._config.sharding == "offload":
             raise ConfigError(
                 "trainer: expected adapters on a model in the device's memory to train several models, got "

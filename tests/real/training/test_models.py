@@ -193,8 +193,9 @@ def test_a_model_that_memory_or_settings_do_not_allow_is_refused_and_changes_not
         Trainer(chz.replace(config, lora_rank=0)).models.create("small", SMALL)
     with pytest.raises(ConfigError, match="to train several models"):
         Trainer(chz.replace(config, sharding="offload")).models.create("small", SMALL)
-    with pytest.raises(ConfigError, match="at least 1"):
-        LoraSpec(rank=0)
+    for spec in (LoraSpec(rank=0), LoraSpec(rank=1, alpha=0), LoraSpec(rank=1, modules=())):
+        with pytest.raises(ConfigError, match="at least 1"):
+            trainer.models.create("none", spec)
 
 
 def test_an_adapter_has_as_many_weights_as_were_counted_for_its_memory(config: TrainerConfig) -> None:
