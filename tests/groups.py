@@ -32,6 +32,10 @@ PATHS: Mapping[str, str] = {
     ),
     "the trainer's process": "training/test_client.py::test_a_step_through_a_real_worker",
     "the database": "database/test_recorder.py::test_groups_are_rebuilt_bit_for_bit",
+    "the Tinker service": (
+        "tinker_service/test_restart.py::"
+        "test_a_service_that_is_killed_after_any_request_goes_on_and_takes_no_step_twice[3]"
+    ),
     "a page in a browser": "browser/test_browser_pages.py::test_mouse_actions_arrive_where_the_screenshot_shows_them",
     "a desktop": "desktop/test_desktops.py::test_an_editor_gets_clicks_keys_and_any_character",
     "pages of the monitor": "monitor_web/test_pages.py::test_every_page_shows_its_data_and_can_be_read_by_all",

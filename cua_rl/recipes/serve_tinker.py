@@ -202,7 +202,7 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
         vocab_size=load_model_sizes(model_path).vocabulary,
         max_tokens=sampler.max_model_len,
     )
-    name = str(model_path) if config.model_name is None else repository_of(config.model_name)
+    name = base_model_name(config.model_name, model_path)
     models = Models(
         Host(trainer=trainer, config=config.trainer),
         store,
@@ -228,6 +228,13 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     address = await stack.enter_async_context(serve_app(service.app(), config.host, config.port, grace_s=1))
     print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
     await working
+
+
+def base_model_name(model_name: str | None, model_path: Path) -> str:
+    """What clients call the model, and load its tokenizer from: its id on the hub without a revision, or its folder."""
+    if model_name is None or Path(model_name).expanduser().exists():
+        return str(model_path)
+    return repository_of(model_name)
 
 
 async def _start_engines(

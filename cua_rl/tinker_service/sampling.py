@@ -24,7 +24,7 @@ from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput
 
 _MOST_SAMPLES = 1024  # of a prompt
 _MOST_OPEN = 8192  # samples on their way; the SDK waits and asks again
-_KEPT_S = 600.0  # a result that nobody fetches
+_KEPT_S, _KEPT_FETCHED_S = 600.0, 60.0  # a result that nobody fetches, and one whose answer may have been lost
 _TOUCH_S = 60.0
 _TOP = 20  # most that vLLM reports
 
@@ -144,7 +144,10 @@ class Samplers:
 
     def _ended(self, request_id: str) -> None:
         self._num_open -= 1
-        asyncio.get_running_loop().call_later(_KEPT_S, self._samples.pop, request_id, None)
+        self._forget(request_id, _KEPT_S)
+
+    def _forget(self, request_id: str, after_s: float) -> None:
+        asyncio.get_running_loop().call_later(after_s, self._samples.pop, request_id, None)
 
     async def _touch(self, sampler_id: str) -> None:
         now = time.monotonic()
@@ -163,6 +166,7 @@ class Samplers:
         await asyncio.wait([known.task], timeout=wait_s)
         if not known.task.done():
             return None
+        self._forget(request_id, _KEPT_FETCHED_S)
         if known.task.cancelled():
             raise RequestRefused(410, f"{request_id} was cancelled")
         try:

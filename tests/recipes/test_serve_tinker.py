@@ -1,11 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.serve_tinker import ServeTinkerConfig, cli_main, prepare, require_same_models
+from cua_rl.recipes.serve_tinker import ServeTinkerConfig, base_model_name, cli_main, prepare, require_same_models
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 
@@ -32,6 +33,12 @@ async def test_what_is_left_open_is_chosen_before_anything_starts() -> None:
     assert prepared.config.server.max_lora_rank >= 8
     assert prepared.config.server.max_num_seqs is not None
     assert prepared.folder.name == "tinker-tiny"
+
+
+def test_clients_name_a_folder_by_its_absolute_path_and_a_model_of_the_hub_without_a_revision(tmp_path: Path) -> None:
+    assert base_model_name(None, TINY_QWEN3_VL) == str(TINY_QWEN3_VL)
+    assert base_model_name(str(tmp_path), tmp_path) == str(tmp_path)
+    assert base_model_name("Qwen/Qwen3-VL-4B-Instruct@main", tmp_path / "snapshot") == "Qwen/Qwen3-VL-4B-Instruct"
 
 
 async def test_a_short_key_in_the_environment_is_refused() -> None:
