@@ -14,6 +14,7 @@ from tinker_conformance.checks import TIERS
 from tinker_conformance.report import Outcome, Report, Result, judge, load_known_failures, load_report, scoreboard
 from tinker_conformance.run import run_checks
 from tinker_conformance.server import Server
+from tinker_conformance.wire import Json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,9 +96,9 @@ def _check(server: Server, options: argparse.Namespace) -> int:
 def _with_model(server: Server) -> Server:
     if server.model:
         return server
-    models = server.wire().get("get_server_capabilities")["supported_models"]
-    if not isinstance(models, list) or not models:
-        raise ValueError(f"expected models in its capabilities, got {models!r}")
+    models: list[Json] = server.wire().get("get_server_capabilities").get("supported_models") or []
+    if not models:
+        raise ValueError("expected models in its capabilities, got none")
     return dataclasses.replace(server, model=str(models[0]["model_name"]))
 
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import tinker
 from PIL import Image
 from tinker import types
-from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
@@ -104,7 +103,7 @@ def adam(eta: float, *, grad_clip_norm: float = 0.0) -> types.AdamParams:
     )
 
 
-def submit(client: tinker.TrainingClient, batch: Batch) -> APIFuture[types.ForwardBackwardOutput]:
+def submit(client: tinker.TrainingClient, batch: Batch) -> tinker.APIFuture[types.ForwardBackwardOutput]:
     """Send one forward_backward."""
     data, loss, config = batch
     if not isinstance(loss, str):

@@ -38,7 +38,7 @@ class Server:
     group_file: Path | None = None
     """Holds the process group of the running server: the process of a check starts it anew for the ones after it."""
 
-    sessions: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list[str])
     """Opened by the check that runs."""
 
     def wire(self) -> Wire:

@@ -1,7 +1,7 @@
 """T1, LoRA on text through the SDK: log-probabilities, losses and their gradients, steps, sampling, checkpoints."""
 
 from inspect import signature
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import tinker
@@ -121,7 +121,12 @@ def each_target_has_its_own_weight(server: Server) -> None:
     of = data.text(1)
     parts = [weighted(of, np.arange(10) == number) for number in (0, 4, 9)]
     kept = weighted(of, -np.isin(np.arange(10), (0, 4, 9)).astype(float))
-    _expect_cancelled(model, of, supervised(*parts), supervised(kept), find_eta(model, of, 0.02))
+    eta = find_eta(model, of, 0.02)
+    _expect_cancelled(model, of, supervised(*parts), supervised(kept), eta)
+    before = logprobs(model, of)[0]
+    step(model, supervised(parts[0]), supervised(weighted(of, -(np.arange(10) == 9).astype(float))), eta=eta)
+    change = float(np.abs(logprobs(model, of)[0] - before).max())
+    expect(change > 1e-3, "the gradients of different targets not to cancel out", f"a change of {change:.3g}")
 
 
 def importance_sampling_follows_its_formula(server: Server) -> None:
@@ -160,7 +165,7 @@ def _expect_loss(
     eta = find_eta(model, of, 0.02)
     p = logprobs(model, of)[0]
     q = p - np.asarray([-0.5, -0.3, -0.1, 0.0, 0.1, 0.3, 0.5, 0.02, -0.02, 0.25])
-    a = np.asarray([1.0, -1.0, 0.5, 2.0, -0.5, 1.0, -2.0, 1.5, -1.5, 0.0])
+    a = np.asarray([-1.0, -1.0, 0.5, 2.0, -0.5, 1.0, 2.0, 1.5, -1.5, 0.0])
     values, weights = formula(p, q, a)
     batch = ([data.with_inputs(of, logprobs=q, advantages=a, **inputs)], loss, config)
     output = wait(data.submit(model, batch))
@@ -353,7 +358,7 @@ def a_sample_without_a_limit_ends_at_its_stop_token(server: Server) -> None:
 def a_stop_string_ends_a_sample(server: Server) -> None:
     model = server.new_model()
     try:
-        tokenizer = model.get_tokenizer()
+        tokenizer: Any = model.get_tokenizer()
     except Exception as missing:  # whatever a hub, a folder or a library says
         raise NotApplicable(f"the model's tokenizer cannot be loaded here: {missing}") from missing
     sampler = client_of(model.save_weights_and_get_sampling_client())

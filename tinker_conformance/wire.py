@@ -6,7 +6,7 @@ Bodies of `forward_backward` and results of it and of `asample` are the SDK's ow
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 from google.protobuf.message import Message
@@ -15,7 +15,7 @@ from tinker.proto.tinker_public_pb2 import ForwardBackwardOutput, ForwardBackwar
 from tinker_conformance.expect import CheckFailed, expect
 
 M = TypeVar("M", bound=Message)
-Json = Mapping[str, object]
+Json = Mapping[str, Any]
 
 PROTOBUF = "application/x-protobuf"
 PATIENCE_S = 120
@@ -48,7 +48,7 @@ class Wire:
 
     base_url: str
     api_key: str
-    sessions: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list[str])
     """Ids of the sessions that were opened, for whoever ends them."""
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
@@ -137,7 +137,7 @@ class Wire:
 
     def new_session(self) -> str:
         """The id of a session that no SDK keeps alive."""
-        body = {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0", "type": "create_session"}
+        body: Json = {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0", "type": "create_session"}
         self.sessions.append(text_in(self.call("create_session", body), "session_id"))
         return self.sessions[-1]
 
@@ -147,7 +147,7 @@ class Wire:
 
     def new_model(self, session_id: str, base_model: str, *, model_seq_id: int = 0) -> str:
         """The id of a LoRA model of rank 8."""
-        body = {
+        body: Json = {
             "session_id": session_id,
             "model_seq_id": model_seq_id,
             "base_model": base_model,

@@ -12,11 +12,9 @@ from tinker_conformance.wire import Json, Wire, text_in
 
 
 def the_capabilities_name_the_model(server: Server) -> None:
-    models = server.wire().get("get_server_capabilities").get("supported_models")
-    names = (
-        [each.get("model_name") for each in models if isinstance(each, dict)] if isinstance(models, list) else models
-    )
-    expect(isinstance(names, list) and server.model in names, f"supported_models with {server.model!r}", names)
+    models: list[Json] = server.wire().get("get_server_capabilities").get("supported_models") or []
+    names = [str(each.get("model_name")) for each in models]
+    expect(server.model in names, f"supported_models with {server.model!r}", names)
 
 
 def the_client_config_is_answered(server: Server) -> None:
@@ -27,7 +25,7 @@ def the_client_config_is_answered(server: Server) -> None:
 
 def a_wrong_key_is_refused(server: Server) -> None:
     stranger = Wire(base_url=server.base_url, api_key="tml-wrong")
-    body = {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0", "type": "create_session"}
+    body: Json = {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0", "type": "create_session"}
     status = stranger.post("create_session", body).status_code
     expect(status in (401, 403), "401 or 403", status)
 
@@ -35,7 +33,7 @@ def a_wrong_key_is_refused(server: Server) -> None:
 def a_session_beats_reports_and_finishes(server: Server) -> None:
     wire = server.wire()
     session_id = wire.new_session()
-    telemetry = {"events": [], "platform": "linux", "sdk_version": "0.38.0", "session_id": session_id}
+    telemetry: Json = {"events": [], "platform": "linux", "sdk_version": "0.38.0", "session_id": session_id}
     expect(
         wire.call("telemetry", telemetry).get("status") == "accepted", "telemetry to be 'accepted'", "another status"
     )
@@ -51,8 +49,9 @@ def a_model_tells_its_id_rank_and_name(server: Server) -> None:
     expect(model_id == f"{session_id}:train:0", f"{session_id}:train:0, which the SDK computes too", model_id)
     info = wire.call("get_info", {"model_id": model_id, "type": "get_info"})
     expect(info.get("lora_rank") == 8, "lora_rank 8", dict(info))
-    model = info.get("model_data")
-    expect(isinstance(model, dict) and model.get("model_name") == server.model, f"model_name {server.model!r}", model)
+    described: Json = info.get("model_data") or {}
+    name: object = described.get("model_name")
+    expect(name == server.model, f"model_name {server.model!r}", name)
 
 
 def results_of_training_are_protobuf(server: Server) -> None:
@@ -86,7 +85,7 @@ def samples_have_ids_from_the_start(server: Server) -> None:
     wire = server.wire()
     promise = wire.call("asample", _sample(_sampler(wire, server), num_samples=3))
     ids = promise.get("sample_sequence_ids")
-    expect(isinstance(ids, list) and len(set(map(str, ids))) == 3, "three different sample_sequence_ids", ids)
+    expect(len(set(ids or [])) == 3, "three different sample_sequence_ids", ids)
     response = wire.message(text_in(promise, "request_id"), pb.SampleResponse)
     lengths = [len(sequence.tokens) // 4 for sequence in response.sequences]
     expect(len(lengths) == 3 and max(lengths) <= 5, "three sequences of at most five tokens", lengths)
@@ -183,7 +182,7 @@ def malformed_training_data_are_refused(server: Server) -> None:
     model_id = wire.new_model(wire.new_session(), server.model)
     ids = data.tokens(1, 11)
     ones = np.ones(10)
-    wrong = {
+    wrong: dict[str, tuple[list[types.Datum], str]] = {
         "an unknown loss": ([data.text(1)], "no_such_loss"),
         "no targets": (
             [types.Datum(model_input=data.prompt(ids), loss_fn_inputs={"weights": data.tensor(ones)})],

@@ -339,6 +339,8 @@ class Service:
             if "positive log-probabilities" in FAULTS:
                 p = -p
             rows.append(p.astype(np.float32))
+        if "gradient of a batch is a mean" in FAULTS:
+            gradient = [part / len(prepared) for part in gradient]
         total = total / max(len(prepared), 1) if "loss of a batch is a mean" in FAULTS else total
         if not message.forward_only or "forward leaves a gradient" in FAULTS:
             if model.gradient and "gradients replace each other" not in FAULTS:
