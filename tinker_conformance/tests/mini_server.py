@@ -535,8 +535,6 @@ class Service:
             seed = body["lora_config"].get("seed") or 0
             self.state.models[model_id] = Model(model_id, new_weights(rank, seed), seed)
             self.state.sessions[session].add(model_id)
-            if "parts cannot be chosen" in FAULTS:
-                require(body["lora_config"]["train_mlp"], "expected train_mlp")
         return self.promise(lambda: {"model_id": model_id, "type": "create_model"})
 
     def save(self, body: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ MISTAKES: dict[str, list[str]] = {
     "thresholds are distances": ["ppo_takes_thresholds_of_the_ratio", "cispo_follows_its_formula"],
     "configuration is ignored": ["dro_follows_its_formula"],
     "no momentum": ["adam_remembers_its_moments"],
-    "nothing is learned": ["training_lowers_the_loss", "a_part_of_the_layers_can_be_trained"],
+    "nothing is learned": ["training_lowers_the_loss", "a_part_of_the_layers_is_trained_or_refused"],
     "other targets are ignored": ["other_targets_are_computed_or_refused"],
     "several targets are turned round": ["several_targets_a_position_are_computed_or_refused"],
     "sampler is less exact": ["sampler_and_trainer_agree", "a_new_adapter_changes_nothing"],
@@ -85,7 +85,6 @@ MISTAKES: dict[str, list[str]] = {
     "moments are not loaded": ["training_goes_on_from_a_saved_state"],
     "checkpoints never change": ["checkpoints_are_listed_published_and_deleted"],
     "what exists stays": ["a_name_is_overwritten_only_when_asked"],
-    "parts cannot be chosen": ["a_part_of_the_layers_can_be_trained"],
     # T2
     "pictures are ignored": ["a_picture_changes_what_comes_after_it_alone"],
     "pictures take one more position in the trainer": ["a_picture_takes_the_same_positions_in_sampler_and_trainer"],
