@@ -48,15 +48,13 @@ def cross_entropy_is_the_weighted_sum(server: Server) -> None:
     weights = np.linspace(-0.5, 1.5, 10)
     output = wait(model.forward_backward([data.text(1, weights=weights)], "cross_entropy"))
     expected = -(weights * np.asarray(output.loss_fn_outputs[0]["logprobs"].data)).sum()
-    expect_close(output.metrics["loss:sum"], expected, 1e-3, "loss:sum")
+    expect_close(loss_of(output), expected, 1e-3, "loss:sum")
 
 
 def the_loss_of_a_batch_is_a_sum(server: Server) -> None:
     model = server.new_model()
     one, other = data.text(1), data.text(2, 4)
-    losses = [
-        wait(model.forward(batch, "cross_entropy")).metrics["loss:sum"] for batch in ([one], [other], [one, other])
-    ]
+    losses = [loss_of(wait(model.forward(batch, "cross_entropy"))) for batch in ([one], [other], [one, other])]
     expect_close(losses[2], losses[0] + losses[1], 1e-2, "the loss of two data")
 
 
@@ -103,7 +101,7 @@ def weights_of_zero_are_legal_and_change_nothing(server: Server) -> None:
     model = server.new_model()
     before = logprobs(model, data.text(1))[0]
     output = wait(model.forward_backward([data.text(1, weights=np.zeros(10))], "cross_entropy"))
-    expect_close(output.metrics["loss:sum"], 0.0, 1e-6, "loss:sum")
+    expect_close(loss_of(output), 0.0, 1e-6, "loss:sum")
     expect_close(output.loss_fn_outputs[0]["logprobs"].data, before, SAME, "log-probabilities of targets of weight 0")
     wait(model.optim_step(types.AdamParams(learning_rate=1e-2)))
     expect_close(logprobs(model, data.text(1))[0], before, SAME, "log-probabilities after a step without gradient")
@@ -170,10 +168,10 @@ def _expect_loss(
     values, weights = formula(p, q, a)
     batch = ([data.with_inputs(of, logprobs=q, advantages=a, **inputs)], loss, config)
     output = wait(data.submit(model, batch))
-    expect_close(output.metrics["loss:sum"], values.sum(), 1e-2, f"loss:sum of {loss}")
     expect_close(output.loss_fn_outputs[0]["logprobs"].data, p, SAME, "log-probabilities")
     step(model, supervised(weighted(of, -weights)), eta=0.0)
     _expect_cancelled(model, of, batch, supervised(weighted(of, -weights)), eta)
+    expect_close(loss_of(output), values.sum(), 1e-2, f"loss:sum of {loss}")
 
 
 def _expect_cancelled(
@@ -207,9 +205,7 @@ def a_custom_loss_has_the_gradient_of_its_closed_form(server: Server) -> None:
     def loss(_: list[types.Datum], outputs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
         return (0.5 * torch.as_tensor(c) * outputs[0] ** 2).sum(), {"custom": 1.0}
 
-    expect_close(
-        wait(data.submit(model, ([of], loss, None))).metrics["loss:sum"], 0.5 * (c * p**2).sum(), 1e-2, "loss:sum"
-    )
+    expect_close(loss_of(wait(data.submit(model, ([of], loss, None)))), 0.5 * (c * p**2).sum(), 1e-2, "loss:sum")
     wait(model.optim_step(data.adam(0.0)))
     _expect_cancelled(model, of, ([of], loss, None), supervised(weighted(of, c * p)), eta)
 
@@ -229,11 +225,17 @@ def adam_remembers_its_moments(server: Server) -> None:
     )
 
 
+def loss_of(output: types.ForwardBackwardOutput) -> float:
+    """The sum over all targets of a batch."""
+    expect("loss:sum" in output.metrics, "the metric loss:sum", sorted(output.metrics))
+    return output.metrics["loss:sum"]
+
+
 def training_lowers_the_loss(server: Server) -> None:
     model = server.new_model()
     losses: list[float] = []
     for _ in range(6):
-        losses.append(wait(model.forward_backward([data.text(1)], "cross_entropy")).metrics["loss:sum"])
+        losses.append(loss_of(wait(model.forward_backward([data.text(1)], "cross_entropy"))))
         wait(model.optim_step(types.AdamParams(learning_rate=2e-3)))
     expect(losses[-1] < losses[0] - 1e-3, "a lower loss after five steps", [round(loss, 4) for loss in losses])
 
