@@ -11,7 +11,7 @@ from pathlib import Path
 import tinker
 
 from tinker_conformance.checks import TIERS
-from tinker_conformance.report import Outcome, Report, Result, judge, load_known_failures, load_report, scoreboard
+from tinker_conformance.report import Outcome, Report, judge, load_known_failures, load_report, scoreboard
 from tinker_conformance.run import run_checks
 from tinker_conformance.server import Server
 from tinker_conformance.wire import Json
@@ -76,20 +76,19 @@ def _check(server: Server, options: argparse.Namespace) -> int:
         sys.stderr.write(f"expected a Tinker server at {server.base_url}, got {type(error).__name__}: {error}\n")
         return 2
     known = load_known_failures(_known_failures(options.known_failures)) if options.known_failures else {}
-    results: list[Result] = []
+    report = Report(server=options.name or server.base_url, sdk=tinker.__version__, model=server.model, results=[])
     for result in run_checks(server, options.tier, options.check, options.time_limit):
-        results.append(judge(result, known))
-        each = results[-1]
+        each = judge(result, known)
+        report = dataclasses.replace(report, results=[*report.results, each])
         details = f": {each.message}" if each.message else ""
         sys.stdout.write(
             f"{each.tier} {each.outcome:15} {each.seconds:6.1f} s  {each.check.replace('_', ' ')}{details}\n"
         )
         sys.stdout.flush()
-    report = Report(server=options.name or server.base_url, sdk=tinker.__version__, model=server.model, results=results)
-    counts = {outcome: sum(each.outcome is outcome for each in results) for outcome in Outcome}
+        if options.json:
+            report.write(options.json)
+    counts = {outcome: sum(each.outcome is outcome for each in report.results) for outcome in Outcome}
     sys.stdout.write(", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) + "\n")
-    if options.json:
-        report.write(options.json)
     return 0 if report.is_as_expected else 1
 
 

@@ -196,11 +196,13 @@ def _expect_agreement(server: Server, model: tinker.TrainingClient, sampler: tin
     )
     params = types.SamplingParams(max_tokens=4, seed=3, stop=[])
     for sequence in wait(sampler.sample(data.prompt(*seen.chunks), 2, params)).sequences:
+        ids = list(sequence.tokens)
+        prompt = seen.datum().loss_fn_inputs
         longer = data.datum(
             *seen.chunks,
-            list(sequence.tokens)[:-1],
-            targets=[*seen.datum().loss_fn_inputs["target_tokens"].data, *sequence.tokens],
-            weights=np.ones(seen.length + 3),
+            ids[:-1],
+            targets=[*prompt["target_tokens"].data, *ids],
+            weights=[*prompt["weights"].data, *np.ones(len(ids))],
         )
         ours = logprobs(model, longer)[0][-4:]
         expect_close(

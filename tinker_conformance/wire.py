@@ -160,13 +160,15 @@ class Wire:
         """Fail unless the server says at once, and without a stack trace, that the request is wrong."""
         started = time.monotonic()
         try:
-            response = self.wait(self.submit(path, body), 20)
+            answer = self.call(path, body)
+            if isinstance(answer.get("request_id"), str):
+                answer = {"result": self.wait(answer["request_id"], 20).text}
         except WireError as error:
             expect(error.is_refusal, f"{what} to be refused with a 4xx or a failure of category 'user'", error)
             expect("Traceback" not in error.message, f"a reason why {what} is refused", error)
             expect(error.message.strip() != "", f"a reason why {what} is refused", "an empty one")
         else:
-            raise CheckFailed(f"expected {what} to be refused, got {response.status_code} {response.text[:200]!r}")
+            raise CheckFailed(f"expected {what} to be refused, got {str(answer)[:200]}")
         elapsed_s = time.monotonic() - started
         expect(elapsed_s < 15, f"{what} to be refused at once", f"the refusal after {elapsed_s:.0f} s")
 

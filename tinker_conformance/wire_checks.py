@@ -6,7 +6,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
 from tinker_conformance import data
-from tinker_conformance.expect import CheckFailed, expect, expect_close
+from tinker_conformance.expect import CheckFailed, NotApplicable, expect, expect_close
 from tinker_conformance.server import Server
 from tinker_conformance.wire import Json, Wire, text_in
 
@@ -67,8 +67,10 @@ def results_of_training_are_protobuf(server: Server) -> None:
     expect_close(output.metrics["loss:sum"], -sum(each.sum() for each in logprobs), 1e-3, "loss:sum")
 
 
-def a_body_may_be_compressed(server: Server) -> None:
+def a_body_is_compressed_if_the_server_asks_for_it(server: Server) -> None:
     wire = server.wire()
+    if not wire.call("client/config", {"sdk_version": "0.38.0"}).get("proto_compress_fwdbwd"):
+        raise NotApplicable("the client config does not ask for compressed bodies")
     message = data.request(wire.new_model(wire.new_session(), server.model), 1, [data.text(1)])
     headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "zstd"}
     body = zstandard.ZstdCompressor().compress(message.SerializeToString())

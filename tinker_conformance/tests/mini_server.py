@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import zstandard
@@ -622,7 +623,7 @@ class Service:
         facts = {"base_model": MODEL, "model_owner": "me", "is_lora": True, "last_request_time": "2026-01-01T00:00:00Z"}
         return {**facts, "training_run_id": model.model_id, "lora_rank": rank}
 
-    def get(self, parts: Sequence[str]) -> dict[str, Any]:
+    def get(self, parts: Sequence[str], query: Mapping[str, str]) -> dict[str, Any]:
         match parts:
             case ["get_server_capabilities"]:
                 return {
@@ -631,10 +632,10 @@ class Service:
             case ["samplers", sampler]:
                 return {"sampler_id": sampler, "base_model": "?" if "samplers have no base" in FAULTS else MODEL}
             case ["training_runs"]:
-                return {
-                    "training_runs": [self.run(each) for each in self.state.models.values()],
-                    "cursor": {"offset": 0, "limit": 20, "total_count": 1},
-                }
+                start, count = int(query.get("offset", 0)), int(query.get("limit", 20))
+                runs = [self.run(each) for each in self.state.models.values()]
+                cursor = {"offset": start, "limit": count, "total_count": len(runs)}
+                return {"training_runs": runs[start : start + count], "cursor": cursor}
             case ["training_runs", model_id]:
                 return self.run(self.model(model_id))
             case ["training_runs", model_id, "checkpoints"]:
@@ -647,7 +648,7 @@ class Service:
 
     def post(self, parts: Sequence[str], body: Any) -> Any:
         routes: Mapping[str, Callable[[Any], Any]] = {
-            "client/config": lambda _: {"proto_compress_fwdbwd": False},
+            "client/config": lambda _: {"proto_compress_fwdbwd": True},
             "client/dynamic_config": self.dynamic_config,
             "create_session": self.create_session,
             "session_heartbeat": self.heartbeat,
@@ -775,7 +776,7 @@ class Handler(BaseHTTPRequestHandler):
             self._retrieve(str(body["request_id"]))
             return
         if self.command == "GET":
-            result = self.service.get(parts)
+            result = self.service.get(parts, dict(parse_qsl(self.path.partition("?")[2])))
         elif self.command in ("DELETE", "PUT"):
             result = self.service.change(parts, None if self.command == "DELETE" else body)
         else:

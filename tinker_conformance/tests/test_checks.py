@@ -28,7 +28,7 @@ MISTAKES: dict[str, list[str]] = {
     ],
     "results are JSON": ["results_of_training_are_protobuf"],
     "metrics without colon": ["results_of_training_are_protobuf"],
-    "bodies are never compressed": ["a_body_may_be_compressed"],
+    "bodies are never compressed": ["a_body_is_compressed_if_the_server_asks_for_it"],
     "no ids of samples": ["samples_have_ids_from_the_start"],
     "samplers have no base": ["a_sampler_knows_its_base_model"],
     "unknown requests are waited for": ["an_unknown_request_is_refused"],
