@@ -484,9 +484,12 @@ def a_run_and_its_weights_are_described(server: Server) -> None:
         (run.base_model, run.lora_rank),
     )
     runs: list[str] = []
-    while page := wait(rest.list_training_runs(limit=20, offset=len(runs))).training_runs:
-        runs += [each.training_run_id for each in page]
-    expect(model.model_id in runs, f"{model.model_id} in the list of runs", runs)
+    while model.model_id not in runs:
+        page = [
+            each.training_run_id for each in wait(rest.list_training_runs(limit=20, offset=len(runs))).training_runs
+        ]
+        expect(bool(set(page) - set(runs)), f"{model.model_id} in the list of runs", runs)
+        runs += page
     info = wait(rest.get_weights_info_by_tinker_path(path))
     expect((info.base_model, info.lora_rank) == (server.model, 8), f"{server.model!r} of rank 8", info)
     session = wait(rest.get_session(service.holder.get_session_id()))
