@@ -10,7 +10,7 @@ check check-security fast paths rest: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients monitor migration bench
+.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients setup-tinker test-tinker monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -83,6 +83,15 @@ test-android: setup ## tests on an attached Android phone or emulator, whose set
 
 test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files; try nginx.conf
 	$(PYTHON) -m pytest -q deploy
+
+setup-tinker: setup ## make the environments of the tinker SDK, one for each version that is tested
+	@scripts/tinker_environments.sh
+
+# with the newest SDK all of it, with older ones whether all checks pass on a right server
+test-tinker: setup-tinker ## try the conformance suite for Tinker servers with each version of the SDK
+	.venv/bin/pyrefly check --config tinker_conformance/pyproject.toml --output-format=min-text
+	.venv-tinker/bin/python -m pytest -q tinker_conformance
+	for python in .venv-tinker-*/bin/python; do $$python -m pytest -q tinker_conformance -k right_server || exit; done
 
 record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node
 	$(PYTHON) -m tests.sampling.clients.record $(ARGS)

@@ -75,6 +75,10 @@ VERSIONS=(3.11) # of the images, and of what validates them
 lock constraints/cpu-image.txt pyproject.toml "${for_cpu[@]}" "${RUN[@]}"
 lock constraints/gpu-image.txt pyproject.toml "${for_gpu[@]}" "${RUN[@]}"
 lock benchmarks/trl.txt benchmarks/trl.in "${without_cuda[@]}" --constraint constraints/cpu.txt
+lock constraints/tinker.txt constraints/tinker.in "${without_cuda[@]}"
+for file in constraints/tinker-*.in; do # older SDKs, which take what they need from the environment of the newest one
+    lock "${file%.in}.txt" "$file" --python-platform $LINUX --no-deps
+done
 lock constraints/ship.txt constraints/ship.in --python-platform $LINUX
 lock constraints/node.txt constraints/node.in --python-platform $LINUX
 for example in examples/harnesses/*/requirements.in; do
