@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -75,13 +75,8 @@ class FakeCluster(Cluster):
 
     @asynccontextmanager
     async def placed(
-        self,
-        kind: Callable[[], object],
-        rooms: Sequence[Mapping[str, float]],
-        strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
-        timeout_s: float,
+        self, kind: Callable[[], object], rooms: Sequence[Mapping[str, float]], timeout_s: float
     ) -> AsyncGenerator[list[FakeNode]]:
-        assert strategy == "STRICT_SPREAD"
         self.reserved.append(rooms)
         nodes = [FakeNode() for _ in rooms]
         self.started += nodes
