@@ -19,7 +19,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cua_rl.host.masking import make_key, remember_secrets
 from cua_rl.host.processes import OwnedProcess
@@ -82,6 +82,14 @@ class Actor:
             why = str(error).strip() or type(error).__name__
             raise ActorLost(why.splitlines()[-1][:_WHY_CHARACTERS]) from error
 
+    async def end(self) -> None:
+        """Let it `close`, and end its process, at the latest after 15 s."""
+        with suppress(CuaError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.call("close")
+                await self.call("__ray_terminate__")  # by itself: it removes its folder
+        self.kill()
+
     def kill(self) -> None:
         """End its process, also one that does not answer."""
         if not self._cluster.is_lost:
@@ -95,7 +103,6 @@ class Cluster:
         self._ray = ray
         self._node = node
         self._advice = advice
-        self._kinds: dict[Callable[..., object], Any] = {}
         self.address = address
         self.is_local = is_local
 
@@ -141,53 +148,37 @@ class Cluster:
 
         Actors are spread over the nodes.
         """
-        made = self._options(kind, num_cpus=num_cpus, max_concurrency=max_concurrency, scheduling_strategy="SPREAD")
+        self.require()
+        options = {"num_cpus": num_cpus, "max_restarts": 0, "max_concurrency": max_concurrency}
+        made = self._ray.remote(kind).options(scheduling_strategy="SPREAD", **options)
         return Actor(self._ray, self, made.remote(*arguments))
 
     @asynccontextmanager
     async def placed(
-        self,
-        kind: Callable[[], object],
-        rooms: Sequence[Mapping[str, float]],
-        strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
-        timeout_s: float,
+        self, kind: Callable[[], object], rooms: Sequence[Mapping[str, float]], timeout_s: float
     ) -> AsyncGenerator[Sequence[Actor]]:
-        """Actors of this class, one in each of several rooms, such as `{"GPU": 4}`, that are reserved together.
+        """Actors of this class on different nodes, each in one of these rooms, such as `{"GPU": 4}`; see `Actor.end`.
 
-        At the end of the block, their `close` is called, and their processes end. Raises `ConfigError` if there is no
-        room.
+        Raises `ConfigError` if there is no room.
         """
         strategies: Any = import_module("ray.util.scheduling_strategies")
-        group = await self._reserve(rooms, strategy, timeout_s)
+        group = await self._reserve(rooms, timeout_s)
         actors: list[Actor] = []
         try:
             for index, room in enumerate(rooms):
-                made = self._options(
-                    kind,
-                    num_cpus=room.get("CPU", 0),
-                    num_gpus=room.get("GPU", 0),
-                    scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
-                )
+                options = {"num_cpus": room.get("CPU", 0), "num_gpus": room.get("GPU", 0), "max_restarts": 0}
+                place = strategies.PlacementGroupSchedulingStrategy(group, index)
+                made = self._ray.remote(kind).options(scheduling_strategy=place, **options)
                 actors.append(Actor(self._ray, self, made.remote()))
             yield actors
         finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await asyncio.gather(*(actor.call("close") for actor in actors), return_exceptions=True)
-            for actor in actors:
-                actor.kill()
+            await asyncio.gather(*(actor.end() for actor in actors))
             if not self.is_lost:
                 self._ray.util.remove_placement_group(group)
 
-    def _options(self, kind: Callable[..., object], **options: object) -> Any:
+    async def _reserve(self, rooms: Sequence[Mapping[str, float]], timeout_s: float) -> Any:
         self.require()
-        if kind not in self._kinds:  # each sends the class to the cluster
-            self._kinds[kind] = self._ray.remote(kind)
-        return self._kinds[kind].options(max_restarts=0, **options)
-
-    async def _reserve(self, rooms: Sequence[Mapping[str, float]], strategy: str, timeout_s: float) -> Any:
-        self.require()
-        group = self._ray.util.placement_group([dict(room) for room in rooms], strategy=strategy)
+        group = self._ray.util.placement_group([dict(room) for room in rooms], strategy="STRICT_SPREAD")
         try:
             async with asyncio.timeout(timeout_s):
                 while not await asyncio.to_thread(group.wait, _RESERVE_POLL_S):
@@ -196,8 +187,8 @@ class Cluster:
             self._ray.util.remove_placement_group(group)
             there = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
             raise ConfigError(
-                f"expected a Ray cluster with room for {list(rooms)} ({strategy}) within {timeout_s:g} s, got {there}; "
-                "add nodes, or ask for less"
+                f"expected a Ray cluster with room for {list(rooms)} on different nodes within {timeout_s:g} s, got "
+                f"{there}; add nodes, or ask for less"
             ) from None
         return group
 

@@ -146,7 +146,7 @@ async def _keep_replica(cluster: Cluster, wanted: Served, key: str) -> None:
     room, own_node = {kind: float(wanted.server.tensor_parallel or 1)}, dict[str, float]()
     while True:
         try:
-            async with cluster.placed(Replica, [room | own_node], "PACK", _PLACE_TIMEOUT_S) as (replica,):
+            async with cluster.placed(Replica, [room | own_node], _PLACE_TIMEOUT_S) as (replica,):
                 address, url = await replica.call("open", code, key, wanted)
                 own_node = {f"node:{address}": 0.001}  # Ray gives each node a resource of this name
                 announce(url)

@@ -67,7 +67,7 @@ class ClusterTrainer:
         num_nodes = self._config.num_nodes or 1
         self._room = self._room or find_room(self._cluster.nodes(), num_nodes, self._config.num_processes)
         logger.info("the trainer waits for nodes=%d room=%s", num_nodes, dict(self._room))
-        placed = self._cluster.placed(TrainerNode, [self._room] * num_nodes, "STRICT_SPREAD", _PLACE_TIMEOUT_S)
+        placed = self._cluster.placed(TrainerNode, [self._room] * num_nodes, _PLACE_TIMEOUT_S)
         self._nodes = await self._stack.enter_async_context(placed)
         places = {
             "NUM_NODES": str(num_nodes),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -32,7 +32,6 @@ Attempt = Callable[[], Awaitable[End]]
 
 # before each start that follows one without a rollout: what a worker needs, such as the database, may be down
 _PAUSES_S = (0.0, 0.0, 2.0, 4.0, 8.0, 16.0)
-_CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +156,10 @@ async def run_worker(cluster: Cluster, fleet: Fleet, place: OpenPlace, name: str
     except ActorLost as lost:
         end = End(why=str(lost))
     finally:
-        if not end.is_lost:  # its devices are given back
-            with suppress(CuaError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await actor.call("close")
-        actor.kill()
+        if end.is_lost:
+            actor.kill()
+        else:  # its devices are given back
+            await actor.end()
     return end
 
 

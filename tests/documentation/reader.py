@@ -50,6 +50,7 @@ from cua_rl.sampling.vllm_command import Platform, vllm_options
 from cua_rl.types.errors import ConfigError
 from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
+from scripts.chaos_members import ChaosMembersConfig
 from scripts.chaos_ray import ChaosRayConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from scripts.tiny_models import make_tiny_model, make_tiny_page_model
@@ -81,6 +82,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
     "scripts.chaos_hosts": ChaosHostsConfig,
     "scripts.chaos_kill": ChaosConfig,
+    "scripts.chaos_members": ChaosMembersConfig,
     "scripts.chaos_ray": ChaosRayConfig,
     "scripts.red_team": RedTeamConfig,
 }

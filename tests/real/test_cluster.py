@@ -17,6 +17,7 @@ import pytest_asyncio
 from cua_rl.cluster import ActorLost, Cluster, open_cluster
 from cua_rl.database.rows import Scope
 from cua_rl.host.masking import mask_known
+from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.devices import prepare_devices
 from cua_rl.run.prepared_training import load_task_sets
@@ -67,6 +68,12 @@ class Echo:
 
     async def fail(self, error: Exception) -> None:
         raise error
+
+    async def make_folder(self) -> Path:
+        return make_scratch_folder("kept")
+
+    async def close(self) -> None:
+        self.num_waiting = 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -169,6 +176,18 @@ async def test_an_actor_that_died_is_noticed_and_one_that_was_stopped_can_be_kil
     with pytest.raises(ActorLost):
         await actor.call("pid")
     await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_actors_in_reserved_rooms_end_with_the_block_and_take_their_folders_with_them(cluster: Cluster) -> None:
+    async with cluster.placed(Echo, [{"CPU": 1}], patience(60.0)) as (actor,):
+        process, folder = psutil.Process(await actor.call("pid")), await actor.call("make_folder")
+        assert folder.exists()
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert not folder.parent.exists()
+    with pytest.raises(ConfigError, match=r"room for \[\{'CPU': 3\}\] on different nodes .*, got 127\.0\.0\.1: 2 CPUs"):
+        async with cluster.placed(Echo, [{"CPU": 3}], 0.1):
+            pass
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -25,7 +25,7 @@ async def test_the_end_of_the_own_node_is_said_at_once_to_all_who_wait_or_ask(tm
             waiting = [
                 asyncio.create_task(actor.call("wait")),
                 asyncio.create_task(cluster.start(Echo, num_cpus=9).call("pid")),
-                asyncio.create_task(cluster.placed(Echo, [{"CPU": 9}], "PACK", 600.0).__aenter__()),
+                asyncio.create_task(cluster.placed(Echo, [{"CPU": 9}], 600.0).__aenter__()),
             ]
             await asyncio.sleep(1.0)
             next(one for one in family(psutil.Process()) if one.name() == killed).kill()

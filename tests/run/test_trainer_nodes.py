@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -45,7 +45,7 @@ class FakeNode(Actor):
     def __init__(self) -> None:
         self.told: list[tuple[str, tuple[object, ...]]] = []
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def call(self, method: str, *arguments: object) -> Any:
         self.told.append((method, arguments))
@@ -57,7 +57,7 @@ class FakeNode(Actor):
             case "ask":
                 return await asyncio.shield(self.answer)
             case "ended":
-                return await asyncio.shield(self.end)
+                return await asyncio.shield(self.death)
             case _:
                 return None
 
@@ -75,13 +75,8 @@ class FakeCluster(Cluster):
 
     @asynccontextmanager
     async def placed(
-        self,
-        kind: Callable[[], object],
-        rooms: Sequence[Mapping[str, float]],
-        strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
-        timeout_s: float,
+        self, kind: Callable[[], object], rooms: Sequence[Mapping[str, float]], timeout_s: float
     ) -> AsyncGenerator[list[FakeNode]]:
-        assert strategy == "STRICT_SPREAD"
         self.reserved.append(rooms)
         nodes = [FakeNode() for _ in rooms]
         self.started += nodes
@@ -128,7 +123,7 @@ async def test_a_request_ends_with_the_ranks_of_any_node_and_with_the_loss_of_an
         first.answer = asyncio.get_running_loop().create_future()
         asking = asyncio.create_task(trainer.ask(b"request"))
         await asyncio.sleep(0)
-        (first, other)[which].end.set_exception(error)
+        (first, other)[which].death.set_exception(error)
         with pytest.raises(TrainerDeathError, match=str(error)):
             await asking
         await trainer.close()
@@ -140,7 +135,7 @@ async def test_a_trainer_is_not_started_again_once_the_cluster_is_out_of_reach(t
     await trainer.open()
     asking = asyncio.create_task(trainer.ask(b"request"))
     await asyncio.sleep(0)
-    cluster.started[1].end.set_exception(ClusterLost("this machine's node has ended"))
+    cluster.started[1].death.set_exception(ClusterLost("this machine's node has ended"))
     with pytest.raises(ClusterLost):
         await asking
     await trainer.close()

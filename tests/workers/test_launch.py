@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.cluster import ClusterLost
 from cua_rl.environments.table import ENVIRONMENTS
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.prepared_training import check_workers
@@ -47,6 +48,7 @@ def make_fleet(*names: str) -> Fleet:
     ("error", "num_starts", "said"),
     [
         (ConfigError("expected the run's code on host-7"), 1, "expected the run's code on host-7"),
+        (ClusterLost("this machine's node has ended"), 1, "this machine's node has ended"),
         (
             DatabaseError("expected a Postgres server"),
             6,
