@@ -45,7 +45,7 @@ LOSS_CLIPS: Mapping[LossName, Given] = {
     "dppo": {"loss.clip_low": 0.15, "loss.clip_high": 0.15},
 }
 """Of papers: a turn's ratio moves far less than a token's (arXiv 2507.18071), and CISPO bounds the weight only from
-above (arXiv 2506.13585), at 5 (arXiv 2510.13786)."""
+above (arXiv 2506.13585), at 5 (arXiv 2510.13786); DPPO's limits are on probabilities (arXiv 2602.04879)."""
 
 
 def train_presets(given: Given) -> Given:

@@ -321,6 +321,23 @@ def test_stable_reinforce_does_not_drift_where_there_are_two_tokens() -> None:
     assert drift(stable_reinforce(policy, sampler.flatten(), ones).losses).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize(("peak", "least", "most"), [(0.0, 0.85, 0.95), (8.0, 0.2, 0.3)])
+def test_stable_reinforce_leaves_little_drift_where_one_token_is_likely(peak: float, least: float, most: float) -> None:
+    """Of 50 tokens the first has 1 % at most, or about 96 %; the sampler's logits differ by 0.3."""
+    drifts = {"reinforce": 0.0, "stable": 0.0}
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        logits, noise = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+        logits[0] += peak
+        sampler, policy = (logits + 0.3 * noise).log_softmax(0), logits.requires_grad_().log_softmax(0)
+        centered = stable_reinforce(policy, sampler, torch.ones(50, dtype=torch.float64)).losses
+        for name, losses in (("reinforce", -policy), ("stable", centered)):
+            mean = (sampler.exp() * losses).sum()
+            drifts[name] += torch.autograd.grad(mean, logits, retain_graph=True)[0].norm().item()
+
+    assert least < drifts["stable"] / drifts["reinforce"] < most
+
+
 def test_gspo_takes_the_mean_of_a_whole_datum_over_the_tokens_that_it_is_told() -> None:
     # mean log ratio of the first and last token: sqrt(1 * 0.5); all three tokens have this ratio
     given = tokens(turn_ids=torch.zeros(3, dtype=torch.int64), in_ratio=torch.tensor([True, False, True]))
