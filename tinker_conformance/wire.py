@@ -167,6 +167,8 @@ class Wire:
             expect(error.is_refusal, f"{what} to be refused with a 4xx or a failure of category 'user'", error)
             expect("Traceback" not in error.message, f"a reason why {what} is refused", error)
             expect(error.message.strip() != "", f"a reason why {what} is refused", "an empty one")
+        except httpx.TransportError as error:
+            raise CheckFailed(f"expected {what} to be refused, got {type(error).__name__}") from error
         else:
             raise CheckFailed(f"expected {what} to be refused, got {str(answer)[:200]}")
         elapsed_s = time.monotonic() - started
