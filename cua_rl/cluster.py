@@ -84,11 +84,13 @@ class Actor:
 
     async def end(self) -> None:
         """Let it `close`, and end its process, at the latest after 15 s."""
-        with suppress(CuaError, TimeoutError):
+        try:
             async with asyncio.timeout(_CLOSE_S):
                 await self.call("close")
-                await self.call("__ray_terminate__")  # by itself: it removes its folder
-        self.kill()
+                with suppress(ActorLost):  # its answer; it removes its folder, which a kill would leave
+                    await self.call("__ray_terminate__")
+        except (CuaError, TimeoutError):
+            self.kill()
 
     def kill(self) -> None:
         """End its process, also one that does not answer."""

@@ -183,7 +183,7 @@ async def test_actors_in_reserved_rooms_end_with_the_block_and_take_their_folder
     async with cluster.placed(Echo, [{"CPU": 1}], patience(60.0)) as (actor,):
         process, folder = psutil.Process(await actor.call("pid")), await actor.call("make_folder")
         assert folder.exists()
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
     assert not folder.parent.exists()
     with pytest.raises(ConfigError, match=r"room for \[\{'CPU': 3\}\] on different nodes .*, got 127\.0\.0\.1: 2 CPUs"):
         async with cluster.placed(Echo, [{"CPU": 3}], 0.1):

@@ -60,6 +60,13 @@ async def until_it_answers(address: str) -> None:
             await asyncio.sleep(0.2)
 
 
+async def next_address(said: asyncio.StreamReader) -> str:
+    """Of the next server that is said to be there; Ray says other things."""
+    while not (line := (await said.readline()).decode()).startswith("model server: "):
+        assert line, "the recipe has ended"
+    return line.removeprefix("model server: ").split(", which asks for ")[0]
+
+
 async def test_two_servers_on_a_cluster_come_back_where_they_were_and_end_with_their_recipe(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -71,12 +78,8 @@ async def test_two_servers_on_a_cluster_come_back_where_they_were_and_end_with_t
         stdout=asyncio.subprocess.PIPE,
         stderr=(tmp_path / "said").open("wb"),
     )
-    assert recipe.stdout is not None
-    addresses: list[str] = []
-    for _ in range(2):
-        said = (await recipe.stdout.readline()).decode()
-        assert said.startswith("model server: "), (tmp_path / "said").read_text()
-        addresses.append(said.removeprefix("model server: ").split(", which asks for ")[0])
+    assert recipe.stdout is not None, "it is piped"
+    addresses = [await next_address(recipe.stdout) for _ in range(2)]
     assert len(set(addresses)) == 2
     for address in addresses:
         await until_it_answers(address)
@@ -87,7 +90,7 @@ async def test_two_servers_on_a_cluster_come_back_where_they_were_and_end_with_t
     assert len(actors) == 2
     next(one for one in actors if set(serving(addresses[1])) & set(one.children(recursive=True))).kill()
     async with asyncio.timeout(patience(300.0)):
-        assert addresses[1] in (await recipe.stdout.readline()).decode()
+        assert await next_address(recipe.stdout) == addresses[1]
     for address in addresses:
         await until_it_answers(address)
     owned = [one for address in addresses for one in serving(address)]
