@@ -28,6 +28,9 @@ RUN_STATUSES = ("running", "completed", "failed", "cancelled")
 """Of trainings, evals, groups and rollouts; a failed rollout is one that an infrastructure fault ended."""
 
 
+_IS_UNREAD = "failure_kind IS NOT NULL"
+
+
 class Base(DeclarativeBase):
     """Naming rules and column types common to all tables."""
 
@@ -324,12 +327,7 @@ class TurnRow(Base):
             name="training_logprobs",
         ),
         sa.CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
-        sa.Index(
-            "ix_turns_failure_kind",
-            "failure_kind",
-            "rollout_pk",
-            postgresql_where=sa.text("failure_kind IS NOT NULL"),
-        ),
+        sa.Index("ix_turns_failure_kind", "failure_kind", "rollout_pk", postgresql_where=sa.text(_IS_UNREAD)),
     )
 
     id: Mapped[int] = _key()

@@ -9,22 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Select,
-    Text,
-    and_,
-    any_,
-    delete,
-    exists,
-    func,
-    literal,
-    or_,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Connection, Engine, Select, Text, any_, delete, exists, func, literal, or_, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from cua_rl.database.models import Checkpoint, Eval, Group, Replay, RolloutImage, RolloutRow, Screenshot, Step, Training
@@ -38,9 +23,7 @@ Removed = tuple[int, int]
 
 _LOOKED_UP, _BATCH = 100_000, 500  # screenshots in memory by their hashes, and in a transaction
 _IS_UNUSED = ~exists().where(RolloutImage.sha256 == Screenshot.sha256)
-_IS_UNNAMED = and_(
-    *(~exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256))
-)
+_IS_UNNAMED = ~or_(*(exists().where(column == Screenshot.sha256) for column in (Turn.before_sha256, Turn.after_sha256)))
 
 
 def choose_rollouts(

@@ -164,14 +164,14 @@ class Scenario:
     schedule: Schedule
 
 
-_TURN_S, _SCREEN_KB_S, _TOKEN_S = 8.8e-3, 12.9e-6, 0.43e-6
+_TURN_S, _SCREEN_KB_S, _TOKEN_S = 5.85e-3, 6.1e-6, 0.35e-6
 
 
 def controller_turn_s(screen_kb: float, prompt_tokens: float) -> float:
     """Processor time of the process that runs a rollout, for a turn that executes an action and takes a screenshot.
 
-    Measured by `benchmarks.controller_load`. It hashes, sends and stores the screenshot once, but in every turn reads
-    from the server, compares and stores all tokens of the prompt.
+    Measured by `benchmarks.controller_load`. It hashes, encodes, sends and stores the screenshot once, but in every
+    turn reads from the server, compares and stores all tokens of the prompt.
     """
     return _TURN_S + _SCREEN_KB_S * screen_kb + _TOKEN_S * prompt_tokens
 

@@ -158,6 +158,15 @@ def test_requests_are_recorded_with_hashes_in_place_of_images() -> None:
     }
 
 
+def test_what_has_no_image_is_recorded_without_a_copy() -> None:
+    images, shown = ImageUrls(), stored_image(encode_image(make_image(8, 8)))
+    named: Any = {"content": [{"type": "input_image", "image_url": images.name(shown)}]}
+    sent: Any = {"content": [{"type": "input_image", "image_url": images.url(shown)}]}
+    recorded: Any = images.without_images({"input": [named, sent]})["input"]
+    assert recorded == [named, named]
+    assert recorded[0] is named
+
+
 def test_bytes_that_cannot_be_shown_are_refused() -> None:
     with pytest.raises(RequestError, match="readable PNG or JPEG"):
         ImageUrls().image(url_of(b"\x89PNG\r\n\x1a\nscreen"), AT)

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import time
 from base64 import b64decode, b64encode
 from typing import Any
@@ -62,6 +63,23 @@ async def test_an_answer_comes_back_as_reasoning_and_function_call_items(agent: 
     assert (call.name, json.loads(call.arguments)) == ("click", {"x": 5})
     assert response.usage is not None
     assert response.usage.input_tokens_details.cached_tokens == 3
+
+
+async def test_an_agent_in_this_process_is_answered_and_recorded_as_one_outside(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers += [CLICK, CLICK]
+    request: Any = {"model": "policy", "input": [QUESTION], "tools": [TOOL]}
+
+    answers = [await gateway.respond("r1", request), await agent.post("/responses", cast_to=object, body=request)]
+
+    changing = r'[0-9a-f]{32}|"created_at": [0-9]+'
+    here, outside = (re.sub(changing, "", json.dumps(answer)) for answer in answers)
+    assert here == outside
+    first, second = gateway.turns("r1")
+    assert (first.prompt, first.request) == (second.prompt, second.request)
+    with pytest.raises(ContextOverflow):
+        await gateway.respond("r1", request | {"input": "word " * 20_000})
 
 
 async def test_a_turn_records_tokens_logprobs_prompt_and_request(
