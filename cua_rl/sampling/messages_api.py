@@ -101,9 +101,10 @@ def message_object(answer: Answer, request: Json) -> JsonDict:
 
 def message_events(message: JsonDict) -> Iterator[bytes]:
     """A Message as the events that build it up."""
-    begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+    begun: JsonDict = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     begun["usage"] = {**message["usage"], "output_tokens": 0}
     events: list[JsonDict] = [{"type": "message_start", "message": begun}]
+    empty: JsonDict
     for index, block in enumerate(message["content"]):
         match block["type"]:
             case "tool_use":
