@@ -104,15 +104,18 @@ def message_events(message: JsonDict) -> Iterator[bytes]:
     begun: JsonDict = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     begun["usage"] = {**message["usage"], "output_tokens": 0}
     events: list[JsonDict] = [{"type": "message_start", "message": begun}]
-    empty: JsonDict
     for index, block in enumerate(message["content"]):
+        empty: JsonDict = {}
         match block["type"]:
             case "tool_use":
-                empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                empty["input"] = {}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             case "thinking":
-                empty, delta = {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+                empty["thinking"] = ""
+                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
             case _:
-                empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+                empty["text"] = ""
+                delta = {"type": "text_delta", "text": block["text"]}
         events.append({"type": "content_block_start", "index": index, "content_block": {**block, **empty}})
         events.append({"type": "content_block_delta", "index": index, "delta": delta})
         events.append({"type": "content_block_stop", "index": index})
