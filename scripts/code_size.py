@@ -26,8 +26,8 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 14_660,
-    "all code lines": 56_460,
+    "core code lines": 15_930,
+    "all code lines": 60_590,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

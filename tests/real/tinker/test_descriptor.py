@@ -1,14 +1,12 @@
-"""The messages are the SDK's own: compared in the SDK's environment, where `make setup-tinker` has made one."""
+"""The service's messages are the SDK's own."""
 
 import json
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from cua_rl.tinker_service.messages import file_descriptor
+from tests.real.tinker.conftest import ROOT
 
-SDK_PYTHON = Path(__file__).parents[2] / ".venv-tinker" / "bin" / "python"
+SDK_PYTHON = ROOT / ".venv-tinker" / "bin" / "python"
 _SHOW = """
 import json, sys
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -31,7 +29,6 @@ print(json.dumps([facts(theirs), facts(ours)]))
 """
 
 
-@pytest.mark.skipif(not SDK_PYTHON.exists(), reason="needs the SDK's environment: make setup-tinker")
 def test_names_numbers_and_types_are_those_of_the_sdk() -> None:
     sent = file_descriptor().SerializeToString()
     done = subprocess.run([SDK_PYTHON, "-c", _SHOW], input=sent, stdout=subprocess.PIPE, check=True)
