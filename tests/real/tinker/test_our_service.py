@@ -1,4 +1,4 @@
-"""Our own recipe on a Tinker service: this package's, with its trainer and vLLM, on the included tiny model."""
+"""Our Tinker service, with its trainer and vLLM on the included tiny model: the conformance suite, and our own recipe."""
 
 import json
 import os
@@ -75,6 +75,22 @@ def test_a_run_trains_and_resumes_on_the_service(service: str, tmp_path: Path) -
     assert [pointer["path"].startswith("tinker://") for pointer in pointers] == [True] * 3
     assert pointers[-1]["policy_version"] == versions[-1]
     assert KEY not in "".join(path.read_text() for path in folder.rglob("*.json*"))
+
+
+def test_the_conformance_suite_finds_no_failure(service: str, tmp_path: Path) -> None:
+    """By the unmodified SDK: T0 the wire, T1 text, T2 images, T3 several models and clients."""
+    results = tmp_path / "results.json"
+    command = [ROOT / ".venv-tinker/bin/python", "-m", "tinker_conformance", f"--base-url={service}"]
+    options = [f"--api-key={KEY}", f"--json={results}", "--time-limit", str(patience(60)), "--tier"]
+    done = subprocess.run(
+        [*command, *options, "T0", "T1", "T2", "T3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=patience(600),
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def test_a_wrong_key_ends_the_run_before_it_begins(service: str, tmp_path: Path) -> None:
