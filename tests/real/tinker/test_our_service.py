@@ -1,4 +1,4 @@
-"""Our Tinker service, with its trainer and vLLM on the included tiny model: the conformance suite, and our own recipe."""
+"""Our Tinker service, with trainer and vLLM on the included tiny model: the conformance suite, and our own recipe."""
 
 import json
 import os
