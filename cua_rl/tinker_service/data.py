@@ -34,7 +34,6 @@ _LOSSES: dict[str, tuple[str, ...]] = {
     "cispo": _CLIPPED,
     "gspo": _CLIPPED,
     "dro": ("beta",),
-    "stable_reinforce": ("kl_coeff",),
 }
 """Losses of the SDK, and the settings that they may come with."""
 _RATIO_MASK = "sequence_ratio_mask"
@@ -50,8 +49,6 @@ class Pass:
     datums: tuple[Datum, ...]
     loss: LossConfig
     is_forward_only: bool
-    reference_logprobs: tuple[tuple[float, ...], ...] | None = None
-    """Of the sampler, for a divergence from it."""
     ratio_masks: tuple[tuple[bool, ...], ...] | None = None
     """Tokens over which the ratio of a sequence is taken."""
 
@@ -91,7 +88,6 @@ class Reader:
             datums=datums,
             loss=loss,
             is_forward_only=message.forward_only,
-            reference_logprobs=tuple(datum.sampling_logprobs for datum in datums) if loss.kl_loss_coef else None,
             ratio_masks=tuple(mask for _, mask in read) if loss.name == "gspo" else None,
         )
 
@@ -278,8 +274,7 @@ def _loss(message: Any) -> LossConfig:
     settings = Fields(given)
     low, high = settings.number(_CLIPPED[0], 0.0, 1.0, 0.8), settings.number(_CLIPPED[1], 1.0, 11.0, 1.2)
     clips = {"clip_low": round(1.0 - low, 9), "clip_high": round(high - 1.0, 9)} if known is _CLIPPED else {}
-    beta, kl = settings.number("beta", 0.0, 1e6, 0.05), settings.number("kl_coeff", 0.0, 1e6, 0.0)
-    return with_values(LossConfig(name=name), dro_beta=beta, kl_loss_coef=kl, **clips)
+    return with_values(LossConfig(name=name), dro_beta=settings.number("beta", 0.0, 1e6, 0.05), **clips)
 
 
 def read_optim(fields: Fields) -> OptimConfig:

@@ -45,7 +45,6 @@ class Trained(Protocol):
         loss: LossConfig,
         *,
         token_weights: Sequence[float] | None = None,
-        reference_logprobs: Sequence[tuple[float, ...]] | None = None,
         ratio_masks: Sequence[tuple[bool, ...]] | None = None,
         with_gradient: bool = True,
     ) -> ForwardBackwardOutput: ...
@@ -243,7 +242,6 @@ class Places:
                     work.datums,
                     work.loss,
                     token_weights=(1.0,) * len(work.datums),
-                    reference_logprobs=work.reference_logprobs,
                     ratio_masks=work.ratio_masks,
                     with_gradient=not work.is_forward_only,
                 )

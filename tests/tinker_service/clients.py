@@ -93,7 +93,6 @@ class FakeModel:
         loss: LossConfig,
         *,
         token_weights: Sequence[float] | None = None,
-        reference_logprobs: Sequence[tuple[float, ...]] | None = None,
         ratio_masks: Sequence[tuple[bool, ...]] | None = None,
         with_gradient: bool = True,
     ) -> ForwardBackwardOutput:

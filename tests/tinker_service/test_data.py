@@ -79,12 +79,9 @@ def test_a_gspo_ratio_is_over_its_mask_or_else_over_what_has_an_advantage() -> N
     assert read(text_message("gspo", **rows)).ratio_masks == ((False, True, True, True),)
 
 
-def test_a_divergence_from_the_sampler_takes_its_logprobs_as_reference() -> None:
-    message = text_message("stable_reinforce", logprobs=[0.0, -1.0, -2.0], advantages=[0.0, 0.5, 0.5])
-    message.loss_fn_config_v2["kl_coeff"].number = 0.1
-    asked = read(message)
-    assert asked.loss.kl_loss_coef == 0.1
-    assert asked.reference_logprobs == ((0.0, 0.0, -1.0, -2.0),)
+def test_a_loss_whose_formula_tinker_does_not_publish_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="got 'stable_reinforce'"):
+        read(text_message("stable_reinforce", logprobs=[0.0, -1.0, -2.0], advantages=[0.0, 0.5, 0.5]))
 
 
 def with_target(message: Any) -> None:
