@@ -74,9 +74,10 @@ class ComputerTool:
 
         `failures` says by call id what was wrong with earlier calls.
         """
-        tools = [
-            self._offered() if _kind_of(mapping(tool)) is not None else tool for tool in sequence(request.get("tools"))
-        ]
+        given_tools = sequence(request.get("tools"))
+        if any(mapping(tool).get("name") == _CALL and _kind_of(mapping(tool)) is None for tool in given_tools):
+            raise FieldPath("tools").error(f"no function named {_CALL!r} beside the computer tool", "one", "rename it")
+        tools = [self._offered() if _kind_of(mapping(tool)) is not None else tool for tool in given_tools]
         given = request.get("input")
         if is_array(given):
             given = [_read_item(item, failures, FieldPath(f"input[{index}]")) for index, item in enumerate(given)]
@@ -277,13 +278,15 @@ def _last_cursor(calls: Iterable[ToolCall]) -> tuple[int, int] | None:
     cursor = None
     for call in calls:
         if call.name == _CALL:
-            given = json.loads(call.arguments)
-            for action in given.get("actions", [given]):
-                cursor = _cursor_after(action) or cursor
+            given = mapping(json.loads(call.arguments))
+            for action in sequence(given.get("actions", [given])):
+                cursor = _cursor_after(mapping(action)) or cursor
     return cursor
 
 
 def _cursor_after(action: Json) -> tuple[int, int] | None:
+    if action.get("type") == "zoom":  # looks at a part of the screen
+        return None
     path = sequence(action.get("path"))
     place = mapping(path[-1]) if path else action
     pair = sequence(place.get("coordinate"))  # Anthropic's

@@ -257,6 +257,7 @@ async def test_calls_stream_as_events_the_openai_package_understands(agent: Asyn
     ("tools", "items"),
     [
         ([{"type": "computer_use_preview", "environment": "browser"}], []),
+        ([PREVIEW, {"type": "function", "name": "computer", "parameters": {}}], []),
         ([PREVIEW], [{"type": "computer_call", "call_id": "c", "actions": 5}]),
         ([PREVIEW], [{"type": "computer_call", "call_id": "c"}]),
         ([PREVIEW], [{"type": "computer_call_output", "call_id": "c", "output": "seen"}]),

@@ -229,13 +229,16 @@ async def test_a_drag_starts_where_the_last_action_left_the_mouse(
     claude: anthropic.AsyncAnthropic, fake: FakeVllm
 ) -> None:
     fake.answers.append(
-        call(action="mouse_move", coordinate=[100, 100]) + call(action="left_click_drag", coordinate=[200, 200])
+        call(action="mouse_move", coordinate=[100, 100])
+        + call(action="zoom", coordinate=[0, 0], coordinate2=[500, 500])
+        + call(action="left_click_drag", coordinate=[200, 200])
     )
     answer = await claude.messages.create(
         model="claude", max_tokens=300, messages=[{"role": "user", "content": "Go."}], tools=[COMPUTER]
     )
     assert [block.input for block in answer.content if block.type == "tool_use"] == [
         {"action": "mouse_move", "coordinate": [100, 50]},
+        {"action": "zoom", "region": [0, 0, 500, 250]},
         {"action": "left_click_drag", "start_coordinate": [100, 50], "coordinate": [200, 100]},
     ]
 
