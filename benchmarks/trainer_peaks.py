@@ -157,6 +157,11 @@ class ShapesOnly(PolicyModel):
                         fakes[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
                     held[name] = None if tensor is None else fakes[tensor]
 
+    @property
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        """Those that have taken the place of the adapter's."""
+        return [parameter for parameter in self.base.parameters() if parameter.requires_grad]
+
     def share_out(self, sharding: Sharding, place: Place) -> None:
         """As the trainer does when it loads weights."""
         if sharding == "full":
