@@ -53,6 +53,8 @@ NEEDS_OTHER_TASKS_ON_RESUME = {"progress/curve"}
 """tests/run_folder/test_earlier_attempt.py finds it."""
 NEEDS_A_HARNESS = {"rollout/harness/<metric>"}
 """tests/agent/test_harness.py finds it."""
+NEEDS_BROKEN_WORKERS = {"rollout/worker_faults/<worker>"}
+"""tests/rl/test_step_metrics.py finds it."""
 NEEDS_LOST_ATTEMPTS = {"eval/<suite>/short_tasks/<k>"}
 """tests/evaluation/test_evaluate.py finds it."""
 
@@ -191,12 +193,12 @@ async def test_every_listed_metric_is_written_by_some_run(written: set[str], imi
 
     assert sorted(set(METRICS) - NEEDS_A_GPU - NEEDS_SERVERS_AND_WORKERS - NEEDS_OTHER_TASKS_ON_RESUME - names) == []
     fed = {meaning(name) for name in names}
-    elsewhere = NEEDS_A_HARNESS | NEEDS_LOST_ATTEMPTS
+    elsewhere = NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS | NEEDS_LOST_ATTEMPTS
     assert sorted(family for family, text in FAMILIES.items() if text not in fed and family not in elsewhere) == []
 
 
 async def test_every_chart_of_the_monitor_is_fed(written: set[str], imitated: set[str]) -> None:
-    names = written | imitated | NEEDS_A_GPU | NEEDS_SERVERS_AND_WORKERS | NEEDS_A_HARNESS
+    names = written | imitated | NEEDS_A_GPU | NEEDS_SERVERS_AND_WORKERS | NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS
     areas = "|".join(sorted({name.split("/")[0] for name in METRICS}))
     pages = [*WEB_APP.glob("charts/*.ts*"), *WEB_APP.glob("pages/**/*.tsx")]
     app = "".join(path.read_text(encoding="utf-8") for path in pages)
