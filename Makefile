@@ -91,7 +91,8 @@ setup-tinker: setup ## make the environments of the tinker SDK, one for each ver
 test-tinker: setup-tinker ## try the conformance suite for Tinker servers with each version of the SDK
 	.venv/bin/pyrefly check --config tinker_conformance/pyproject.toml --output-format=min-text
 	.venv-tinker/bin/python -m pytest -q tinker_conformance
-	for python in .venv-tinker-*/bin/python; do $$python -m pytest -q tinker_conformance -k right_server || exit; done
+	for python in .venv-tinker-*/bin/python; do $$python -m pytest -q tinker_conformance -k right_server & all="$$all $$!"; done; \
+		for one in $$all; do wait $$one || exit; done
 
 record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node
 	$(PYTHON) -m tests.sampling.clients.record $(ARGS)

@@ -528,7 +528,7 @@ class Service:
             raise Refused("unknown session", 404)
         require(body["base_model"] == MODEL, f"expected {MODEL!r}", 404)
         require(0 < rank <= 128, "expected a rank from 1 to 128")
-        require(len(self.state.models) < 16 or "models are never freed" not in FAULTS, "no room", 503)
+        require(len(self.state.models) < 8 or "models are never freed" not in FAULTS, "no room", 503)
         model_id = (
             f"{session}:train:{body['model_seq_id']}" if "other model ids" not in FAULTS else self.state.new("model")
         )
