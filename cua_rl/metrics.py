@@ -206,6 +206,15 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
 
+SUMMED = frozenset(
+    (
+        *("optim/num_datums", "optim/num_micro_batches", "optim/encoded_images"),
+        *("optim/trained_tokens", "optim/total_tokens"),
+    )
+)
+"""Counts of a pass over datums: those of a step are their sums."""
+
+
 def mean_of(values: Iterable[float]) -> Mean:
     """Collect values: mean_of([1, 0, 0, 1]).value is 0.5."""
     collected = [float(value) for value in values]

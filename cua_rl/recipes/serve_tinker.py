@@ -31,7 +31,7 @@ from cua_rl.run.prepared_training import check_trainer
 from cua_rl.run.recording import start_database
 from cua_rl.run.reporting import open_run_log
 from cua_rl.run.resolve import plan_trainer, rounding_limit
-from cua_rl.run.rollouts import make_servers, start_together
+from cua_rl.run.rollouts import make_servers, start_engines
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training import prove_adapters
 from cua_rl.run_folder.checkpoints import max_lora_rank
@@ -244,11 +244,7 @@ async def _start_engines(
     config, logs = prepared.config, folder / "logs"
     servers = make_servers(config.base_url, config.server, logs)
     trainer = await open_trainer(stack, config.trainer, config.model_name, logs / "trainer.log")
-    if prepared.memory.gpus.is_shared:
-        await start_together(stack, *servers)
-        await start_together(stack, trainer)
-    else:
-        await start_together(stack, *servers, trainer)
+    await start_engines(stack, servers, trainer, is_shared=prepared.memory.gpus.is_shared)
     sampler = await stack.enter_async_context(SamplingClient(*servers, max_adapters=config.server.max_adapters))
     limit = rounding_limit(config)
     await prove_adapters(trainer, sampler, config.trainer, prepared.renderer, limit, folder / "probe")

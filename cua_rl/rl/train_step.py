@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol
 
 from cua_rl.command_line.fields import with_values
-from cua_rl.metrics import merge_metrics
+from cua_rl.metrics import SUMMED, merge_metrics
 from cua_rl.rl.advantages import divide_by_batch_std, penalise_divergence
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
@@ -196,12 +196,6 @@ def _num_members(datums: Sequence[Datum]) -> int:
     return len({datum.member for datum in datums})
 
 
-_COUNTS = frozenset(
-    (
-        *("optim/num_datums", "optim/num_micro_batches", "optim/encoded_images"),
-        *("optim/trained_tokens", "optim/total_tokens"),
-    )
-)
 _OF_OPTIMIZER_STEPS = frozenset({"loss/total", "optim/grad_norm"})
 
 
@@ -217,7 +211,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     combined: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
-        if name in _COUNTS:
+        if name in SUMMED:
             combined[name] = sum(values)
         elif name.endswith(("max", "_p99")):
             combined[name] = max(values)

@@ -97,9 +97,7 @@ class PreparedTraining:
 async def prepare_training(
     config: CLIConfig, environ: Mapping[str, str] = os.environ, *, reference: Path | None = None
 ) -> PreparedTraining:
-    """Resolve the configuration, for a resumed run with its copy of the weights that it began with; raises
-    `ConfigError` for the first problem.
-    """
+    """Resolve the configuration, with a resumed run's copy of its first weights; raises `ConfigError` for a problem."""
     _warn_of_idle_keys(config)
     environment = find_environment(config.tasks, config.device)
     check_agent(config, environment)

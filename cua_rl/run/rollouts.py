@@ -212,6 +212,21 @@ async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContext
             starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
 
 
+async def start_engines(
+    stack: AsyncExitStack,
+    servers: Sequence[AbstractAsyncContextManager[object]],
+    trainer: AbstractAsyncContextManager[object],
+    *,
+    is_shared: bool,
+) -> None:
+    """Start model servers and trainer concurrently, or, if they share a GPU, one after the other."""
+    if is_shared:  # vLLM measures the GPU's free memory
+        await start_together(stack, *servers)
+        await start_together(stack, trainer)
+    else:
+        await start_together(stack, *servers, trainer)
+
+
 def freeze_loaded_objects() -> None:
     """Exclude all objects loaded so far from garbage collection: they live as long as the process."""
     # A full collection that traverses them blocks the event loop for up to 0.3 s.

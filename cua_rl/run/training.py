@@ -35,7 +35,7 @@ from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed, load_weights
-from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_together
+from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_engines
 from cua_rl.run.tinker import TinkerSampler, TinkerTrainer, open_tinker
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training_config import CLIConfig
@@ -168,14 +168,9 @@ async def _start_engine(
         if checkpoint is not None:
             await remote.load_state(checkpoint.state_path)
         return Engine(trainer=remote, sampler=answering)
-    # They start concurrently or, if they share a GPU, one after the other, because vLLM measures its free memory.
     servers = make_servers(config.base_url, config.server, logs)
     trainer = await open_trainer(stack, config.trainer, config.model_name, logs / "trainer.log")
-    if prepared.memory.gpus.is_shared:
-        await start_together(stack, *servers)
-        await start_together(stack, trainer)
-    else:
-        await start_together(stack, *servers, trainer)
+    await start_engines(stack, servers, trainer, is_shared=prepared.memory.gpus.is_shared)
     await load_weights(trainer, prepared, folder, checkpoint, needs_reference=prepared.config.has_kl_term)
     stall_timeout_s = prepared.config.devices.turn_timeout_s
     sampler = await stack.enter_async_context(SamplingClient(*servers, stall_timeout_s=stall_timeout_s))

@@ -20,6 +20,7 @@ from sqlalchemy import Row, select
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.tinker_models import TinkerRequest
+from cua_rl.metrics import SUMMED
 from cua_rl.tinker_service.data import Pass, Reader
 from cua_rl.tinker_service.messages import encode_pass
 from cua_rl.tinker_service.requests import Create, Load, Save, Work, read_work
@@ -300,18 +301,10 @@ def sdk_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     named = {"loss:sum": metrics["loss/total"]}
     for name, value in metrics.items():
         last = name.rpartition("/")[2].rpartition("_")[2]
-        how = last if last in ("max", "min") else "sum" if name in _COUNTS else "mean"
+        how = last if last in ("max", "min") else "sum" if name in SUMMED else "mean"
         if name != "loss/total":
             named[f"{name.replace('/', '_')}:{how}"] = value
     return named
-
-
-_COUNTS = frozenset(
-    (
-        *("optim/num_datums", "optim/num_micro_batches", "optim/encoded_images"),
-        *("optim/trained_tokens", "optim/total_tokens"),
-    )
-)
 
 
 def step_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -321,6 +314,6 @@ def step_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in part.items():
             values.setdefault(name, []).append(value)
     return {
-        name: sum(some) if name == "loss/total" or name in _COUNTS else sum(some) / len(some)
+        name: sum(some) if name == "loss/total" or name in SUMMED else sum(some) / len(some)
         for name, some in values.items()
     }
