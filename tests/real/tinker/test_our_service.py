@@ -24,7 +24,7 @@ TRAIN = "import sys; sys.path.append(sys.argv.pop(1)); from cua_rl.recipes.train
 def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """The address of a service."""
     folder = tmp_path_factory.mktemp("service")
-    settings = ("port=0", f"log_path={folder / 'run'}", "lora_rank=16", "server.max_model_len=2048")
+    settings = ("port=0", f"log_path={folder / 'run'}", "lora_rank=32", "server.max_model_len=2048")
     with (folder / "out.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "cua_rl.recipes.serve_tinker", *settings],
