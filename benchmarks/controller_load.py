@@ -44,6 +44,7 @@ from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import Event, TrainingStarted
+from cua_rl.host.processes import freeze_loaded_objects
 from cua_rl.planning.fleet import Spread, controller_turn_s
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.rl.async_loop import train
@@ -51,7 +52,7 @@ from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.run.prepared_training import PreparedTraining, prepare_training
-from cua_rl.run.rollouts import freeze_loaded_objects, sampling_params
+from cua_rl.run.rollouts import sampling_params
 from cua_rl.run.training import LINGER_S
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.client import SamplingClient

@@ -19,7 +19,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.host.http_server import serve_app
-from cua_rl.host.processes import is_loopback
+from cua_rl.host.processes import freeze_loaded_objects, is_loopback
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed
@@ -85,6 +85,7 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
         # event streams never end by themselves, so there is nothing to wait for on leaving
         serving = serve_app(guard(app, rules), config.host, config.port, grace_s=1)
         address = await stack.enter_async_context(serving)
+        freeze_loaded_objects()
         _print_address(address, rules, url, folder, environ)
         if folder is None:
             await asyncio.Event().wait()

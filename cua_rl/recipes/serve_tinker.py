@@ -20,6 +20,7 @@ from cua_rl.command_line.plain_config import find_stored, plain_config
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.session import find_database, make_engine
 from cua_rl.host.http_server import serve_app
+from cua_rl.host.processes import freeze_loaded_objects
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
 from cua_rl.machine.memory_parts import Request
@@ -225,6 +226,7 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     )
     working = asyncio.create_task(models.run(), name="models")
     stack.push_async_callback(_end, working)
+    freeze_loaded_objects()
     address = await stack.enter_async_context(serve_app(service.app(), config.host, config.port, grace_s=1))
     print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
     await working

@@ -1,7 +1,6 @@
 """The components of rollouts, made from the configuration: model servers, gateway, agent and runner."""
 
 import asyncio
-import gc
 import logging
 import shlex
 import shutil
@@ -225,13 +224,6 @@ async def start_engines(
         await start_together(stack, trainer)
     else:
         await start_together(stack, *servers, trainer)
-
-
-def freeze_loaded_objects() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live as long as the process."""
-    # A full collection that traverses them blocks the event loop for up to 0.3 s.
-    gc.collect()
-    gc.freeze()
 
 
 async def compare_speed(config: RolloutConfig, client: SamplingClient, renderer: Renderer) -> None:

@@ -15,6 +15,7 @@ from cua_rl.command_line.plain_config import plain_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingStarted
+from cua_rl.host.processes import freeze_loaded_objects
 from cua_rl.metrics import merge_metrics
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.progress import starting
@@ -35,7 +36,7 @@ from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resolve import rounding_limit
 from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed, load_weights
-from cua_rl.run.rollouts import compare_speed, freeze_loaded_objects, make_servers, sampling_params, start_engines
+from cua_rl.run.rollouts import compare_speed, make_servers, sampling_params, start_engines
 from cua_rl.run.tinker import TinkerSampler, TinkerTrainer, open_tinker
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training_config import CLIConfig

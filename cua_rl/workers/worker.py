@@ -25,7 +25,7 @@ from cua_rl.database.writer import require_attempt, write_worker_events
 from cua_rl.environments.pool_meter import MeterReading
 from cua_rl.events import Event, Recorder, RolloutStarted
 from cua_rl.host.masking import remember_secrets
-from cua_rl.host.processes import is_loopback
+from cua_rl.host.processes import freeze_loaded_objects, is_loopback
 from cua_rl.host.system import raise_descriptor_limit, refuse_inspection
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.rewards.load_reward import load_reward
@@ -34,7 +34,7 @@ from cua_rl.rollout.run import RolloutJob
 from cua_rl.run.devices import open_devices, prepare_devices
 from cua_rl.run.prepared_training import load_task_sets
 from cua_rl.run.reporting import LogFile
-from cua_rl.run.rollouts import freeze_loaded_objects, open_runners
+from cua_rl.run.rollouts import open_runners
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.sampling.client import SamplingClient
