@@ -82,13 +82,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Generator[Seen]:
         command = [sys.executable, "-m", "scripts.listeners", str(run.process.pid)]
         asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
         agent.resume()
-        run.wait_for(run.steps)
+        agent = run.wait_for(lambda: run.steps() and hold_an_agent(run))  # and the run, until it has been looked at
         lines = [" ".join(command_line(process)) for process in (psutil.Process(run.process.pid), *run.owned())]
         address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
         with httpx.Client(base_url=address, trust_env=False, timeout=patience(60)) as client:
             paths = ("/api/runs", "/api/runs/1", "/api/runs/1/rollouts")
             api = "".join(client.get(path).raise_for_status().text for path in paths)
         owned = run.owned()
+        agent.resume()
         assert run.finish() == 0, run.output()
         yield Seen(
             folder=run.folder,
