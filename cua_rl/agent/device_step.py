@@ -15,6 +15,8 @@ class DeviceStep:
 
     action: Action | None = None
     """None if it could not be parsed or ended the rollout."""
+    more_actions: tuple[Action, ...] = ()
+    """What the same answer asked for after it, up to the action that was refused."""
     error: str | None = None
     after: EncodedImage | None = None
     execute_s: float = 0.0
@@ -23,19 +25,32 @@ class DeviceStep:
     """Whether it left a device that shows and takes nothing more, which ends the rollout."""
 
 
-async def perform(device: Device, action: Action) -> DeviceStep:
-    """Execute an action and take a screenshot; raises `DeviceError`."""
-    clock = time.monotonic()
+async def perform(device: Device, *actions: Action) -> DeviceStep:
+    """Execute actions up to one that is refused, and take a screenshot if any was; raises `DeviceError`."""
+    clock = executed = time.monotonic()
+    tried, error, after = list[Action](), None, None
+    is_last = False
     try:
-        await device.execute(action)
+        try:
+            for action in actions:
+                tried.append(action)
+                await device.execute(action)
+        except ActionRejected as refused:
+            error = str(refused) or "The device cannot do this."
         executed = time.monotonic()
-        after = await device.observe()
-    except ActionRejected as error:
-        message = str(error) or "The device cannot do this."
-        return DeviceStep(action=action, error=message, execute_s=time.monotonic() - clock)
-    except UnusableError as error:
-        return DeviceStep(action=action, error=str(error), execute_s=time.monotonic() - clock, is_last=True)
-    return DeviceStep(action=action, after=after, execute_s=executed - clock, observe_s=time.monotonic() - executed)
+        if error is None or len(tried) > 1:
+            after = await device.observe()
+    except UnusableError as unusable:
+        error, is_last = str(unusable), True
+    return DeviceStep(
+        action=actions[0],
+        more_actions=tuple(tried[1:]),
+        error=error,
+        after=after,
+        execute_s=executed - clock,
+        observe_s=time.monotonic() - executed,
+        is_last=is_last,
+    )
 
 
 def cursor_after(action: Action) -> tuple[int, int] | None:

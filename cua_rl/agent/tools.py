@@ -2,7 +2,7 @@
 the parsing of calls into actions.
 
 `mobile_use` operates phones, `computer_use` desktops and browsers. Coordinates are relative: 0 to 1000 on both axes,
-whatever the size of the screenshot.
+whatever the size of the screenshot. Other formats (`action_format.py`) have further actions and other scales.
 """
 
 import json
@@ -21,6 +21,7 @@ from cua_rl.types.actions import (
     Finish,
     LongPress,
     MoveMouse,
+    OpenApp,
     PressButton,
     PressKey,
     RightClick,
@@ -32,6 +33,7 @@ from cua_rl.types.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.types.json_values import Json, is_object, mapping, sequence
 
 MAX_COORDINATE = 1000
+RELATIVE = f"Coordinates are [x, y], each from 0 to {MAX_COORDINATE}, origin top left."
 MAX_WAIT_S = 60.0
 MAX_TYPED_CHARACTERS = 2000  # browsers and phones take several ms for each; a text that takes too long is a fault
 MAX_SCROLL_PX = 100_000
@@ -48,7 +50,7 @@ _SYSTEM_BUTTONS: Mapping[str, Action] = {
 
 MOBILE_USE = Tool(
     name="mobile_use",
-    description="Do one action on the touchscreen. Coordinates are [x, y], each from 0 to 1000, origin top left.",
+    description=f"Do one action on the touchscreen. {RELATIVE}",
     parameters={
         "type": "object",
         "properties": {
@@ -69,7 +71,7 @@ MOBILE_USE = Tool(
 
 COMPUTER_USE = Tool(
     name="computer_use",
-    description="Do one action with mouse or keyboard. Coordinates are [x, y], each from 0 to 1000, origin top left.",
+    description=f"Do one action with mouse or keyboard. {RELATIVE}",
     parameters={
         "type": "object",
         "properties": {
@@ -109,6 +111,7 @@ class _Arguments:
     width_px: int
     height_px: int
     cursor: tuple[int, int] | None
+    scale: tuple[int, int]
 
 
 class _BadArguments(Exception):
@@ -138,15 +141,22 @@ def tool_for(kind: DeviceKind) -> Tool:
 
 
 def parse_action(
-    call: ToolCall, *, width_px: int, height_px: int, cursor: tuple[int, int] | None = None
+    call: ToolCall,
+    *,
+    width_px: int,
+    height_px: int,
+    cursor: tuple[int, int] | None = None,
+    offered: Tool | None = None,
+    scale: tuple[int, int] = (MAX_COORDINATE, MAX_COORDINATE),
 ) -> Action | Finish | ParseFailure:
     """Parse a tool call into an action in pixels of the screenshot that it refers to.
 
     `cursor` is the position of the mouse in pixels, if known: drags start there, and so does scrolling by wheel.
+    `offered` is the tool that the model was given, if it is not one of ours; `scale` is how far its coordinates reach.
     """
-    makers = _MAKERS.get(call.name)
-    if makers is None:
-        return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_MAKERS)}.")
+    tool = offered if offered is not None and offered.name == call.name else _TOOLS.get(call.name)
+    if tool is None:
+        return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_TOOLS)}.")
     try:
         try:
             values: object = json.loads(call.arguments)
@@ -154,32 +164,37 @@ def parse_action(
             raise _BadArguments(f"The arguments are no JSON ({error}). {_EXPECTED_OBJECT}") from None
         if not is_object(values):
             raise _BadArguments(f"The arguments are {call.arguments!r}. {_EXPECTED_OBJECT}")
-        arguments = _Arguments(values=values, width_px=width_px, height_px=height_px, cursor=cursor)
-        action = arguments.values.get("action")
-        maker = makers.get(action) if isinstance(action, str) else None
-        if maker is None:
-            raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
-        known = mapping(_TOOLS[call.name].parameters["properties"])
-        if unknown := sorted(arguments.values.keys() - known.keys()):
+        arguments = _Arguments(values=values, width_px=width_px, height_px=height_px, cursor=cursor, scale=scale)
+        action, names = values.get("action"), action_names(tool)
+        if not isinstance(action, str) or action not in names:
+            raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(names)}.")
+        known = mapping(tool.parameters["properties"])
+        if unknown := sorted(values.keys() - known.keys()):
             raise _BadArguments(f"There is no argument {unknown[0]!r}. Arguments: {', '.join(known)}.")
-        return maker(arguments)
+        return _MAKERS[call.name][action](arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
     except RecursionError:
         return ParseFailure(kind="tool_arguments", message=f"The arguments are nested too deeply. {_EXPECTED_OBJECT}")
 
 
+def action_names(tool: Tool) -> list[str]:
+    """The actions that a tool offers."""
+    return [str(name) for name in sequence(mapping(mapping(tool.parameters["properties"])["action"])["enum"])]
+
+
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
-    """Relative coordinates to a pixel: 0 is the first one, 1000 lies beyond the last one and is clamped to it."""
-    value = arguments.values.get(name)
+    """Coordinates to a pixel: 0 is the first one; the end of the scale lies beyond the last and is clamped to it."""
+    value, (max_x, max_y) = arguments.values.get(name), arguments.scale
     given = sequence(value)
     numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
-    if len(given) != 2 or len(numbers) != 2 or not all(0 <= number <= MAX_COORDINATE for number in numbers):
-        raise _BadArguments(f"{name} is {value!r}. Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}.")
+    if len(given) != 2 or len(numbers) != 2 or not (0 <= numbers[0] <= max_x and 0 <= numbers[1] <= max_y):
+        numbers_are = f"two numbers from 0 to {max_x}" if max_x == max_y else f"x to {max_x} and y to {max_y}"
+        raise _BadArguments(f"{name} is {value!r}. Expected {name}: [x, y], {numbers_are}.")
     x, y = numbers
     return (
-        min(round(x * arguments.width_px / MAX_COORDINATE), arguments.width_px - 1),
-        min(round(y * arguments.height_px / MAX_COORDINATE), arguments.height_px - 1),
+        min(round(x * arguments.width_px / max_x), arguments.width_px - 1),
+        min(round(y * arguments.height_px / max_y), arguments.height_px - 1),
     )
 
 
@@ -244,6 +259,8 @@ def _scroll(arguments: _Arguments) -> Action:
     pixels = _number(arguments, "pixels")
     if abs(pixels) > MAX_SCROLL_PX:
         raise _BadArguments(f"pixels is {pixels:g}. Expected pixels: {-MAX_SCROLL_PX} to {MAX_SCROLL_PX}.")
+    if arguments.values["action"] == "hscroll":
+        return Scroll(x=x, y=y, right_px=round(pixels))
     return Scroll(x=x, y=y, down_px=-round(pixels))
 
 
@@ -260,6 +277,11 @@ def _key(arguments: _Arguments) -> Action:
     if not 0 < len(names) == len(sequence(keys)):
         raise _BadArguments(f'keys is {keys!r}. Expected keys: a list of names such as ["ctrl", "s"].')
     return PressKey(keys=names)
+
+
+def _phone_key(arguments: _Arguments) -> Action:
+    name = _text(arguments).lower().removeprefix("keycode_")
+    return PressButton(button=Button(name)) if name in set(Button) else PressKey(keys=(name,))
 
 
 def _system_button(arguments: _Arguments) -> Action:
@@ -297,6 +319,8 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
         "system_button": _system_button,
         "wait": _wait,
         "terminate": _terminate,
+        "key": _phone_key,
+        "open": lambda arguments: OpenApp(name=_text(arguments)),
     },
     COMPUTER_USE.name: {
         "key": _key,
@@ -310,8 +334,11 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
         "wait": _wait,
         "terminate": _terminate,
         "answer": _answer,
+        "drag": _swipe,
+        "hscroll": _scroll,
     },
 }
+"""Of all formats; a tool offers some of them."""
 
-ACTION_NAMES: Mapping[str, frozenset[str]] = {name: frozenset(makers) for name, makers in _MAKERS.items()}
-"""The actions of each tool, by the tool's name."""
+ACTION_NAMES: Mapping[str, frozenset[str]] = {name: frozenset(action_names(tool)) for name, tool in _TOOLS.items()}
+"""The actions of each of our tools, by the tool's name."""

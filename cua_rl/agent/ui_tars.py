@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
+from cua_rl.agent.action_format import Parsed, ScreenAnswer, reach
 from cua_rl.agent.history import user_item
 from cua_rl.agent.tools import MAX_TYPED_CHARACTERS
 from cua_rl.environments.device import DeviceKind
-from cua_rl.renderers.images import ImageSettings, smart_resize
+from cua_rl.renderers.images import ImageSettings
 from cua_rl.types.actions import (
     Action,
     Button,
@@ -146,23 +147,32 @@ class UiTars:
     image_settings: ImageSettings
 
     def opening(self, kind: DeviceKind, instruction: str, image_url: str) -> list[Json]:
-        """The beginning of a conversation: prompt and task, then the screenshot as its own message."""
+        """Prompt and task, then the screenshot as its own message."""
         name = f"ui_tars_{'mobile' if kind == 'android' else 'computer'}.txt"
         prompt = files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8")
         return [user_item(prompt + instruction), user_item("", image_url)]
 
-    def parse(self, answer: str, seen: EncodedImage) -> Action | Finish | ParseFailure:
-        """The action of an answer to the screenshot `seen`, in its pixels."""
-        *_, written = _ACTION.split(answer)  # a thought may quote an earlier action
+    def tools(self, kind: DeviceKind, seen: EncodedImage) -> list[Json]:
+        """None: the prompt has the actions."""
+        return []
+
+    def reply(self, answer: ScreenAnswer, error: str, image_url: str | None) -> list[Json]:
+        """Error and screenshot as a message."""
+        return [user_item(error, image_url)]
+
+    def parse(self, answer: ScreenAnswer) -> Parsed:
+        """The action after the last `Action:`."""
+        *_, written = _ACTION.split(answer.text)  # a thought may quote an earlier action
         called = _CALL.fullmatch(written)
         if called is None:
             return _failure("tool_call_form", f"expected one call after Action:, got {_shortened(written.strip())}")
         name, inside = called.groups()
         if name not in _MAKERS:
             return _failure("tool_name", f"there is no action {_shortened(name)}, only {', '.join(_MAKERS)}")
-        resized_px = smart_resize(seen.width_px, seen.height_px, self.image_settings)
+        resized_px = reach(answer.seen, self.image_settings)
         try:
-            return _MAKERS[name](_Call(arguments=_read_arguments(inside), seen=seen, resized_px=resized_px))
+            action = _MAKERS[name](_Call(arguments=_read_arguments(inside), seen=answer.seen, resized_px=resized_px))
+            return action if isinstance(action, Finish) else (action,)
         except _Malformed as error:
             return _failure("tool_arguments", f"in {name}, {error}")
 

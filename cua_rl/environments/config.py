@@ -34,10 +34,10 @@ class DeviceConfig(TimeLimits):
     browser_scale: float | None = setting(
         None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
     )
-    coordinate_mode: Literal["direct", "gbox", "ui_tars"] = setting(
+    coordinate_mode: Literal["direct", "gbox"] = setting(
         "direct",
-        "direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
-        "coordinate model locates; ui_tars: it acts in the format of UI-TARS-1.5, with pixels as coordinates",
+        "direct: the model outputs coordinates, as agent.action_format has them; gbox: it describes elements, which "
+        "GBox's coordinate model locates",
     )
     gbox_screenshots: Literal["inline", "stored"] = setting(
         "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"

@@ -49,14 +49,15 @@ logger = logging.getLogger(__name__)
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "reward_clip", "device", "box_type",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
-    "agent.name", "agent.command", "agent.harness_command", "agent.history", "agent.history_images",
+    "agent.name", "agent.command", "agent.harness_command", "agent.action_format", "agent.history",
+    "agent.history_images",
     "server.max_model_len", "server.max_pixels", "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
 
 _SEEN = (
     "max_turns", "max_tokens", "device", "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
-    "agent.name", "agent.history", "agent.history_images", "server.max_pixels", "renderer_name",
+    "agent.name", "agent.action_format", "agent.history", "agent.history_images", "server.max_pixels", "renderer_name",
 )  # fmt: skip
 """Settings with which a policy sees and does something else than in its training."""
 
@@ -143,10 +144,11 @@ async def prepare_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(environment, None)
-    if config.devices.coordinate_mode == "ui_tars" and others:
+    if config.agent.action_format in ("qwen2_5_vl", "ui_tars", "holo1_5") and others:
         raise ConfigError(
-            "coordinate_mode: expected 'direct' or 'gbox' for models behind somebody else's endpoint, because it "
-            f"is not known how they resize screenshots, got 'ui_tars' with {', '.join(others)}; evaluate them apart"
+            "agent.action_format: expected one without pixels for models behind somebody else's endpoint, because it "
+            f"is not known how they resize screenshots, got {config.agent.action_format!r} with {', '.join(others)}; "
+            "evaluate them apart"
         )
     _warn_of_other_settings(config, models)
     devices = prepare_devices(config, log_path)
@@ -196,8 +198,12 @@ def _warn_of_other_settings(config: EvaluateConfig, models: Sequence[Model]) -> 
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise `ConfigError` if the evaluation to be resumed was started with other settings."""
-    # before settings had groups, these were not stored, or under other names
-    known = [name for name in _DEFINING if "server" in before or not name.startswith(("agent.", "server."))]
+    # before settings had groups, these were not stored, or under other names; nor were those that are newer
+    known = [
+        name
+        for name in _DEFINING
+        if not name.startswith(("agent.", "server.")) or ("server" in before and find_stored(before, name)[0])
+    ]
     changed = [name for name in known if stored_setting(before, name) != stored_setting(now, name)]
     earlier = {_name(model): model for model in _models(before)}
     changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]

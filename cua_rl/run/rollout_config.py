@@ -4,6 +4,7 @@ from typing import Literal, cast
 
 import chz
 
+from cua_rl.agent.action_format import FormatName
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.command_line.fields import Given, check_numbers, setting
 from cua_rl.environments.config import DeviceConfig
@@ -74,6 +75,10 @@ class AgentSettings:
     )
     gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = setting(
         "mobile", "agent=mini_agent: its action space"
+    )
+    action_format: FormatName = setting(
+        "qwen3_vl",
+        "agent=gbox: the actions and coordinates that the model was trained on (docs/models.md)",
     )
     history: HistoryPolicy | None = setting(
         None,

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import httpx
 
+from cua_rl.agent.action_format import GUI_OWL, FormatName, ToolCalls, qwen2_5_vl
 from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
-from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.gbox_agent import ActionFormat, GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import make_history
+from cua_rl.agent.holo import Holo
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent
 from cua_rl.agent.ui_tars import UiTars
 from cua_rl.command_line.fields import with_values
@@ -90,6 +92,11 @@ def check_agent(config: RolloutConfig, environment: Environment) -> None:
             f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
             "leave it out, or set agent=gbox"
         )
+    if agent.action_format != "qwen3_vl" and (agent.name, config.devices.coordinate_mode) != ("gbox", "direct"):
+        raise ConfigError(
+            f"agent.action_format: expected it only with agent=gbox and coordinate_mode=direct, got "
+            f"{agent.action_format!r} with {agent.name} and {config.devices.coordinate_mode}; leave one out"
+        )
     if agent.name == "mini_agent" and environment.name != "gym":
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
@@ -132,12 +139,9 @@ def make_runner(
     watch_goal: bool = False,
 ) -> RolloutRunner:
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
-    ui_tars = None
-    if config.devices.coordinate_mode == "ui_tars":
-        assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
-        ui_tars = UiTars(image_settings=access.image_settings)
+    action_format = make_format(config.agent.action_format, access)
     history = make_history(config.agent.history or "full", max_images=config.agent.history_images)
-    own = GBoxAgent(history=history, grounder=devices.grounder, ui_tars=ui_tars)
+    own = GBoxAgent(history=history, grounder=devices.grounder, action_format=action_format)
     return RolloutRunner(
         devices=devices.pool.share(config.max_concurrent_rollouts),
         gateway=access,
@@ -150,6 +154,18 @@ def make_runner(
         max_turns=config.max_turns,
         time_limits=config.devices,
     )
+
+
+def make_format(name: FormatName, access: RecordingAccess) -> ActionFormat:
+    """The format of this name; those with pixels as coordinates need a model's image settings, which a gateway has."""
+    formats: dict[FormatName, ActionFormat] = {"qwen3_vl": ToolCalls(), "gui_owl": GUI_OWL, "holo3": Holo()}
+    if name not in formats:
+        assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
+        settings = access.image_settings
+        formats["qwen2_5_vl"] = qwen2_5_vl(settings)
+        formats["ui_tars"] = UiTars(image_settings=settings)
+        formats["holo1_5"] = Holo(pixels_of=settings)
+    return formats[name]
 
 
 @asynccontextmanager

@@ -51,7 +51,7 @@ CURVE = (
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
     "agent.name", "agent.command", "agent.url", "agent.harness_command", "agent.harness_url",
     "agent.gbox_mini_agent_agent", "agent.gbox_mini_agent_standard_action_space",
-    "agent.history", "agent.history_images",
+    "agent.action_format", "agent.history", "agent.history_images",
 )  # fmt: skip
 """With others, success before and after is not the same quantity, or not of the same training."""
 

@@ -174,7 +174,7 @@ class AgentTurn:
     durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds per stage: respond, ground, execute, observe."""
     more_actions: tuple[Action, ...] = ()
-    """Further actions on the same answer; only agents outside this process take them."""
+    """Further actions on the same answer."""
 
     @property
     def actions(self) -> tuple[Action, ...]:

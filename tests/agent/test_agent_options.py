@@ -49,6 +49,14 @@ HARNESS: dict[str, object] = {"source_type": "harness", "file_path": "rows.jsonl
         ),
         ({"tasks": HARNESS}, "agent=harness with source_type 'harness', and with no other, got agent=gbox"),
         ({"gateway_public_url": "trainer:8100"}, "gateway.public_url: expected an address"),
+        (
+            {"agent": "external", "agent_url": "http://a", "agent.action_format": "holo3"},
+            "agent.action_format: expected it only with agent=gbox .* got 'holo3' with external and direct",
+        ),
+        (
+            {"agent.action_format": "ui_tars", "coordinate_mode": "gbox"},
+            "agent.action_format: expected it only .* got 'ui_tars' with gbox and gbox",
+        ),
     ],
 )
 def test_agents_that_cannot_work_are_refused_with_advice(options: dict[str, object], complaint: str) -> None:

@@ -64,7 +64,7 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
 @asynccontextmanager
 async def open_gateway(renderer: Qwen3VLRenderer, answers: Iterable[str]) -> AsyncGenerator[Gateway]:
     """A gateway to a model server that gives these answers."""
-    fake = FakeVllm(renderer)
+    fake = FakeVllm(renderer, max_model_len=4096)
     fake.answers.extend(answers)
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url, ExternalServer(url) as server:
         async with SamplingClient(server) as client:

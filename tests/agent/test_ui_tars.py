@@ -6,6 +6,7 @@ The forms are those of github.com/bytedance/UI-TARS: `README_coordinates.md`, `c
 
 import pytest
 
+from cua_rl.agent.action_format import ScreenAnswer
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
@@ -42,8 +43,14 @@ UI_TARS = UiTars(image_settings=SETTINGS)
 SEEN = EncodedImage(data=b"", format="png", width_px=1920, height_px=1080)
 
 
+def parse_answer(answer: str) -> Action | Finish | ParseFailure:
+    response = {"status": "completed", "output": [text(answer)]}
+    parsed = UI_TARS.parse(ScreenAnswer(response=response, turn=1, kind="linux", seen=SEEN))
+    return parsed[0] if isinstance(parsed, tuple) else parsed
+
+
 def parse(call: str) -> Action | Finish | ParseFailure:
-    return UI_TARS.parse(f"Thought: I see it.\nAction: {call}", SEEN)
+    return parse_answer(f"Thought: I see it.\nAction: {call}")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +113,7 @@ def test_published_actions_are_understood(call: str, action: Action | Finish) ->
 
 def test_the_last_action_counts_as_a_thought_may_quote_an_earlier_one() -> None:
     answer = "Thought: I wrote\nAction: wait()\nwhich was right.\nAction: press_back()"
-    assert UI_TARS.parse(answer, SEEN) == PressButton(button=Button.BACK)
+    assert parse_answer(answer) == PressButton(button=Button.BACK)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +141,7 @@ def test_the_last_action_counts_as_a_thought_may_quote_an_earlier_one() -> None:
     ],
 )
 def test_what_is_no_action_is_the_models_fault(answer: str, kind: str, words: str) -> None:
-    parsed = UI_TARS.parse(answer, SEEN)
+    parsed = parse_answer(answer)
     assert isinstance(parsed, ParseFailure)
     assert parsed.kind == kind
     assert words in parsed.message
@@ -147,7 +154,7 @@ async def test_the_conversation_is_the_published_one_without_tools() -> None:
     )
     device = FakeDevice()
 
-    outcome, turns = await work(model, device, agent=GBoxAgent(ui_tars=UI_TARS))
+    outcome, turns = await work(model, device, agent=GBoxAgent(action_format=UI_TARS))
 
     assert outcome == AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=3, success_claimed=True)
     assert device.actions == [PressButton(button=Button.HOME)]
@@ -183,7 +190,7 @@ async def test_a_rollout_is_trained_on_the_tokens_that_were_sampled(qwen2_5: Qwe
 
     async with open_gateway(qwen2_5, answers) as gateway:
         gateway.open_rollout("r")
-        agent = GBoxAgent(ui_tars=UiTars(image_settings=gateway.image_settings))
+        agent = GBoxAgent(action_format=UiTars(image_settings=gateway.image_settings))
         task = AgentTask(rollout_id="r", instruction="Tap.", max_turns=5)
         outcome = await agent.run(task, Screens(), gateway, clock=RolloutClock(), on_turn=keep)
         played = gateway.close_rollout("r")

@@ -14,6 +14,7 @@ from cua_rl.run.rollout_config import AgentSettings
 from cua_rl.run_folder.checkpoints import load_adapter_folder
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import mapping
 
 
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0, module: str = "") -> Path:
@@ -139,6 +140,24 @@ async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resume
         require_same_evaluation(earlier | {"screen_scale": 2}, now | groups)
 
 
+async def test_an_evaluation_that_began_before_there_were_formats_can_be_resumed() -> None:
+    now = (await prepare_evaluation(EvaluateConfig(base_url=None))).settings()
+    agent = {name: value for name, value in mapping(now["agent"]).items() if name != "action_format"}
+
+    require_same_evaluation({**now, "agent": agent}, now)
+    with pytest.raises(ConfigError, match=r"got other agent\.history;"):
+        require_same_evaluation({**now, "agent": {**agent, "history": "last_n"}}, now)
+
+
+async def test_pixels_are_refused_for_models_whose_image_processor_is_unknown() -> None:
+    config = EvaluateConfig(
+        models=[{"name": "theirs", "base_url": "https://a.example/v1", "model": "m"}],
+        agent=AgentSettings(action_format="ui_tars"),
+    )
+    with pytest.raises(ConfigError, match=r"agent\.action_format: expected one without pixels .* got 'ui_tars'"):
+        await prepare_evaluation(config)
+
+
 @pytest.mark.parametrize(
     ("other", "name"),
     [
@@ -146,9 +165,10 @@ async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resume
             EvaluateConfig(agent=AgentSettings(history="last_n", history_images=1)),
             r"agent\.history, agent\.history_images",
         ),
+        (EvaluateConfig(agent=AgentSettings(action_format="holo3")), r"agent\.action_format"),
         (EvaluateConfig(server=ServerConfig(max_pixels=8192)), r"server\.max_pixels"),
     ],
-    ids=["history", "max_pixels"],
+    ids=["history", "format", "max_pixels"],
 )
 async def test_attempts_with_other_screenshots_are_not_mixed_when_an_evaluation_is_resumed(
     other: EvaluateConfig, name: str
