@@ -112,6 +112,9 @@ def test_a_file_broken_on_purpose_is_not(
     assert says in done.stdout + done.stderr
 
 
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+
+
 def ray_groups() -> dict[str, Any]:
     """The groups of the Ray cluster, by name."""
     (cluster,) = yaml.safe_load_all((ROOT / "deploy" / "kuberay" / "cluster.yaml").read_text(encoding="utf-8"))
@@ -127,7 +130,7 @@ def pod_of(name: str) -> dict[str, Any]:
     return pod
 
 
-@pytest.mark.parametrize("name", ["monitor", "postgres", "trainer", "vllm", "head", "rollouts", "trainers"])
+@pytest.mark.parametrize("name", ["monitor", "postgres", "trainer", "vllm", "head", "rollouts", "trainers", "servers"])
 def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime(name: str) -> None:
     pod = pod_of(name)
 
@@ -143,7 +146,7 @@ def test_a_pod_writes_only_into_volumes_under_the_seccomp_profile_of_the_runtime
         assert mounts.keys() == {volume["name"] for volume in pod["volumes"]} | claims
 
 
-@pytest.mark.parametrize("name", ["head", "rollouts", "trainers"])
+@pytest.mark.parametrize("name", ["head", "rollouts", "trainers", "servers"])
 def test_a_node_of_the_ray_cluster_is_valid_asks_for_the_token_and_may_be_reached_by_this_application(
     name: str, tmp_path: Path
 ) -> None:
@@ -167,19 +170,81 @@ def test_a_node_of_the_ray_cluster_is_valid_asks_for_the_token_and_may_be_reache
     assert container["livenessProbe"]["tcpSocket"] == container["readinessProbe"]["tcpSocket"]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
-def test_the_run_joins_the_ray_cluster_and_leaves_its_gpu_to_the_nodes_that_train() -> None:
-    done = run("kubectl", "kustomize", "deploy/kuberay")
+def kustomize(folder: str) -> list[dict[str, Any]]:
+    done = run("kubectl", "kustomize", folder)
     assert done.returncode == 0, done.stderr
-    documents = list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def run_container(documents: list[dict[str, Any]]) -> dict[str, Any]:
     (job,) = [one for one in documents if one["kind"] == "Job"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+@needs_kubectl
+def test_the_run_joins_the_ray_cluster_and_leaves_its_gpu_to_the_nodes_that_train() -> None:
+    documents = kustomize("deploy/kuberay")
+    container = run_container(documents)
 
     assert "RayCluster" in [one["kind"] for one in documents]
     assert 'ray start --address "$RAY_ADDRESS"' in container["command"][4]
     assert container["args"][-2:] == ["rollout_workers=32", "trainer.num_nodes=2"]
     assert {"name": "RAY_ADDRESS", "value": "cua-rl-head-svc:6379"} in container["env"]
     assert "nvidia.com/gpu" not in container["resources"]["requests"] | container["resources"]["limits"]
+
+
+@needs_kubectl
+def test_the_run_with_replicas_has_nodes_for_them_in_place_of_the_server_for_one() -> None:
+    documents = kustomize("deploy/kuberay-replicas")
+    (cluster,) = [one for one in documents if one["kind"] == "RayCluster"]
+    (servers,) = [one for one in cluster["spec"]["workerGroupSpecs"] if one["groupName"] == "servers"]
+    (node,) = servers["template"]["spec"]["containers"]
+    groups = {one["groupName"]: one["replicas"] for one in cluster["spec"]["workerGroupSpecs"]}
+    container = run_container(documents)
+    script = container["command"][4]
+
+    # Ray would put model servers on nodes that train
+    assert groups == {"rollouts": 4, "trainers": 0, "servers": 2}
+    assert container["args"][-1] == "rollout_workers=32"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "--num-gpus 0" in script
+    assert "vllm" not in [one["metadata"]["name"] for one in documents]
+    assert not [word for word in container["args"] if word.startswith("base_url=")]
+    num_gpus = servers["replicas"] * int(node["resources"]["limits"]["nvidia.com/gpu"])
+    assert f" num_replicas={num_gpus} " in script
+    assert f"= {num_gpus} ]" in script
+
+
+REPLICAS = """
+for port in 1 2 3 2 4 5 6 7 8; do echo "model server: http://10.0.0.$port:8000, which asks for a key"; done
+exec tail --pid=$PPID -f /dev/null 2>/dev/null
+"""
+
+
+@needs_kubectl
+@pytest.mark.parametrize("serves", [True, False])
+def test_the_run_with_replicas_gets_the_address_of_each_or_the_status_of_servers_that_cannot_start(
+    serves: bool, tmp_path: Path
+) -> None:
+    container = run_container(kustomize("deploy/kuberay-replicas"))
+    for name, does in {
+        "ray": "exit 0",
+        "python": REPLICAS if serves else f"exit {EXIT_CONFIG}",
+        "sleep": "exit 0",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "RAY_ADDRESS": "head:6379"}
+    command = [*container["command"][2:], "echo", "train"]
+
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    if serves:
+        addresses = ",".join(f"http://10.0.0.{host}:8000" for host in range(1, 9))
+        assert done.stdout == f"train base_url={addresses}\n"
+    else:
+        assert (done.stdout, done.returncode) == ("", EXIT_CONFIG)
 
 
 def test_the_trainer_job_knows_which_ends_are_failures_and_which_are_final() -> None:

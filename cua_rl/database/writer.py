@@ -5,6 +5,7 @@ answer was lost. Statuses only advance. Runs of other programs, which arrive pie
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -94,19 +95,26 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
     return scope
 
 
-def require_attempt(url: str, scope: Scope) -> None:
-    """Raise `ConfigError` unless this attempt runs in this database: the variables of a worker may name another."""
+def require_attempt(url: str, scope: Scope) -> float:
+    """How far this machine's clock is ahead of that of the attempt's database, seconds.
+
+    Raises `ConfigError` unless the attempt runs in this database: the variables of a worker may name another.
+    """
     engine = make_writer_engine(url)
     expected = f"expected the run's database, got {shown_url(url)}"
     try:
         with boundary(DatabaseError, expected), engine.connect() as connection:
             owner = connection.scalar(select(Training.attempt_id).where(Training.id == scope.require_training()))
+            before = time.time()
+            theirs = float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+            ahead_s = (before + time.time()) / 2 - theirs
     finally:
         engine.dispose()
     if owner != scope.attempt_id:
         raise ConfigError(
             f"{expected}, where this attempt does not run; set DATABASE_URL as for the run, or not at all"
         )
+    return ahead_s
 
 
 def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:

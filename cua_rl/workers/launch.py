@@ -12,6 +12,7 @@ from math import ceil
 from cua_rl.cluster import ActorLost, Cluster, ClusterLost, open_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.writer import require_attempt
 from cua_rl.events import Recorder
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import Runner
@@ -142,6 +143,7 @@ def make_setup(
         scope=own.scope,
         servers=sampler.addresses,
         namespace=sampler.namespace,
+        clock_ahead_s=require_attempt(url, own.scope),
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -21,9 +22,9 @@ from cua_rl.command_line.fields import with_values
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import check_connection, database_url
-from cua_rl.database.writer import require_attempt, write_worker_events
+from cua_rl.database.writer import TimedEvent, require_attempt, write_worker_events
 from cua_rl.environments.pool_meter import MeterReading
-from cua_rl.events import Event, Recorder, RolloutStarted
+from cua_rl.events import Event, Recorder, RolloutStarted, TurnTaken
 from cua_rl.host.masking import remember_secrets
 from cua_rl.host.processes import freeze_loaded_objects, is_loopback
 from cua_rl.host.system import raise_descriptor_limit, refuse_inspection
@@ -42,7 +43,7 @@ from cua_rl.sampling.server import ExternalServer, ServedModel
 from cua_rl.task_loader import TaskSet
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.json_values import is_array, is_object
-from cua_rl.types.rollout import AdapterRef, Rollout
+from cua_rl.types.rollout import AdapterRef, Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ FLUSH_LINGER_S = 0.1
 
 _SERVERS_S = 600.0  # as long as a run waits for a model server that is away
 _SERVER_RETRY_S, _TRIES_PER_LOG_LINE = 2.0, 15
+_CLOCK_TOLERANCE_S = 1.0  # of machines that keep time; measuring may err by as much on a busy one
 _TASK_FILES = ("file_path", "tasks_dir")
 _MODEL_FILES = ("*config.json", "tokenizer.json", "chat_template*")
 
@@ -75,6 +77,8 @@ class WorkerSetup:
     """Address and key of each model server, and what it serves: one may be down when the worker starts."""
     namespace: str
     """Ends the names of the run's adapters on the servers."""
+    clock_ahead_s: float
+    """How far the clock of the run's machine is ahead of the database's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class Workplace:
     """Gives a job back what its task does, which it leaves behind on its way."""
     device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
     """Metrics of the devices since the last call."""
+    clock_ahead_s: float = 0.0
+    """How far the worker's clock is ahead of the run's, in whose time everything is recorded."""
 
 
 OpenPlace = Callable[[], AbstractAsyncContextManager[Workplace]]
@@ -186,7 +192,10 @@ class RolloutWorker:
         rollout = await self._place.runner.run(self._place.complete_job(job))
         await self._place.recorder.flush()
         device_id = None if rollout.device_id is None else f"{self._name}/{rollout.device_id}"
-        return replace(rollout, worker=self._name, device_id=device_id)
+        ahead_s = self._place.clock_ahead_s
+        turns = tuple(_in_run_time(turn, ahead_s) for turn in rollout.turns)
+        started_at = rollout.started_at - ahead_s
+        return replace(rollout, worker=self._name, device_id=device_id, turns=turns, started_at=started_at)
 
     def _follow(self, policy: AdapterRef | None) -> None:
         if policy is not None and policy != self._place.policies.current:
@@ -217,13 +226,19 @@ async def open_workplace(
     if others := [part for part, digest in own.items() if digest != setup.identity[part]]:
         raise ConfigError(f"expected the run's {' and '.join(others)} on {socket.gethostname()}, got others; copy them")
     await check_connection(url)
-    await asyncio.to_thread(require_attempt, url, setup.scope)
+    ahead_s = await asyncio.to_thread(require_attempt, url, setup.scope) - setup.clock_ahead_s
+    if abs(ahead_s) < _CLOCK_TOLERANCE_S:
+        ahead_s = 0.0
+    else:
+        logger.warning("worker=%s the clock of %s is wrong by %.0f s", name, socket.gethostname(), ahead_s)
     async with AsyncExitStack() as stack:
         recorder = DatabaseRecorder(
             url,
             image_token_id=renderer.image_token_id,
             scope=setup.scope,
-            write=write_worker_events,
+            write=lambda connection, scope, events: write_worker_events(
+                connection, scope, [event_in_run_time(timed, ahead_s) for timed in events]
+            ),
             linger_s=LINGER_S,
             flush_linger_s=FLUSH_LINGER_S,
         )
@@ -251,7 +266,20 @@ async def open_workplace(
             policies=sampler,
             complete_job=partial(_complete_job, train_tasks, eval_tasks),
             device_metrics=devices.pool.take_metrics,
+            clock_ahead_s=ahead_s,
         )
+
+
+def event_in_run_time(timed: TimedEvent, ahead_s: float) -> TimedEvent:
+    """What a worker records, whose clock is ahead of the run's."""
+    event = timed.event
+    if isinstance(event, TurnTaken):
+        event = replace(event, turn=_in_run_time(event.turn, ahead_s))
+    return TimedEvent(event=event, at=timed.at - timedelta(seconds=ahead_s))
+
+
+def _in_run_time(turn: Turn, ahead_s: float) -> Turn:
+    return replace(turn, model=replace(turn.model, started_at=turn.model.started_at - ahead_s))
 
 
 def _of_one_worker(config: CLIConfig, num_slots: int) -> CLIConfig:

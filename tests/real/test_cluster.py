@@ -207,6 +207,7 @@ async def test_a_worker_that_is_not_like_the_others_says_in_what(cluster: Cluste
             scope=Scope(image_token_id=1, training_id=1),
             servers=(),
             namespace="run",
+            clock_ahead_s=0.0,
         )
 
     async def open_with(setup: WorkerSetup) -> None:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.cluster import ActorLost
+from cua_rl.database.writer import TimedEvent
 from cua_rl.environments.pool_meter import MeterReading
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.rollout.group import GroupJob, run_group
@@ -21,7 +23,7 @@ from cua_rl.rollout.run import RolloutJob
 from cua_rl.types.errors import ConfigError, CuaError
 from cua_rl.types.rollout import AdapterRef, Rollout, SamplingParams, StopReason
 from cua_rl.workers.fleet import End, Fleet, ReportingRunner, is_singled_out
-from cua_rl.workers.worker import NamingRecorder, Report, RolloutWorker, Workplace
+from cua_rl.workers.worker import NamingRecorder, Report, RolloutWorker, Workplace, event_in_run_time
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task
 from tests.patience import patience
@@ -66,6 +68,7 @@ class FakePlace:
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     policies: FakeAdapters = field(default_factory=FakeAdapters)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
+    clock_ahead_s: float = 0.0
     is_closed: bool = False
 
     async def run(self, plan: RolloutJob) -> Rollout:
@@ -87,7 +90,13 @@ class FakePlace:
         def take_metrics() -> dict[str, float]:
             return self.metrics.pop() if self.metrics else {}
 
-        yield Workplace(runner=self, recorder=self.recorder, policies=self.policies, device_metrics=take_metrics)
+        yield Workplace(
+            runner=self,
+            recorder=self.recorder,
+            policies=self.policies,
+            device_metrics=take_metrics,
+            clock_ahead_s=self.clock_ahead_s,
+        )
         self.is_closed = True
 
 
@@ -460,6 +469,25 @@ async def test_the_record_of_a_worker_names_it_with_each_rollout_and_its_device(
     (started,) = recorder.events
     assert isinstance(started, RolloutStarted)
     assert (started.worker, started.device_id) == ("worker-3", "worker-3/phone-1")
+
+
+async def test_what_a_worker_with_a_wrong_clock_does_is_recorded_in_the_time_of_the_run() -> None:
+    place = FakePlace("a", clock_ahead_s=-3600.0)
+    place.gate.set()
+    worker = RolloutWorker("a", 1, place.open)
+    await worker.open()
+    ended = await worker.run(plan(), FIRST)
+    await worker.close()
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    taken = TurnTaken(rollout_id="r", turn=turn(0, model_turn(prompt(text(1)))))
+
+    event = event_in_run_time(TimedEvent(event=taken, at=noon), ahead_s=90.0)
+
+    assert ended.started_at == ended.turns[0].model.started_at == 3600.0  # both began at 0 by the worker's clock
+    assert event.at == noon - timedelta(seconds=90)
+    assert isinstance(event.event, TurnTaken)
+    assert event.event.turn.model.started_at == -90.0
+    assert event.event.turn.model.prompt is taken.turn.model.prompt  # a screenshot crosses once
 
 
 async def test_other_recorders_hear_of_rollouts_at_their_end(bench: Bench) -> None:

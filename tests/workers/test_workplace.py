@@ -34,6 +34,7 @@ def setup_with(*urls: str) -> WorkerSetup:
         scope=Scope(image_token_id=1),
         servers=tuple((url, None, MODEL) for url in urls),
         namespace="run",
+        clock_ahead_s=0.0,
     )
 
 
