@@ -189,8 +189,9 @@ class BrowserPages:
         key = self._keys.pop(page, "")
         host = self._host_of(page)
         if page.num_blocked_requests:
-            logger.info("device_id=%s blocked %d requests", page.device_id, page.num_blocked_requests)
-            page.num_blocked_requests = 0
+            most = ", ".join(host for host, _ in page.blocked_hosts.most_common(5))
+            logger.info("device_id=%s blocked %d requests, to %s", page.device_id, page.num_blocked_requests, most)
+            page.blocked_hosts.clear()
         if host is None:
             return
         is_kept = len(self._idle) < self._max_idle and not page.is_broken and page.num_uses < MAX_USES

@@ -5,9 +5,11 @@ import json
 import logging
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from urllib.parse import urlsplit
 
 from cua_rl.environments.browser.hands import perform, require_possible
 from cua_rl.environments.browser.page_scripts import SETTLED
@@ -80,7 +82,7 @@ class BrowserPage:
         give_back: Callable[["BrowserPage"], Awaitable[None]],
     ) -> None:
         self.settings = settings
-        self.num_blocked_requests = 0
+        self.blocked_hosts = Counter[str]()
         self.num_uses = 0
         self.is_broken = False
         self.site: PageSite | None = None
@@ -103,6 +105,10 @@ class BrowserPage:
     @property
     def url(self) -> str:
         return self._page.url
+
+    @property
+    def num_blocked_requests(self) -> int:
+        return self.blocked_hosts.total()
 
     def lend(self) -> None:
         """Open it for its next user."""
@@ -201,7 +207,7 @@ class BrowserPage:
 
     async def block(self, route: "Route") -> None:
         """Block a request that leaves the site; a blocked navigation leaves the page where it is."""
-        self.num_blocked_requests += 1
+        self.blocked_hosts[urlsplit(route.request.url).netloc] += 1
         if route.request.is_navigation_request():
             await route.fulfill(status=204)
             self._note_arrival()

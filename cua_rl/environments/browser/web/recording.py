@@ -30,6 +30,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _WITHOUT_BODY = (*_REDIRECTS, 204, 205)
 _NOT_REPLAYED = ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
 """Headers that describe how an answer was sent; bodies are recorded as the page got them."""
+_JOINED = {"set-cookie": "\n"}
 _BOUNDARY = re.compile(rb"----WebKitFormBoundary\w{16}")
 """Chromium draws another one for every form with files."""
 
@@ -136,7 +137,7 @@ def _read_rollout(file: Path) -> _Answers:
 
 def _read_request(raw: Mapping[str, object], folder: Path) -> Asked:
     sent = cast("Mapping[str, str]", raw.get("postData") or {})
-    body = (folder / sent["_file"]).read_bytes() if sent.get("_file") else sent.get("text", "").encode()
+    body = (folder / Path(sent["_file"]).name).read_bytes() if sent.get("_file") else sent.get("text", "").encode()
     return asked_of(cast("str", raw["method"]), cast("str", raw["url"]), body)
 
 
@@ -147,14 +148,14 @@ def _read_answer(raw: Mapping[str, object], folder: Path) -> Answer | None:
         return None
     headers: dict[str, str] = {}
     for header in cast("Sequence[Mapping[str, str]]", raw["headers"]):
-        key = header["name"].lower()
+        key, value = header["name"].lower(), header["value"]
         if key not in _NOT_REPLAYED:
-            headers[key] = f"{headers[key]}\n{header['value']}" if key in headers else header["value"]
+            headers[key] = value if key not in headers else f"{headers[key]}{_JOINED.get(key, ', ')}{value}"
     redirect = cast("str", raw.get("redirectURL") or "")
     return Answer(
         status=status,
         headers=headers,
-        body=None if name is None else folder / name,
+        body=None if name is None else folder / Path(name).name,
         redirect=redirect if redirect and status in _REDIRECTS else None,
     )
 
