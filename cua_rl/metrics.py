@@ -168,7 +168,7 @@ FAMILIES: Mapping[str, str] = {
     "rollout/faults/<reason>": "number of rollouts that ended as this kind of fault",
     "rollout/worker_faults/<worker>": "number of rollouts that ended as a fault in this rollout worker",
     "rollout/harness/<metric>": "mean of a number that the harness reports, over the rollouts that have it",
-    "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), unusable, broken",
+    "device/faults/<kind>": "faults of a kind: lost, time_limit, service (5xx), quota (429), blocked, unusable, broken",
     "curriculum/success_rate/<task>": "running success rate of a task, used to sample tasks",
     "reward/parts/<part>": "mean of one part of the reward, as `reward/mean`",
     "reward/success_rate/<category>": "success rate of the step's groups in one task category",

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from cua_rl.environments.adb.environment import ADB
-from cua_rl.environments.browser.environment import DJANGO_ADMIN, MINIWOB, PAGE
+from cua_rl.environments.browser.environment import DJANGO_ADMIN, MINIWOB, PAGE, WEB
 from cua_rl.environments.contract import Environment, Source
 from cua_rl.environments.desktop.environment import DESKTOP
 from cua_rl.environments.gbox.environment import GBOX
@@ -39,7 +39,7 @@ def _load_others() -> Iterator[Environment]:
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
-        *(SIMULATOR, ADB, GBOX, GYM, MINIWOB, DJANGO_ADMIN, PAGE, DESKTOP, HARNESS),
+        *(SIMULATOR, ADB, GBOX, GYM, MINIWOB, DJANGO_ADMIN, PAGE, WEB, DESKTOP, HARNESS),
         *_load_others(),
     )
 }

@@ -77,6 +77,12 @@ class DeviceQuotaError(DeviceError):
         self.retry_after_s = retry_after_s
 
 
+class BlockedError(DeviceError):
+    """A web site turns browsers away: it refuses, shows a captcha, or forbids the page to programs."""
+
+    kind = "blocked"
+
+
 class UnusableError(DeviceError):
     """The device works, but what the policy did left it with nothing to see or to act on: a page that hangs or closed.
 

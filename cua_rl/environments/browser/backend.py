@@ -26,7 +26,7 @@ from cua_rl.host.users import bare_environment
 from cua_rl.types.errors import ConfigError, DeviceError, boundary
 
 if TYPE_CHECKING:
-    from playwright.async_api import CDPSession, Playwright
+    from playwright.async_api import BrowserContext, CDPSession, Playwright
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,14 @@ class BrowserPages:
     async def _open_sites(self) -> None:
         """What pages of one kind need beside a browser."""
 
+    def _settings_for(self, site: PageSite | None) -> PageSettings:
+        """The settings of a page on this site."""
+        own_urls = () if site is None else (site.url,)
+        return replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
+
+    async def _equip(self, context: "BrowserContext", page: BrowserPage, site: PageSite | None) -> None:
+        """What a page of one kind needs beside its scripts; its routes come before the one that blocks."""
+
     async def _open_servers(self, other_urls: Collection[str] = ()) -> SiteServers:
         """Servers of pages that may also request these addresses, in their network; they end with the pages."""
         self._network = await self._stack.enter_async_context(open_site_network(other_urls))
@@ -129,8 +137,7 @@ class BrowserPages:
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
         host = await self._find_host(() if site is None else self._network.inside)
-        own_urls = () if site is None else (site.url,)
-        settings = replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
+        settings = self._settings_for(site)
         with boundary(DeviceError, "make a page"):
             async with asyncio.timeout(settings.operation_timeout_s):
                 context = await host.browser.connection.new_context(
@@ -156,6 +163,7 @@ class BrowserPages:
                     give_back=self._take_back,
                 )
                 await context.route(settings.blocked_urls, page.block)
+                await self._equip(context, page, site)
         host.pages.add(page)
         return page
 
@@ -181,8 +189,9 @@ class BrowserPages:
         key = self._keys.pop(page, "")
         host = self._host_of(page)
         if page.num_blocked_requests:
-            logger.info("device_id=%s blocked %d requests", page.device_id, page.num_blocked_requests)
-            page.num_blocked_requests = 0
+            most = ", ".join(host for host, _ in page.blocked_hosts.most_common(5))
+            logger.info("device_id=%s blocked %d requests, to %s", page.device_id, page.num_blocked_requests, most)
+            page.blocked_hosts.clear()
         if host is None:
             return
         is_kept = len(self._idle) < self._max_idle and not page.is_broken and page.num_uses < MAX_USES

@@ -1,4 +1,4 @@
-"""Web pages as environments: MiniWoB++, a Django admin site, pages of the user's own."""
+"""Web pages as environments: MiniWoB++, a Django admin site, pages of the user's own, web sites of others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from cua_rl.environments.browser.miniwob.expert import MiniWobExperts
 from cua_rl.environments.browser.miniwob.pages import DEFAULT_SCALE, HEIGHT, WIDTH, miniwob_settings
 from cua_rl.environments.browser.miniwob.templates import MINIWOB_BROWSER, all_templates, development_templates
 from cua_rl.environments.browser.page_tasks import PageSource, UserPages
+from cua_rl.environments.browser.web.tasks import WebPages, WebSource
 from cua_rl.environments.contract import DeviceOrder, Environment, Loading, Source
 from cua_rl.environments.device import Device, DeviceAbilities, Screen
 from cua_rl.environments.pool import DeviceRequest
@@ -76,4 +77,13 @@ PAGE = Environment(
     has_held_out=False,  # its pages are the same for every seed
     make_backend=lambda order: UserPages(order.sources, scale=order.settings.browser_scale),
     smallest_screen=_screen,
+)
+WEB = Environment(
+    name="web",
+    sources=(WebSource,),
+    has_held_out=False,  # a list is for training or for measuring
+    make_backend=lambda order: WebPages(order.sources, scale=order.settings.browser_scale),
+    smallest_screen=_screen,
+    # rollouts wait for one another's places at their site
+    lease_timeout_s=lambda settings, num: settings.lease_timeout_s + num * settings.task_timeout_s,
 )

@@ -5,9 +5,11 @@ import json
 import logging
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from urllib.parse import urlsplit
 
 from cua_rl.environments.browser.hands import perform, require_possible
 from cua_rl.environments.browser.page_scripts import SETTLED
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 5.0
+_ENDLESS = ("eventsource", "media", "ping", "websocket")
+"""Kinds of requests that nothing on the screen waits for."""
 _PROOF_TIMEOUT_S = 10.0
 
 
@@ -79,25 +82,33 @@ class BrowserPage:
         give_back: Callable[["BrowserPage"], Awaitable[None]],
     ) -> None:
         self.settings = settings
-        self.num_blocked_requests = 0
+        self.blocked_hosts = Counter[str]()
         self.num_uses = 0
         self.is_broken = False
         self.site: PageSite | None = None
+        self.watch: Callable[[], Awaitable[None]] | None = None
         self._page = page
         self._send = cast(Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
         self.device_id = device_id
         self._give_back = give_back
         self._is_open = True
         self._arrival: asyncio.Event | None = None
+        self._unanswered: set[Request] = set()
+        self._answered = asyncio.Event()
         self._has_crashed = False
         page.on("crash", self._note_crash)
         page.on("request", self._note_request)
+        page.on("requestfinished", self._note_answer)
         page.on("requestfailed", self._note_end)
         page.on("load", self._note_arrival)
 
     @property
     def url(self) -> str:
         return self._page.url
+
+    @property
+    def num_blocked_requests(self) -> int:
+        return self.blocked_hosts.total()
 
     def lend(self) -> None:
         """Open it for its next user."""
@@ -145,6 +156,8 @@ class BrowserPage:
         async with self._operation(type(action).__name__):
             await perform(self._page, action, self.settings)
             await self._settle()
+        if self.watch is not None:
+            await self.watch()
 
     async def query(self, name: str) -> str:
         """Read one piece of state; raises `AbsentError` without such an element, `TaskError` for an unknown name."""
@@ -186,7 +199,7 @@ class BrowserPage:
         """Close its context; the page cannot be used again."""
         try:
             with boundary(DeviceError, f"close {self.device_id}"):
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                async with asyncio.timeout(self.settings.close_timeout_s):
                     await self._page.context.close()
         except DeviceError as error:  # the page is not needed any more, but its browser may hang
             logger.warning("device_id=%s %s", self.device_id, error)
@@ -194,7 +207,7 @@ class BrowserPage:
 
     async def block(self, route: "Route") -> None:
         """Block a request that leaves the site; a blocked navigation leaves the page where it is."""
-        self.num_blocked_requests += 1
+        self.blocked_hosts[urlsplit(route.request.url).netloc] += 1
         if route.request.is_navigation_request():
             await route.fulfill(status=204)
             self._note_arrival()
@@ -213,29 +226,33 @@ class BrowserPage:
 
     async def _settle(self) -> None:
         """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
+        settings, began = self.settings, time.monotonic()
+        quiet_by, answered_by = began + settings.settle_timeout_s, began + settings.answer_timeout_s
+        loaded_by = max(quiet_by, began + settings.load_timeout_s)
+        while settings.quiet_ms:
+            is_settled = await self._is_quiet(quiet_by - time.monotonic())
+            if self._arrival is not None:
+                if not await _happens(self._arrival, loaded_by):
+                    return
+                quiet_by = min(loaded_by, time.monotonic() + settings.settle_timeout_s)
+            elif self._unanswered and time.monotonic() < answered_by:
+                await _happens(self._answered, answered_by)
+            elif is_settled or time.monotonic() >= quiet_by:
+                return
+
+    async def _is_quiet(self, limit_s: float) -> bool:
+        """Whether the document has stopped changing within this time; not if it went away meanwhile."""
         from playwright.async_api import Error
 
-        deadline = time.monotonic() + self.settings.settle_timeout_s
-        while self.settings.quiet_ms:
-            limit_s = max(0.0, deadline - time.monotonic())
-            timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": limit_s * 1000}
-            try:
-                is_settled = bool(await self._call(SETTLED, timing))
-            except TaskError:  # the page's own scripts broke what it needs
-                return
-            except Error as error:
-                if not any(word in error.message for word in _GONE):
-                    raise
-                is_settled = False  # the document went away meanwhile
-            arrival = self._arrival
-            if arrival is not None:
-                try:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                        await arrival.wait()
-                except TimeoutError:
-                    return
-            elif is_settled or time.monotonic() >= deadline:
-                return
+        try:
+            timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": max(0.0, limit_s) * 1000}
+            return bool(await self._call(SETTLED, timing))
+        except TaskError:  # the page's own scripts broke what it needs
+            return True
+        except Error as error:
+            if not any(word in error.message for word in _GONE):
+                raise
+            return False
 
     async def _browser_draws(self) -> bool:
         """Whether the browser draws another page, so that its machine is not what is slow."""
@@ -271,11 +288,22 @@ class BrowserPage:
         is_leaving = request.is_navigation_request() and request.frame == self._page.main_frame
         if is_leaving and self._arrival is None:
             self._arrival = asyncio.Event()
+        if is_leaving:
+            self._unanswered.clear()  # nothing waits for what the last document has requested
+        if request.resource_type not in _ENDLESS:
+            self._unanswered.add(request)
+            self._answered.clear()
+
+    def _note_answer(self, request: "Request") -> None:
+        self._unanswered.discard(request)
+        if not self._unanswered:
+            self._answered.set()
 
     def _note_crash(self, _: object) -> None:
         self._has_crashed = True
 
     def _note_end(self, request: "Request") -> None:
+        self._note_answer(request)
         if request.is_navigation_request() and request.frame == self._page.main_frame:
             self._note_arrival()
 
@@ -309,3 +337,13 @@ class BrowserPage:
                     "the machine overloaded; run fewer devices"
                 ) from error
             raise
+
+
+async def _happens(event: asyncio.Event, by: float) -> bool:
+    """Whether it happens before this time of the monotonic clock."""
+    try:
+        async with asyncio.timeout(max(0.0, by - time.monotonic())):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -150,7 +150,7 @@ def _read_entries(config: PageSource) -> Iterator[tuple[str, object, Path, str]]
     path = Path(config.file_path).expanduser().absolute()
     own = path / "tasks.json"
     files = [path] if not path.is_dir() else [own] if own.is_file() else sorted(path.glob("*.json*"))
-    entries = [(file, number, value) for file in files for number, value in enumerate(_read_file(file), start=1)]
+    entries = [(file, number, value) for file in files for number, value in enumerate(read_task_file(file), start=1)]
     if not entries:
         raise ConfigError(
             f"expected tasks.json or other JSON files with tasks in {str(path)!r}, got none; check file_path"
@@ -159,7 +159,7 @@ def _read_entries(config: PageSource) -> Iterator[tuple[str, object, Path, str]]
         yield f"task {number} of {file}", value, folder, f"{folder.name}/{file.stem}_{number}"
 
 
-def _read_file(path: Path) -> list[object]:
+def read_task_file(path: Path) -> list[object]:
     """The tasks of a file: a list, an object with a list under "tasks", or one task; .jsonl has one per line."""
     text = read_text(path, "a JSON file")
     if path.suffix == ".jsonl":

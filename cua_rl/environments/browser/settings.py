@@ -24,7 +24,10 @@ class PageSettings:
     """A screenshot has the clip's size (the viewport's if there is none) times `scale`."""
 
     allowed_urls: tuple[str, ...]
-    """Prefixes of addresses that pages may request; all other requests are blocked and counted."""
+    """Prefixes of addresses that pages may request; all other requests are blocked and counted.
+
+    A `*` in one stands for any part of a host's name.
+    """
     viewport_width: int = 1024
     viewport_height: int = 768
     clip: Clip | None = None
@@ -34,6 +37,12 @@ class PageSettings:
     """The screen counts as settled after this time without a change; 0 for pages that change at once or never."""
     settle_timeout_s: float = 5.0
     """Longest wait for a page to settle."""
+    answer_timeout_s: float = 0.0
+    """Longest wait for what a page has requested in the background; 0 does not wait."""
+    load_timeout_s: float = 0.0
+    """Longest wait for another page that is on its way, if longer than `settle_timeout_s`."""
+    close_timeout_s: float = 5.0
+    """Longest wait for a page to close."""
     operation_timeout_s: float = 60.0
     """Operations that take longer mark the page as broken."""
 
@@ -60,7 +69,8 @@ class PageSettings:
     @property
     def blocked_urls(self) -> re.Pattern[str]:
         """A pattern that all addresses but the allowed ones match, in the syntax common to Python and JavaScript."""
-        allowed = "|".join(re.escape(beginning) for beginning in (*self.allowed_urls, "data:", "blob:", "about:"))
+        beginnings = (*self.allowed_urls, "data:", "blob:", "about:")
+        allowed = "|".join(re.escape(beginning).replace(r"\*", r"[\w.-]*") for beginning in beginnings)
         return re.compile(f"^(?!{allowed})")
 
     @property
