@@ -16,7 +16,7 @@ from cua_rl.tinker_service.data import Reader
 from cua_rl.tinker_service.messages import FLOAT32, INT64, new_message
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import TrainingError
+from cua_rl.types.errors import DiskFullError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum, ModelInput
 
 IMAGE_TOKEN = 90
@@ -24,9 +24,15 @@ VOCABULARY = 100
 MAX_TOKENS = 64
 
 
+def shown(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
 def make_reader() -> Reader:
     settings = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=1024, max_pixels=65536)
-    return Reader(image_settings=settings, image_token_id=IMAGE_TOKEN, vocab_size=VOCABULARY, max_tokens=MAX_TOKENS)
+    return Reader(
+        image_settings=settings, image_token_id=IMAGE_TOKEN, vocab_size=VOCABULARY, max_tokens=MAX_TOKENS, decode=shown
+    )
 
 
 def png(width_px: int = 64, height_px: int = 32, kind: str = "PNG") -> bytes:
@@ -86,6 +92,7 @@ class FakeModel:
     weight: float = 0.0
     gradient: float | None = None
     num_steps: int = 0
+    is_disk_full: bool = False
 
     async def forward_backward(
         self,
@@ -120,6 +127,8 @@ class FakeModel:
         )
 
     async def save_state(self, path: Path) -> None:
+        if self.is_disk_full:
+            raise DiskFullError("expected room on the disk, got none")
         path.mkdir(parents=True, exist_ok=True)
         (path / "state.json").write_text(json.dumps([self.weight, self.num_steps]))
 
