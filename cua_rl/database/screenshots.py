@@ -47,7 +47,9 @@ class ScreenshotStore:
         self._is_folder = urlsplit(url).scheme in ("", "file")
 
     def _paths(self, hashes: Iterable[str]) -> dict[str, str]:
-        """The hash that each path belongs to."""
+        """The hash that each path belongs to; it may come from a database that somebody else has filled."""
+        if wrong := [digest for digest in hashes if not digest.isalnum()]:
+            raise StoreError(f"expected hashes as names of screenshots, got {wrong[0][:100]!r}")
         return {f"{self._root}/{digest[:2]}/{digest}": digest for digest in hashes}
 
     def write(self, images: Mapping[str, bytes]) -> None:

@@ -104,11 +104,16 @@ def largest_image_tokens(model_path: Path, max_pixels: int | None) -> int:
 
 MAX_PIXELS = 40_000_000
 """Largest image: an 8K screen has 33 million pixels, and each takes three bytes once decoded."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_START_OF_SCAN = b"\xff\xda"
+_MAX_CHUNKS, _MAX_SCANS = 65_536, 100
+"""Of a PNG and a JPEG, which encoders stay far below: each takes a few bytes, but a decoder up to 3 us and 25 ms."""
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels, oriented; raises `RequestError` if it is no image or too large to decode."""
+    """Width and height in pixels, oriented; raises `RequestError` if it is no image or takes too much to decode."""
     try:
+        _require_few_parts(data)
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -123,6 +128,18 @@ def image_size(data: bytes) -> tuple[int, int]:
             do="send the encoded screenshot whole",
         ) from error
     return (height, width) if is_rotated else (width, height)
+
+
+def _require_few_parts(data: bytes) -> None:
+    """Raise `ValueError` for an image that takes long to decode for its size in bytes and pixels."""
+    place, num_chunks = len(_PNG), 0
+    while data.startswith(_PNG) and place < len(data) and num_chunks <= _MAX_CHUNKS:
+        place, num_chunks = place + 12 + int.from_bytes(data[place : place + 4]), num_chunks + 1
+    if num_chunks > _MAX_CHUNKS:
+        raise ValueError(f"more than {_MAX_CHUNKS} chunks")
+    # compressed data has no marker, but a PNG may have it anywhere
+    if not data.startswith(_PNG) and data.count(_START_OF_SCAN) > _MAX_SCANS:
+        raise ValueError(f"more than {_MAX_SCANS} scans")
 
 
 def _read_settings(model_path: Path) -> tuple[Path, Mapping[str, object]]:

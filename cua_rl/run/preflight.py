@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 AnyRollouts = TypeVar("AnyRollouts", bound=RolloutConfig)
 
 QUESTION_TIMEOUT_S = 2.0
+_ANSWER_S, _MAX_ANSWER_BYTES = 10.0, 2**20
 _USUAL_ANSWER_TOKENS = 200  # a thought and a call
 _FEWEST_IN_BLOCKS = 2
 _EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -286,7 +287,8 @@ async def require_agent_server(agent: AgentSettings) -> None:
         return
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
-            await client.get(address)
+            async with client.stream("GET", address):
+                pass  # whatever it says, and however long
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"{setting}: expected a server that answers at {address!r}, got {type(error).__name__}: {error}; start it, "
@@ -302,22 +304,39 @@ async def require_monitor(address: MonitorAddress) -> None:
             headers=headers, trust_env=False, timeout=QUESTION_TIMEOUT_S, verify=httpx.create_ssl_context()
         )
         async with client:
-            answer = await client.post(address.ingest_url, json={})
+            status, _ = await ask(client, "POST", address.ingest_url, json={})
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"monitor.base_url: expected a monitor that answers, got {type(error).__name__} {error} from "
             f"{address.base_url!r}; start it (python -m cua_rl.recipes.serve_monitor), or leave monitor.base_url out"
         ) from None
-    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise ConfigError(
             f"project_token: expected the token of a project of the monitor at {address.base_url!r}, got one that it "
             "does not know; make one there with create_project=NAME"
         )
-    if not answer.is_success and answer.status_code not in _EMPTY_BATCH_REFUSED:
+    if not 200 <= status < 300 and status not in _EMPTY_BATCH_REFUSED:
         raise ConfigError(
             f"monitor.base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
-            f"{answer.status_code}; check the address"
+            f"{status}; check the address"
         )
+
+
+async def ask(client: httpx.AsyncClient, method: str, address: str, **given: Any) -> tuple[int, bytes]:
+    """Status and body of an answer, of which no more is waited for or kept than a question before a run needs.
+
+    Redirects are not followed: the request has a key. Raises `httpx.HTTPError`.
+    """
+    body, plain = bytearray(), {"Accept-Encoding": "identity"}
+    try:
+        async with asyncio.timeout(_ANSWER_S), client.stream(method, address, headers=plain, **given) as answer:
+            async for piece in answer.aiter_raw():
+                body += piece
+                if len(body) > _MAX_ANSWER_BYTES:
+                    raise httpx.ReadError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no whole answer in {_ANSWER_S:g} s") from None
+    return answer.status_code, bytes(body)
 
 
 def _prompt_tokens(renderer: Renderer, screen: Screen, *, num_images: int) -> int:

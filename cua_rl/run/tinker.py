@@ -16,6 +16,7 @@ from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cua_rl.command_line.fields import walk_settings, with_values
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rl.train_step import Rows
-from cua_rl.run.preflight import QUESTION_TIMEOUT_S
+from cua_rl.run.preflight import QUESTION_TIMEOUT_S, ask
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import repository_of
 from cua_rl.sampling.canary import Canary
@@ -97,28 +98,31 @@ async def find_service(config: CLIConfig, environ: Mapping[str, str], max_model_
     # not by the SDK, which asks an address without a service for minutes
     with boundary(ConfigError, f"base_url: expected a Tinker service at {address!r}"):
         async with httpx.AsyncClient(headers={"X-API-Key": api_key}, timeout=QUESTION_TIMEOUT_S) as client:
-            answer = await client.get(f"{address}/api/v1/get_server_capabilities")
-        if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            status, body = await ask(client, "GET", f"{address}/api/v1/get_server_capabilities")
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise ConfigError(
-                f"tinker_api_key: expected one that {address!r} takes, got status {answer.status_code}; correct {_KEY}"
+                f"tinker_api_key: expected one that {address!r} takes, got status {status}; correct {_KEY}"
             )
-        answer.raise_for_status()
-        offered = [mapping(one) for one in sequence(answer.json()["supported_models"])]
+        if status != HTTPStatus.OK:
+            raise ValueError(f"status {status}")
+        models = sequence(mapping(json.loads(body)).get("supported_models"))
+        offered = {str(one["model_name"]): one for one in map(mapping, models)}
     wanted = repository_of(config.model_name or TINY_QWEN3_VL.name)
     # a folder has its own path there
-    fitting = [one for one in offered if Path(str(one["model_name"])).name == Path(wanted).name]
-    model = next((one for one in fitting if one["model_name"] == wanted), fitting[0] if fitting else None)
-    if model is None or model.get("trainable") is False or model.get("sampleable") is False:
-        names = ", ".join(sorted(str(one["model_name"]) for one in offered))
+    fitting = [name for name in offered if Path(name).name == Path(wanted).name]
+    name = wanted if wanted in offered else fitting[0] if fitting else None
+    model = offered.get(name or "", {})
+    if name is None or model.get("trainable") is False or model.get("sampleable") is False:
         raise ConfigError(
-            f"model_name: expected one of {names}, which {address!r} trains and samples, got {wanted!r}; change it"
+            f"model_name: expected one of {repr(sorted(offered))[:2000]}, which {address!r} trains and samples, got "
+            f"{wanted!r}; change it"
         )
     longest = model.get("max_context_length") or max_model_len
     if not isinstance(longest, int) or longest < max_model_len:
         raise ConfigError(
             f"max_model_len: expected at most {longest}, the context at {address!r}, got {max_model_len}; lower it"
         )
-    served = ServedModel(name=str(model["model_name"]), max_model_len=max_model_len)
+    served = ServedModel(name=name, max_model_len=max_model_len)
     return TinkerService(address=address, api_key=api_key, model=served)
 
 
@@ -302,6 +306,10 @@ class TinkerSampler:
             prompt = await asyncio.to_thread(_sdk_prompt, self._sdk, turn.prompt)
             answer = await client.sample(prompt, 1, settings)
             (sequence,) = answer.sequences
+            if len(sequence.tokens) != len(sequence.logprobs):
+                raise ValueError("expected a log-probability for each token, got fewer or more")
+            _require_finite(sequence.logprobs)
+            self._renderer.decode(sequence.tokens)  # raises for what is no token
             sampled = Sampled(
                 prompt_ids=tuple(turn.prompt.token_ids(self._renderer.image_token_id)),
                 tokens=tuple(sequence.tokens),
@@ -339,12 +347,20 @@ def _sdk_prompt(sdk: Any, prompt: ModelInput, *, without_last: bool = False) -> 
 
 
 def _rows(datums: Sequence[Datum], output: Any) -> list[tuple[float, ...]]:
-    """The service's log-probabilities of targets, per datum and token, 0.0 off-mask."""
-    found = [one["logprobs"].data for one in output.loss_fn_outputs]
-    return [
-        (0.0, *(value if on else 0.0 for value, on in zip(row, datum.loss_mask[1:], strict=True)))
-        for datum, row in zip(datums, found, strict=True)
-    ]
+    """The service's log-probabilities of targets, per datum and token, 0.0 off-mask; raises `TrainingError`."""
+    with boundary(TrainingError, "expected a log-probability for each token from the Tinker service"):
+        found = [one["logprobs"].data for one in output.loss_fn_outputs]
+        for row in found:
+            _require_finite(row)
+        return [
+            (0.0, *(value if on else 0.0 for value, on in zip(row, datum.loss_mask[1:], strict=True)))
+            for datum, row in zip(datums, found, strict=True)
+        ]
+
+
+def _require_finite(logprobs: Sequence[float]) -> None:
+    if not all(map(isfinite, logprobs)):
+        raise ValueError("expected finite log-probabilities, got others")
 
 
 def _read_pointer(path: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class _Prompt:
     turn: TurnRequest
     request: Mapping[str, object]
     conversation: Conversation
+    computer: ComputerTool | None
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
 
@@ -243,9 +244,6 @@ class Gateway:
         params = rollout.params.seeded(rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
-        computer = ComputerTool.find(request) if api == "responses" else None
-        if computer is not None:
-            request = computer.read(request, rollout.failures)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, params)
         max_tokens = prompt.turn.params.max_tokens
         if prompt.turn.prompt.length + max_tokens > self._client.max_model_len:
@@ -255,7 +253,7 @@ class Gateway:
                 "with more"
             )
         sampled, adapter = await self._sample(rollout_id, rollout, prompt)
-        text, parsed = self._read(sampled, rollout, prompt, computer)
+        text, parsed = self._read(sampled, rollout, prompt)
         matches, model_input = self._compare(rollout_id, prompt.turn.prompt, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -290,6 +288,9 @@ class Gateway:
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, params: SamplingParams) -> _Prompt:
         """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
         is_responses = api == "responses"
+        computer = ComputerTool.find(request) if is_responses else None
+        if computer is not None:
+            request = computer.read(request, rollout.failures)
         images = rollout.access.images
         if images.num_characters > self._max_image_characters:
             images.forget_urls()
@@ -316,6 +317,7 @@ class Gateway:
             turn=TurnRequest(prompt=rendered, payload=payload, params=params),
             request=images.without_images(request),
             conversation=conversation,
+            computer=computer,
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
@@ -341,14 +343,12 @@ class Gateway:
             if rollout_id not in self._rollouts:  # closed meanwhile: a retry may have assigned it a replica again
                 self._client.forget(rollout_id)
 
-    def _read(
-        self, sampled: Sampled, rollout: _OpenRollout, prompt: _Prompt, computer: ComputerTool | None
-    ) -> tuple[str, ParsedAnswer]:
+    def _read(self, sampled: Sampled, rollout: _OpenRollout, prompt: _Prompt) -> tuple[str, ParsedAnswer]:
         """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
 
         The parts end before the first of the request's stops, which is in the text because it was sampled.
         """
-        stops, tools = prompt.turn.params.stops, prompt.conversation.tools
+        stops, tools, computer = prompt.turn.params.stops, prompt.conversation.tools, prompt.computer
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:

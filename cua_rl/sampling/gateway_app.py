@@ -5,6 +5,7 @@ Every request carries the key of its rollout, as `Authorization: Bearer`, as `X-
 setting for a key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked before the body is read.
 """
 
+import asyncio
 import hmac
 import json
 import logging
@@ -93,7 +94,8 @@ def make_gateway_app(
 
     async def messages(request: Request, body: Mapping[str, Any]) -> Response:
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
-        answer = await gateway.answer(rollout_id, responses_request(body), "responses", is_trained=is_trained)
+        asked = await asyncio.to_thread(responses_request, body)
+        answer = await gateway.answer(rollout_id, asked, "responses", is_trained=is_trained)
         message = message_object(answer, body)
         return _reply(answer, message_events(message) if body.get("stream") else message)
 

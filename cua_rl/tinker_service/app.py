@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 2**20
 """Limit for all open requests of a key together, before and after decompression."""
+_PIECE_BYTES, _WINDOW_BYTES = 2**20, 2**23  # what every decoder of zstd shall support (RFC 8878)
 _PROTOBUF = "application/x-protobuf"
 _TAKES_ZSTD = find_spec("zstandard") is not None
 
@@ -133,7 +134,7 @@ class Service:
                 if key_id is None:
                     raise RequestRefused(401, "expected a key of this service in X-API-Key, got none or another")
                 with self._bodies.setdefault(key_id, BodyBudget(MAX_BODY_BYTES)).hold() as held:
-                    body = await _plain_body(request, held)
+                    body = await plain_body(request, held)
                     answer = await endpoint(Call(request=request, key_id=key_id, body=body))
             except RequestRefused as refusal:
                 return JSONResponse({"error": refusal.message}, refusal.status)
@@ -291,7 +292,7 @@ class Service:
             except SampleFailed as failure:
                 return {"error": str(failure), "category": failure.category}
             return waits if samples is None else Response(samples, media_type=_PROTOBUF)
-        if not number.isdecimal() or len(number) > 10:
+        if not number.isdecimal() or len(number) > 10 or int(number) > MAX_SEQ:
             raise RequestRefused(404, f"expected the id of a request, got {request_id[:100]!r}")
         answer = await self.models.answer(self.models.find(model_id, call.key_id), int(number), self.wait_s)
         if isinstance(answer, str):
@@ -306,7 +307,7 @@ class Service:
         return {}
 
 
-async def _plain_body(request: Request, held: HeldBody) -> bytes:
+async def plain_body(request: Request, held: HeldBody) -> bytes:
     """The body, decompressed; raises `RequestRefused`, also for one that would be too large."""
     body = await read_body(request, held)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -315,18 +316,15 @@ async def _plain_body(request: Request, held: HeldBody) -> bytes:
     if encoding != "zstd" or not _TAKES_ZSTD:
         expected = "a body without Content-Encoding" + (", or zstd" if _TAKES_ZSTD else "; zstd needs zstandard here")
         raise RequestRefused(415, f"expected {expected}, got {encoding[:100]!r}")
-    plain = await asyncio.to_thread(_decompress, body)
-    held.add(len(plain))
-    return plain
-
-
-def _decompress(body: bytes) -> bytes:
-    """What was compressed, or a little more than may be; raises `RequestRefused`."""
-    zstandard = importlib.import_module("zstandard")
+    zstandard, plain = importlib.import_module("zstandard"), bytearray()
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(BytesIO(body))
     try:
-        return zstandard.ZstdDecompressor().stream_reader(BytesIO(body)).read(MAX_BODY_BYTES + 1)
+        while piece := await asyncio.to_thread(reader.read, _PIECE_BYTES):
+            held.add(len(piece))
+            plain += piece
     except zstandard.ZstdError as error:
         raise RequestRefused(400, f"expected a body in zstd, got another ({error})") from None
+    return bytes(plain)
 
 
 async def _healthy(request: Request) -> Response:

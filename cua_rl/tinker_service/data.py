@@ -4,12 +4,13 @@ A datum of the SDK has N input tokens and, at every position, the target that it
 tokens, inputs and last target, with what belongs to a target at the target's own position.
 """
 
+import asyncio
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import isfinite
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from PIL import Image
 
@@ -21,6 +22,8 @@ from cua_rl.tinker_service.messages import FLOAT32, INT64, Fields, numbers, pars
 from cua_rl.training.config import LossConfig, LossName, OptimConfig
 from cua_rl.types.conversation import EncodedImage, ImageFormat
 from cua_rl.types.rollout import Chunk, Datum, EncodedTextChunk, ImageChunk, ModelInput
+
+T = TypeVar("T")
 
 MAX_DATUMS = 16_384  # of a request; the SDK sends 1,024
 _MAX_CHUNKS = 4_096
@@ -75,6 +78,12 @@ class Reader:
     """The text of tokens."""
     _known_images: set[str] = field(default_factory=set[str])
     """Hashes of images that have been decoded without an error."""
+    _turns: dict[int, asyncio.Semaphore] = field(default_factory=dict[int, asyncio.Semaphore])
+
+    async def in_turn(self, key_id: int, read: Callable[..., T], *given: object) -> T:
+        """What `read` makes of a body, in a thread: two for a key at a time, as others need threads, too."""
+        async with self._turns.setdefault(key_id, asyncio.Semaphore(2)):
+            return await asyncio.to_thread(read, *given)
 
     def read_pass(self, body: bytes) -> Pass:
         """A `forward_backward` request; raises `RequestRefused` for what cannot be trained as it says."""
@@ -96,7 +105,8 @@ class Reader:
     def _datum(self, index: int, message: Any, loss: str) -> tuple[Datum, tuple[bool, ...]]:
         """A datum, and the tokens over which the ratio of its sequence is taken: without a mask, those to train."""
         where = f"data[{index}]"
-        prompt = self.prompt([_proto_chunk(chunk, where) for chunk in message.model_input], where, room=1)
+        chunks = (_proto_chunk(chunk, where, self.max_tokens) for chunk in message.model_input)
+        prompt = self.prompt(chunks, where, room=1)
         allowed = ("target_tokens", "weights") if loss == "cross_entropy" else _POLICY_INPUTS
         allowed = (*allowed, _RATIO_MASK) if loss == "gspo" else allowed
         other = sorted(set(message.loss_fn_inputs) - set(allowed))
@@ -149,23 +159,26 @@ class Reader:
     def prompt(self, chunks: Iterable[EncodedTextChunk | _Picture], where: str, *, room: int) -> ModelInput:
         """Text and images of a prompt that leaves room for more tokens; raises `RequestRefused`."""
         read: list[Chunk] = []
+        length = 0
         for chunk in chunks:
+            if isinstance(chunk, EncodedTextChunk) and not chunk.tokens:
+                continue
             if isinstance(chunk, _Picture):
                 read.append(self._image(chunk, where))
-            elif chunk.tokens:
-                if not 0 <= min(chunk.tokens) <= max(chunk.tokens) < self.vocab_size:
-                    raise RequestRefused(400, f"expected tokens from 0 to {self.vocab_size - 1} in {where}, got others")
+            elif 0 <= min(chunk.tokens) <= max(chunk.tokens) < self.vocab_size:
                 read.append(chunk)
-            if len(read) > _MAX_CHUNKS:
-                raise RequestRefused(400, f"expected at most {_MAX_CHUNKS} chunks in {where}, got more")
-        prompt = ModelInput(chunks=tuple(read))
-        if not 1 <= prompt.length <= self.max_tokens - room:
+            else:
+                raise RequestRefused(400, f"expected tokens from 0 to {self.vocab_size - 1} in {where}, got others")
+            length += read[-1].length
+            if length > self.max_tokens - room or len(read) > _MAX_CHUNKS:
+                break  # before the next image is decoded
+        if not 1 <= length <= self.max_tokens - room or len(read) > _MAX_CHUNKS:
             raise RequestRefused(
                 400,
-                f"expected 1 to {self.max_tokens - room} tokens in {where}, got {prompt.length}; the service's "
-                "server.max_model_len sets the limit",
+                f"expected 1 to {self.max_tokens - room} tokens in at most {_MAX_CHUNKS} chunks of {where}, got "
+                f"{length} or more; the service's server.max_model_len sets the limit",
             )
-        return prompt
+        return ModelInput(chunks=tuple(read))
 
     def _image(self, picture: _Picture, where: str) -> ImageChunk:
         try:
@@ -192,10 +205,10 @@ class Reader:
         return ImageChunk(image=image, expected_tokens=num_tokens)
 
 
-def _proto_chunk(chunk: Any, where: str) -> EncodedTextChunk | _Picture:
+def _proto_chunk(chunk: Any, where: str, most: int) -> EncodedTextChunk | _Picture:
     match chunk.WhichOneof("chunk"):
         case "encoded_text":
-            return EncodedTextChunk(tokens=tuple(numbers(chunk.encoded_text.tokens, "i")))
+            return EncodedTextChunk(tokens=tuple(numbers(chunk.encoded_text.tokens, "i", most)))
         case "image" if chunk.image.format in _FORMATS and not chunk.image.HasField("override_dimensions"):
             image = chunk.image
             expected = image.expected_tokens if image.HasField("expected_tokens") else None
@@ -239,7 +252,7 @@ def _row(inputs: Any, name: str, length: int, where: str) -> Sequence[Any]:
             f"expected {where} as a dense {'int64' if kind == 'q' else 'float32'} tensor of shape [{length}], one "
             f"value per token of model_input, got shape {list(tensor.shape)[:4]}",
         )
-    values = numbers(tensor.dense, kind)
+    values = numbers(tensor.dense, kind, length)
     if len(values) != length or not (kind == "q" or all(map(isfinite, values))):
         raise RequestRefused(400, f"expected {length} finite values in {where}, got {len(values)}, or others")
     return values

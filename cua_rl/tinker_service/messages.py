@@ -3,7 +3,9 @@
 The messages are in a pool of their own, so that a process may load the SDK, too.
 """
 
+import json
 import re
+import reprlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from struct import calcsize, unpack
 from typing import Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from starlette.requests import Request
 
@@ -20,6 +23,9 @@ from cua_rl.sampling.generation import Generated, TopLogprobs
 from cua_rl.types.json_values import Json, as_number, is_array, is_object
 
 _PACKAGE = "tinker_public"
+_INLINE_BYTES, _LABELS_BYTES = 2**18, 2**14
+_MAX_FIELDS = 500_000
+"""Of a message: each may take 2 bytes there, and 50 once it is parsed. 16,384 data of a text each have 330,000."""
 _ENUMS = {
     "StopReason": ("STOP_REASON_STOP", "STOP_REASON_LENGTH"),
     "DType": ("DTYPE_UNSPECIFIED", "DTYPE_FLOAT32", "DTYPE_INT64", "DTYPE_INT32", "DTYPE_BFLOAT16"),
@@ -48,6 +54,7 @@ _MESSAGES = {
     "DmelChunk": "dmel 1 bytes",
 }
 _FIELD = descriptor_pb2.FieldDescriptorProto
+_LENGTH_DELIMITED, _GROUP, _WIDTHS = 2, (3, 4), {1: 8, 5: 4}
 
 
 def _set_type(field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
@@ -109,17 +116,60 @@ def parse_message(name: str, body: bytes) -> Any:
     """The message in a body; raises `RequestRefused`."""
     message = new_message(name)
     try:
+        require_few_fields(message.DESCRIPTOR, memoryview(body), _MAX_FIELDS)
         message.ParseFromString(body)
     except DecodeError as error:
         raise RequestRefused(400, f"expected the protobuf message {name}, got {len(body)} bytes ({error})") from None
     return message
 
 
-def numbers(data: bytes, kind: Literal["i", "q", "f"]) -> list[Any]:
-    """Numbers from their little-endian bytes: int32, int64 or float32; raises `RequestRefused`."""
+def require_few_fields(kind: Descriptor, body: memoryview, most: int) -> int:
+    """Raise `RequestRefused` for a message, all of whose fields and numbers would take much memory once it is parsed.
+
+    Returns how many fewer may follow; what is no message is left to the parser.
+    """
+    place, fields = 0, kind.fields_by_number
+    while place < len(body):
+        tag, place = _varint(body, place)
+        field, wire = fields.get(tag >> 3), tag & 7
+        if wire == _LENGTH_DELIMITED:
+            length, place = _varint(body, place)
+            end = place + length
+        elif wire in _WIDTHS:
+            end = place + _WIDTHS[wire]
+        elif wire == 0:
+            _, end = _varint(body, place)
+        elif wire in _GROUP:
+            raise RequestRefused(400, "expected a message without groups, got one; it has none in this protocol")
+        else:
+            return most
+        most -= 1
+        if field is not None and wire == _LENGTH_DELIMITED:
+            if field.message_type is not None:
+                most = require_few_fields(field.message_type, body[place:end], most)
+            elif field.type not in (_FIELD.TYPE_BYTES, _FIELD.TYPE_STRING):
+                most -= end - place  # packed numbers, of a byte or more
+        if most < 0:
+            raise RequestRefused(413, f"expected at most {_MAX_FIELDS} fields in a message, got more; send fewer data")
+        place = end
+    return most
+
+
+def _varint(body: memoryview, place: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, and where it ends."""
+    value = shift = 0
+    for byte in body[place : place + 10]:
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            break
+    return value, place
+
+
+def numbers(data: bytes, kind: Literal["i", "q", "f"], most: int = 2**31) -> list[Any]:
+    """At most so many numbers from their little-endian bytes: int32, int64 or float32; raises `RequestRefused`."""
     size = calcsize(kind)
-    if len(data) % size:
-        raise RequestRefused(400, f"expected numbers of {size} bytes, got {len(data)} bytes")
+    if len(data) % size or len(data) > size * most:
+        raise RequestRefused(400, f"expected at most {most} numbers of {size} bytes, got {len(data)} bytes")
     return list(unpack(f"<{len(data) // size}{kind}", data))
 
 
@@ -229,9 +279,18 @@ class Fields:
         return value
 
     def labels(self, name: str = "user_metadata") -> dict[str, object] | None:
-        """An object that is kept as it is."""
+        """An object that is kept as it is, and returned in lists of a thousand."""
         value = self.values.get(name)
-        return None if value is None else dict(Fields.of(value, name).values)
+        if value is None:
+            return None
+        labels = dict(Fields.of(value, name).values)
+        try:
+            written = json.dumps(labels, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise RequestRefused(400, f"expected finite numbers and Unicode in {name}, got others ({error})") from None
+        if len(written) > _LABELS_BYTES or b"\\u0000" in written:
+            raise RequestRefused(400, f"expected {name} of at most {_LABELS_BYTES} bytes, without NUL; shorten it")
+        return labels
 
     def refuse_other(self, name: str, *allowed: object) -> None:
         """Raise unless a field is absent or one of these values, which is all that works here."""
@@ -242,7 +301,8 @@ class Fields:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:100]
+    """The beginning of a value, however long it is."""
+    return repr(value[:100]) if isinstance(value, str) else reprlib.repr(value)[:100]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +314,14 @@ class Call:
     body: bytes
 
     def fields(self) -> Fields:
-        """The body as a JSON object; an empty one has no fields."""
+        """The body as a JSON object, short enough to be read here and now; an empty one has no fields."""
+        if len(self.body) > _INLINE_BYTES:
+            raise RequestRefused(413, f"expected at most {_INLINE_BYTES} bytes, got {len(self.body)}; send less")
         return Fields.of(parse_json(self.body or b"{}"))
 
     def path(self, name: str) -> str:
         """A part of the address."""
-        return str(self.request.path_params[name])
+        part = str(self.request.path_params[name])
+        if "\0" in part:  # which Postgres takes in no text
+            raise RequestRefused(404, f"expected an address without NUL, got {part[:100]!r}")
+        return part

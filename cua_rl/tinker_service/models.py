@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Executable, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -40,6 +40,7 @@ from cua_rl.types.errors import ConfigError, DiskFullError, TrainerDeathError, T
 logger = logging.getLogger(__name__)
 
 _MOST_AHEAD = 10_000  # requests of a model that wait for an earlier one
+_HELD_BYTES = 2**29  # bodies whose work waits in memory, where it takes up to eight times as much
 _CLEAN_S = 15.0
 _KEPT_ANSWERS = timedelta(hours=2)
 _KEPT_UNUSED = timedelta(hours=1)
@@ -66,7 +67,8 @@ class _Outcome:
 class Models:
     """All models of the service. `load`, then `run` for as long as requests shall be carried out.
 
-    A model that has a gradient and was not used for `step_s` makes room for another, too.
+    A model that has a gradient and was not used for `step_s` makes room for another, too. Requests whose bodies exceed
+    `held_bytes` together wait in the database, not in memory.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Models:
         base_model: str,
         max_models: int,
         step_s: float = 60.0,
+        held_bytes: int = _HELD_BYTES,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -88,6 +91,8 @@ class Models:
         self._runs: dict[str, ModelRun] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._max_held_bytes = held_bytes
+        self._held_bytes = 0
 
     async def load(self) -> None:
         """Take up what an earlier process of the service has left."""
@@ -99,8 +104,9 @@ class Models:
             run.num_steps, run.snapshot_seq = row.num_steps, row.snapshot_seq
             run.snapshot = Path(row.snapshot) if row.snapshot else None
             await asyncio.to_thread(self._places.remove_strays, run)
+            columns = TinkerRequest.seq_id, TinkerRequest.kind, TinkerRequest.status, TinkerRequest.body_sha256
             requests = await self._store.read(
-                select(TinkerRequest)
+                select(*columns)
                 .where(TinkerRequest.model_id == run.id, TinkerRequest.seq_id > run.snapshot_seq)
                 .order_by(TinkerRequest.seq_id)
             )
@@ -108,11 +114,8 @@ class Models:
             run.next_seq = max(ended, default=run.snapshot_seq) + 1
             for one in requests:
                 if one.seq_id >= run.next_seq:
-                    work = None
-                    if one.status == "waiting":
-                        with suppress(RequestRefused):  # if other settings allow less than before
-                            work = await asyncio.to_thread(read_work, one.kind, one.body, self._reader)
-                    run.waiting[one.seq_id] = Waiting(kind=one.kind, work=work, digest=one.body_sha256)
+                    is_refused = one.status != "waiting"
+                    run.waiting[one.seq_id] = Waiting(kind=one.kind, digest=one.body_sha256, is_refused=is_refused)
             self._runs[run.id] = run
 
     async def run(self) -> None:
@@ -154,21 +157,26 @@ class Models:
         """
         if seq_id >= run.next_seq + _MOST_AHEAD:
             raise RequestRefused(400, f"expected seq_id below {run.next_seq + _MOST_AHEAD}, got {seq_id}")
-        digest = sha256(body).digest()
+        digest = (await asyncio.to_thread(sha256, body)).digest()
         row = {"model_id": run.id, "seq_id": seq_id, "kind": kind, "body_sha256": digest}
 
-        async def arrive(row: Mapping[str, object], work: Work | None) -> None:
+        async def arrive(row: Mapping[str, object], waiting: Waiting) -> None:
             if await self._store.add_request(row):
-                run.waiting[seq_id] = Waiting(kind=kind, work=work, digest=digest)
+                run.waiting[seq_id] = waiting
+                self._held_bytes += waiting.num_bytes
                 run.arrived.set()
 
         try:
-            work = await asyncio.to_thread(read_work, kind, body, self._reader)
+            work = await self._reader.in_turn(run.key_id, read_work, kind, body, self._reader)
         except RequestRefused as refusal:
             answer = _failure(refusal.message, "user")
-            await arrive(row | {"status": "refused", "answer": answer}, None)
+            await arrive(
+                row | {"status": "refused", "answer": answer}, Waiting(kind=kind, digest=digest, is_refused=True)
+            )
             raise
-        await arrive(row | {"status": "waiting", "body": body}, work)
+        is_held = self._held_bytes + len(body) <= self._max_held_bytes
+        held: dict[str, Any] = {"work": work, "num_bytes": len(body)} if is_held else {}
+        await arrive(row | {"status": "waiting", "body": body}, Waiting(kind=kind, digest=digest, **held))
         return f"{run.id}:{seq_id}"
 
     async def answer(self, run: ModelRun, seq_id: int, wait_s: float) -> tuple[str, str, bytes] | str:
@@ -194,11 +202,21 @@ class Models:
                 run.arrived.clear()
                 await run.arrived.wait()
             request = run.waiting[run.next_seq]
-            if request.work is not None:
-                await self._carry_out(run, request, request.work)
+            self._held_bytes, request.num_bytes = self._held_bytes - request.num_bytes, 0
+            work = None if request.is_refused else request.work or await self._read_again(run)
+            if work is not None:
+                await self._carry_out(run, request, work)
             run.next_seq += 1
             del run.waiting[run.next_seq - 1]
             request.ended.set()
+
+    async def _read_again(self, run: ModelRun) -> Work | None:
+        """The work of a model's next request; None if other settings allow less than when it arrived."""
+        is_next = TinkerRequest.model_id == run.id, TinkerRequest.seq_id == run.next_seq
+        (row,) = await self._store.read(select(TinkerRequest.kind, TinkerRequest.body).where(*is_next))
+        with suppress(RequestRefused):
+            return await asyncio.to_thread(read_work, row.kind, row.body, self._reader)
+        return None
 
     async def _carry_out(self, run: ModelRun, request: Waiting, work: Work) -> None:
         """Carry out a request and record its end; raises `TrainerDeathError`."""
@@ -340,6 +358,7 @@ class Models:
             worker = self._workers.pop(run.id)
             worker.cancel()
             await asyncio.wait([worker])
+            self._held_bytes -= sum(request.num_bytes for request in run.waiting.values())
             await self._places.leave(run)
             run.snapshot = None
             await asyncio.to_thread(self._places.remove_strays, run)

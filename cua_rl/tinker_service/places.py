@@ -75,9 +75,13 @@ class Waiting:
     """A request that has arrived and was not carried out yet."""
 
     kind: str
-    work: Work | None
-    """None for one that was refused: its number is passed over."""
     digest: bytes
+    is_refused: bool = False
+    """Whether its number is passed over."""
+    work: Work | None = None
+    """None for one that is read again when its turn comes."""
+    num_bytes: int = 0
+    """Of the body, if the work is here."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.tinker_models import TinkerSampler, TinkerSession
-from cua_rl.host.request_limits import RequestRefused
+from cua_rl.host.request_limits import BodyBudget, HeldBody, RequestRefused
 from cua_rl.sampling.generation import Generated, GenerateParams, PromptError
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.tinker_service.data import Reader, json_chunk
@@ -23,7 +23,8 @@ from cua_rl.types.json_values import is_array
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput
 
 _MOST_SAMPLES = 1024  # of a prompt
-_MOST_OPEN = 8192  # samples on their way; the SDK waits and asks again
+_OPEN_BYTES, _SAMPLE_BYTES = 2**30, 2**17
+"""Prompts of a key on their way, each of which counts for so many bytes at least; the SDK waits and asks again."""
 _KEPT_S, _KEPT_FETCHED_S = 600.0, 60.0  # a result that nobody fetches, and one whose answer may have been lost
 _TOUCH_S = 60.0
 _TOP = 20  # most that vLLM reports
@@ -55,13 +56,16 @@ class _Sample:
 class Samplers:
     """Sampling sessions and samples of all keys; a context that cancels samples at its end."""
 
-    def __init__(self, generator: Generator, store: Store, reader: Reader, base_model: str) -> None:
+    def __init__(
+        self, generator: Generator, store: Store, reader: Reader, base_model: str, *, open_bytes: int = _OPEN_BYTES
+    ) -> None:
         self._generator = generator
         self._store = store
         self._reader = reader
         self._base_model = base_model
         self._samples: dict[str, _Sample] = {}
-        self._num_open = 0
+        self._open_bytes = open_bytes
+        self._open: dict[int, BodyBudget] = {}
         self._touched: dict[str, float] = {}
 
     async def create(self, fields: Fields, session_id: str, key_id: int) -> str:
@@ -118,19 +122,16 @@ class Samplers:
                 adapter = _adapter(str(weights["folder"]), int(str(weights["version"])), str(weights["model_id"]))
             else:
                 self.require_base_model(fields)
-        prompt, params, last_n, digest = await asyncio.to_thread(self._read, fields)
+        prompt, params, last_n, digest = await self._reader.in_turn(key_id, self._read, fields)
         known = self._samples.get(request_id)
         if known is None:
-            if self._num_open >= _MOST_OPEN:
-                raise RequestRefused(
-                    429, f"expected at most {_MOST_OPEN} samples at a time, got more; wait for answers"
-                )
+            held = HeldBody(self._open.setdefault(key_id, BodyBudget(self._open_bytes)))
+            held.add(_SAMPLE_BYTES + sum(len(image.data) for image in prompt.images))
             task = asyncio.create_task(self._draw(prompt, params, last_n, adapter), name=f"sample-{request_id}")
             ids = [f"{request_id}:{index}" for index in range(params.n)]
             known = _Sample(key_id=key_id, digest=digest, sequence_ids=ids, task=task)
             self._samples[request_id] = known
-            self._num_open += 1
-            task.add_done_callback(lambda _: self._ended(request_id))
+            task.add_done_callback(lambda _: self._ended(request_id, held))
         elif known.digest != digest or known.key_id != key_id:
             raise RequestRefused(400, f"expected a new seq_id, got that of another request: {request_id!r}")
         return request_id, known.sequence_ids
@@ -142,8 +143,8 @@ class Samplers:
         generated = await self._generator.generate(prompt, params, image_token_id=image_token_id, adapter=adapter)
         return await asyncio.to_thread(encode_samples, generated, last_n)
 
-    def _ended(self, request_id: str) -> None:
-        self._num_open -= 1
+    def _ended(self, request_id: str, held: HeldBody) -> None:
+        held.budget.num_bytes -= held.num_bytes
         self._forget(request_id, _KEPT_S)
 
     def _forget(self, request_id: str, after_s: float) -> None:

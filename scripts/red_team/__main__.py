@@ -1,6 +1,6 @@
 """Attack a live run in the ways that docs/security.md promises to withstand, and print what came of each.
 
-    python -m scripts.red_team                # starts a small run, two desktops, a browser and a site, and attacks them
+    python -m scripts.red_team                # starts a run, two desktops, a browser, a site and a Tinker service
     python -m scripts.red_team rows=1,4,13    # these rows only
 
 The exit status is 1 if an attack got through, or broke off without a result. Attacks of another user are those of
@@ -34,7 +34,7 @@ from scripts.red_team.doors import (
 )
 from scripts.red_team.findings import Finding, Findings, Targets
 from scripts.red_team.installation import attack_installation
-from scripts.red_team.messages import attack_messages
+from scripts.red_team.messages import attack_cluster, attack_messages
 from scripts.red_team.run_folders import attack_run_folders
 from scripts.red_team.services import (
     attack_agent,
@@ -46,11 +46,15 @@ from scripts.red_team.services import (
     attack_secrets,
     attack_trainer,
 )
+from scripts.red_team.tinker import attack_tinker_run, attack_tinker_service
 
 ATTACKS: tuple[tuple[int, Callable[[Targets], Findings]], ...] = (
     (21, attack_installation),
     (16, attack_run_folders),
     (3, attack_messages),
+    (3, attack_cluster),
+    (23, attack_tinker_run),
+    (22, attack_tinker_service),
     (14, attack_environment_file),
     (1, attack_database),
     (2, attack_browser),

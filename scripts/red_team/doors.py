@@ -4,6 +4,7 @@ import gzip
 import json
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from scripts.red_team.floods import (
     cost_of,
     half_a_body,
     hold_connections,
+    many_scans,
     pipeline_heads,
     upload,
 )
@@ -66,6 +68,42 @@ def attack_gateway_texts(targets: Targets) -> Findings:
         cost, status = cost_of(gateway, partial(send_text, gateway, responses, num_mb))
         yield check_cost(17, f"a text of {num_mb} MB with a key", cost, num_mb)
         yield check(17, f"a text of {num_mb} MB with a key: answer", "4xx", status, 400 <= status < 500)
+    for attack, cost, status in costs_of_requests(gateway, responses):
+        yield check_cost(17, attack, cost, 100)
+        yield check(17, f"{attack}: answer", "4xx", status, 400 <= status < 500)
+    names = {"top_p\r\nX-Injected: 1": 1, "top_k": 1}
+    body = {"model": "policy", "input": "a", "max_output_tokens": 1, **names}
+    answer = httpx.post(
+        gateway.base_url + responses, json=body, headers={"X-API-Key": gateway.key}, trust_env=False, timeout=300
+    )
+    got = (answer.status_code, answer.headers.get("CUA-Ignored"), answer.headers.get("X-Injected"))
+    yield check(17, "a header in the name of a field", "(200, 'top_k', None)", got, got == (200, "top_k", None))
+
+
+def costs_of_requests(gateway: Server, responses: str) -> Iterator[tuple[str, Cost, int]]:
+    """Requests with a key whose parts are small, but many, or dear; their costs, and the statuses of the answers."""
+    messages = responses.replace("/responses", "/messages")
+    block, picture = {"type": "text", "text": "a"}, b64encode(many_scans(20_000)).decode()
+    source = {"type": "base64", "media_type": "image/jpeg", "data": picture}
+    requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("a message of 300,000 blocks", messages, {"messages": [{"role": "user", "content": [block] * 300_000}]}),
+        ("250,000 tools", messages, {"messages": [], "tools": [{"name": "a", "input_schema": {}}] * 250_000}),
+        ("a system of 100 MB", messages, {"messages": [], "system": "word " * 20_000_000}),
+        (
+            "150,000 calls of a computer",
+            responses,
+            {"tools": [{"type": "computer"}], "input": [{"type": "computer_call", "action": {}}] * 150_000},
+        ),
+        (
+            "a picture of 20,000 scans",
+            messages,
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]},
+        ),
+    )
+    for attack, path, body in requests:
+        send = partial(gateway.post, path, json={"model": "policy", **body}, headers={"X-API-Key": gateway.key})
+        cost, status = cost_of(gateway, send)
+        yield attack, cost, status
 
 
 def send_text(gateway: Server, path: str, num_mb: int) -> int:

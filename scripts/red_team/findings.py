@@ -13,7 +13,7 @@ import psutil
 
 from cua_rl.types.errors import CuaError
 from scripts.red_team.floods import Cost, small_cost
-from scripts.red_team.targets import ALL_CANARIES, CANARIES, Devices, LiveRun
+from scripts.red_team.targets import ALL_CANARIES, CANARIES, Devices, LiveRun, TinkerProcess
 
 Verdict = Literal["held", "OPEN", "not promised", "not tried", "unclear"]
 
@@ -52,6 +52,17 @@ class Targets:
         return run
 
     @cached_property
+    def tinker(self) -> TinkerProcess:
+        """A Tinker service."""
+        service = TinkerProcess(self.folder, self.environment())
+        try:
+            service.start()
+        except BaseException:
+            service.stop()
+            raise
+        return service
+
+    @cached_property
     def devices(self) -> Devices | None:
         """Two desktops, a browser and a site, None where they cannot be had."""
         try:
@@ -65,6 +76,8 @@ class Targets:
         started = vars(self)
         if "devices" in started and self.devices is not None:
             self.devices.stop()
+        if "tinker" in started:
+            self.tinker.stop()
         if "run" in started:
             self.run.stop()
 

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from PIL import Image
 
 from cua_rl.host.system import raise_descriptor_limit
 
@@ -107,6 +109,14 @@ def upload(server: Server, path: str, num_mb: int) -> int:
     """Post `[[],[],...` with a wrong key, whatever the server says; the status."""
     pieces = (b"[" if number == 0 else b"[]," * 83_333 for number in range(num_mb * 4 + 1))
     return server.post(path, content=pieces, headers={"Content-Type": "application/json", "Authorization": "Bearer no"})
+
+
+def many_scans(number: int) -> bytes:
+    """A progressive JPEG of 40 megapixels whose last scan, of a few bytes, is repeated."""
+    encoded = BytesIO()
+    Image.new("L", (6320, 6320), 128).save(encoded, "JPEG", progressive=True)
+    body = encoded.getvalue().removesuffix(b"\xff\xd9")
+    return body + body[body.rindex(b"\xff\xda") :] * number + b"\xff\xd9"
 
 
 def hold_connections(address: tuple[str, int], sent: Mapping[bytes, int], until: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
-"""Attacks on what carries messages between the parts of a run: pickles."""
+"""Attacks on what carries messages between the parts of a run: pickles, and a Ray cluster."""
 
 import asyncio
+import os
 import pickle
 import socket
 import struct
@@ -8,15 +9,31 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+import psutil
 
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import CuaError
-from scripts.red_team.findings import Finding, Findings, Targets, check
+from scripts.listeners import list_listeners
+from scripts.red_team.findings import Finding, Findings, Targets, check, check_all, skipped
+from scripts.red_team.users import STRANGER_UID, as_user, inspect
 
 _LENGTH = struct.Struct(">Q")
 _START_S = 120.0
+_CLUSTER = """
+import asyncio, sys
+from pathlib import Path
+from cua_rl.cluster import open_cluster
+async def main():
+    async with open_cluster(Path(sys.argv[1]), num_cpus=1) as cluster:
+        print(cluster.address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+_JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print('inside')"
 
 
 class Trap:
@@ -56,6 +73,34 @@ def attack_messages(targets: Targets) -> Findings:
 
     yield verdict("a pickle to a trainer as a request", _ask_trainer(targets.folder, trap))
     yield verdict("a pickle to the controller as a trainer's answer", asyncio.run(_answer_controller(trap)))
+
+
+def attack_cluster(targets: Targets) -> Findings:
+    """Row 3: the Ray cluster of a run with rollout workers, without its token and as another user."""
+    clean = {name: value for name, value in targets.environment().items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", _CLUSTER, str(targets.folder)]
+    with subprocess.Popen(command, env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        for token in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guess" * 8}):
+            join = [sys.executable, "-c", _JOIN, address]
+            done = subprocess.run(join, env=clean | token, capture_output=True, text=True, check=False, timeout=300)
+            attack = f"a driver with {token['RAY_AUTH_MODE']} token in a run's Ray cluster"
+            yield check(3, attack, "refused", done.stdout or "refused", bool(address) and done.returncode != 0)
+        found = list_listeners(owner.pid)
+        wide = [f"{each.program[:40]} {each.address}" for each in found if not each.is_local]
+        yield check_all(3, "listeners of a Ray cluster beyond loopback", found, wide)
+        pages = [each.address for each in found if "dashboard" in each.program and each.address.endswith(":8265")]
+        yield check_all(3, "dashboards of a Ray cluster", found, pages)
+        if os.geteuid() == 0:
+            below = psutil.Process(owner.pid).children(recursive=True)
+            said = [as_user(STRANGER_UID, partial(inspect, each.pid)) for each in below]
+            got = [one for one in said if not one.startswith("refused")]
+            yield check_all(3, "processes of a Ray cluster that give a stranger their environment", below, got)
+        else:
+            yield skipped(3, "a Ray cluster as another user", "needs root, which can become another user")
+        owner.stdin.close()
 
 
 def _ask_trainer(folder: Path, trap: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What is attacked: a small training run with agents that spy, two desktops, a browser and a site."""
+"""What is attacked: a run with agents that spy, two desktops, a browser and a site, and a Tinker service."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from scripts.red_team.shapes import encoded_texts, in_pieces, shaped_texts
 START_TIMEOUT_S = 400.0
 _ANSWER_TIMEOUT_S = 90.0
 WRITE_TOKEN = "canary-write-token-of-the-monitor"
+TINKER_KEY = "tml-canary-30-of-the-tinker-service"
 _FAMILIES = ("VLLM", "XDG", "PYTHON", "LD", "LC", "HF_HUB", "CUA_RL", "NCCL", "CUDA", "TORCH")
 """Beginnings of names of which programs get some."""
 CANARIES = {
@@ -257,6 +259,49 @@ class LiveRun:
         self.numbers.close()
         if self.process.poll() is None:
             self.process.terminate()
+            self.process.wait(timeout=120)
+
+
+@dataclass
+class TinkerProcess:
+    """A Tinker service on the included model, in `folder / "tinker"`, with two keys."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] = field(init=False)
+    address: str = field(init=False)
+    other_key: str = field(init=False)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        settings = ("port=0", f"log_path={self.folder / 'tinker'}", "new_key=second", "server.max_model_len=2048")
+        with (self.folder / "tinker.out").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cua_rl.recipes.serve_tinker", *settings],
+                env={**self.environment, "TINKER_API_KEY": TINKER_KEY},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (found := re.search(r"TINKER_BASE_URL=(\S+)\nTINKER_API_KEY=(\S+)\n", self.output())) is None:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise CuaError(f"expected a Tinker service, got:\n{self.output()[-2000:]}")
+            time.sleep(0.3)
+        self.address, self.other_key = found[1], found[2]
+
+    def output(self) -> str:
+        return (self.folder / "tinker.out").read_text(errors="replace")
+
+    def ask(self, path: str, body: object = None, key: str = TINKER_KEY, method: str = "POST") -> httpx.Response:
+        """An answer to JSON."""
+        url, headers = f"{self.address}/api/v1/{path}", {"X-API-Key": key}
+        return httpx.request(method, url, json=body, headers=headers, trust_env=False, timeout=120)
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=120)
 
 

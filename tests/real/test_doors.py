@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.monitor_process import monitor_process
-from scripts.red_team.doors import connection_costs, send_text
+from scripts.red_team.doors import connection_costs, costs_of_requests, send_text
 from scripts.red_team.floods import Server, cost_of, upload
 from tests.real.database.conftest import server_url, url
 
@@ -42,6 +42,12 @@ def test_a_text_that_no_context_holds_costs_other_agents_nothing(gateway: Server
     cost, status = cost_of(gateway, partial(send_text, gateway, "/rollouts/r/v1/responses", num_mb))
 
     assert (cost.is_small(num_mb), status) == (True, 400), cost
+
+
+@pytest.mark.timeout(600)
+def test_requests_of_very_many_or_dear_parts_cost_other_agents_nothing(gateway: Server) -> None:
+    for attack, cost, status in costs_of_requests(gateway, "/rollouts/r/v1/responses"):
+        assert (cost.is_small(100), status) == (True, 400), (attack, cost)
 
 
 @pytest.mark.timeout(240)

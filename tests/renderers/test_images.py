@@ -1,5 +1,7 @@
 import json
+from io import BytesIO
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from PIL import Image
@@ -68,6 +70,21 @@ def test_an_image_that_is_stored_turned_is_measured_as_it_is_shown(image_format:
 def test_bytes_that_are_no_image_are_refused(data: bytes) -> None:
     with pytest.raises(RequestError, match="readable PNG or JPEG"):
         image_size(data)
+
+
+def test_images_that_take_minutes_to_decode_are_refused_by_their_parts() -> None:
+    plain, progressive = encode_image(make_image(64, 64), "PNG"), BytesIO()
+    make_image(64, 64).save(progressive, "JPEG", progressive=True)
+    chunk = b"\0\0\0\0prVt" + crc32(b"prVt").to_bytes(4)  # empty, and private: to be passed over
+    *before, last_scan = progressive.getvalue().removesuffix(b"\xff\xd9").split(b"\xff\xda")
+    scans = [*before, *[last_scan] * 80]
+
+    assert image_size(plain[:33] + chunk * 60_000 + plain[33:]) == (64, 64)
+    assert image_size(b"\xff\xda".join(scans) + b"\xff\xd9") == (64, 64)
+    with pytest.raises(RequestError, match="more than 65536 chunks"):
+        image_size(plain[:33] + chunk * 66_000 + plain[33:])
+    with pytest.raises(RequestError, match="more than 100 scans"):
+        image_size(b"\xff\xda".join([*scans, *[last_scan] * 20]) + b"\xff\xd9")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training on a Tinker service: what is refused beforehand, what is sent, and what is kept of the answers."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cua_rl.command_line.fields import with_values
@@ -86,13 +87,56 @@ async def test_the_service_is_asked_for_its_model_before_anything_begins() -> No
         with pytest.raises(ConfigError, match=r"tinker_api_key: expected the key of the Tinker service .* got none"):
             await find(url, {})
     async with offering({"model_name": "other"}) as url:
-        with pytest.raises(ConfigError, match=r"one of other, which .* got 'tiny_qwen3_vl'"):
+        with pytest.raises(ConfigError, match=r"one of \['other'\], which .* got 'tiny_qwen3_vl'"):
             await find(url, {"TINKER_API_KEY": KEY})
     async with offering({"model_name": "tiny_qwen3_vl", "max_context_length": 1024}) as url:
         with pytest.raises(ConfigError, match="max_model_len: expected at most 1024"):
             await find(url, {"TINKER_API_KEY": KEY})
     with pytest.raises(ConfigError, match="base_url: expected a Tinker service at"):
         await find(f"http://127.0.0.1:{free_port()}", {"TINKER_API_KEY": KEY})
+
+
+def respond(*pieces: bytes, endless: bool = False, **headers: str) -> Any:
+    """A service that answers so, whatever it is asked."""
+
+    async def body() -> AsyncGenerator[bytes]:
+        for piece in pieces:
+            yield piece
+        while endless:
+            yield b" " * 2**16
+            await asyncio.sleep(0)  # a server that has nobody to send to never waits
+
+    async def answer(request: Request) -> Response:
+        return StreamingResponse(body(), 307 if headers else 200, headers=headers)
+
+    return Starlette(routes=[Route("/{rest:path}", answer)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "endless"),
+    [(b"", False), (b"[]", False), (b'{"supported_models": [{"max_context_length": 1}]}', False), (b"{", True)],
+)
+async def test_garbage_of_a_service_is_a_refusal_and_no_more_of_it_is_read_than_an_answer_has(
+    answer: bytes, endless: bool
+) -> None:
+    async with serve_app(respond(answer, endless=endless), "127.0.0.1", 0, grace_s=0) as url:
+        with pytest.raises(ConfigError, match=r"expected (a Tinker service at|one of)"):
+            await find(url, {"TINKER_API_KEY": KEY})
+
+
+async def test_a_key_is_not_sent_where_a_service_redirects_to() -> None:
+    visitors: list[Request] = []
+
+    async def visit(request: Request) -> Response:
+        visitors.append(request)
+        return JSONResponse({"supported_models": [{"model_name": "tiny_qwen3_vl"}]})
+
+    elsewhere = Starlette(routes=[Route("/{rest:path}", visit)])
+    async with serve_app(elsewhere, "127.0.0.1", 0, grace_s=0) as other:
+        async with serve_app(respond(location=f"{other}/a"), "127.0.0.1", 0, grace_s=0) as url:
+            with pytest.raises(ConfigError, match="status 307"):
+                await find(url, {"TINKER_API_KEY": KEY})
+    assert visitors == []
 
 
 class FakeSdk:
@@ -252,6 +296,39 @@ async def test_weights_stay_on_the_service_and_the_run_keeps_their_address(
     assert session.asked[4][1] == "tinker://m/weights/000001"
     with pytest.raises(ConfigError, match="which a run with training=tinker writes"):
         await again.load_state(tmp_path)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+async def test_numbers_that_nothing_can_be_trained_on_end_the_step(
+    trainer: TinkerTrainer, session: FakeSession, renderer: Qwen3VLRenderer, logprob: float
+) -> None:
+    session.logprob = logprob
+    with pytest.raises(TrainingError, match="expected finite log-probabilities"):
+        await trainer.forward([two_turns(renderer)])
+
+
+async def test_too_few_numbers_end_the_step(
+    trainer: TinkerTrainer, session: FakeSession, renderer: Qwen3VLRenderer
+) -> None:
+    session.forward = lambda data, loss: session._answer("forward", data, session._outputs(data[:1]))  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="expected a log-probability for each token"):
+        await trainer.forward([two_turns(renderer)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logprobs"), [([5], []), ([-5], [-0.1]), ([2**70], [-0.1]), ([5], [float("nan")]), (["a"], [-0.1])]
+)
+async def test_an_answer_that_is_none_is_a_fault_of_the_service(
+    session: FakeSession, renderer: Qwen3VLRenderer, tokens: list[Any], logprobs: list[float]
+) -> None:
+    sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason="stop")
+    session.answer = SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=0)
+    gateway = Gateway(
+        TinkerSampler(SERVICE, FakeSdk(), session, renderer), renderer, SamplingParams(max_tokens=64, temperature=1.0)
+    )
+    gateway.open_rollout("r")
+    with pytest.raises(SamplingError, match="the Tinker service at http://tinker"):
+        await gateway.answer("r", {"input": "hi"}, "responses")
 
 
 async def test_a_service_that_fails_ends_the_step(trainer: TinkerTrainer, session: FakeSession) -> None:

@@ -1,3 +1,6 @@
+import asyncio
+import threading
+import tracemalloc
 from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +199,34 @@ def test_a_weight_where_an_image_follows_is_refused() -> None:
     add_datum(message, [[1], Picture()], {"target_tokens": [0, 0, 5], "weights": [1.0, 0, 1.0]})
     with pytest.raises(RequestRefused, match="expected weight 0 at position 0"):
         read(message)
+
+
+def test_nothing_of_a_prompt_is_unpacked_or_decoded_beyond_what_the_context_holds() -> None:
+    message = make_pass("m", 1)
+    add_datum(message, [[1], *[Picture()] * 32, Picture(data=b"no image")], {})
+    with pytest.raises(RequestRefused, match=r"expected 1 to 63 tokens in .* got 65 or more"):
+        read(message)
+    message = text_message()
+    message.data[0].model_input[0].encoded_text.tokens = bytes(4 * 10_000_000)
+    tracemalloc.start()
+    with pytest.raises(RequestRefused, match="expected at most 64 numbers of 4 bytes, got 40000000 bytes"):
+        read(message)
+    message = text_message()
+    message.data[0].loss_fn_inputs["target_tokens"].dense = bytes(8 * 5_000_000)
+    with pytest.raises(RequestRefused, match="expected at most 3 numbers of 8 bytes"):
+        read(message)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 150 * 2**20  # the message, and its bytes once more; as numbers, they would take 460 MiB
+
+
+async def test_a_key_that_reads_long_bodies_keeps_nobody_from_reading_another() -> None:
+    reader, goes_on = make_reader(), threading.Event()
+    slow = [asyncio.create_task(reader.in_turn(1, goes_on.wait)) for _ in range(50)]
+    assert await reader.in_turn(2, len, b"123") == 3
+    assert not any(task.done() for task in slow)
+    goes_on.set()
+    assert await asyncio.gather(*slow) == [True] * 50
 
 
 def test_prompts_in_json_hold_text_and_images() -> None:

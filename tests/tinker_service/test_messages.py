@@ -66,3 +66,46 @@ def test_what_is_not_a_whole_number_in_its_range_is_refused(value: object) -> No
 def test_what_is_not_a_number_in_its_range_is_refused(value: object) -> None:
     with pytest.raises(RequestRefused, match="expected x as a number from 0 to 1"):
         Fields({"x": value}).number("x", 0.0, 1.0, 0.5)
+
+
+def varint(number: int) -> bytes:
+    low = bytes([number & 127])
+    return low if number < 128 else bytes([low[0] | 128]) + varint(number >> 7)
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def tensor(content: bytes) -> bytes:
+    """An input of a datum."""
+    return field(2, field(1, b"a") + field(2, content))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        field(3, field(1, b"") * 500_001),  # chunks of a datum: 2 bytes here, 43 in memory
+        field(3, b"") * 500_001,
+        field(3, tensor(field(4, bytes(500_001)))),  # a shape, packed
+        field(3, tensor(b"\x20\x00" * 500_001)),  # and not
+        field(5, b"") * 500_001,  # a map
+        field(3, field(1, (field(1, b"") + field(2, b"")) * 250_001)),  # one chunk after the other in the same place
+        field(99, b"") * 500_001,
+        b"\x98\x06\x00" * 500_001,
+    ],
+)
+def test_a_message_that_takes_much_more_memory_than_its_body_is_refused_before_it_is_parsed(body: bytes) -> None:
+    with pytest.raises(RequestRefused, match="at most 500000 fields") as refused:
+        parse_message("ForwardBackwardRequest", body)
+    assert refused.value.status == 413
+
+
+def test_a_group_hides_no_fields_behind_it() -> None:
+    with pytest.raises(RequestRefused, match="without groups"):
+        parse_message("ForwardBackwardRequest", b"\x9b\x06\x9c\x06" + field(3, field(1, b"") * 500_001))
+
+
+def test_a_request_as_large_as_the_sdk_makes_it_is_parsed() -> None:
+    datum = b"".join(field(1, field(1, field(1, bytes(40)))) for _ in range(100)) + 3 * tensor(field(1, bytes(400)))
+    assert len(parse_message("ForwardBackwardRequest", field(3, datum) * 1024).data) == 1024

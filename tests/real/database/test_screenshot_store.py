@@ -121,6 +121,19 @@ def test_files_are_private_whole_and_checked(tmp_path: Path) -> None:
         store.read([digest])
 
 
+@pytest.mark.parametrize("name", ["../../victim", "/victim", "a/../../../victim", "..", ""])
+def test_a_name_in_a_database_leads_to_no_file_outside_the_store(tmp_path: Path, name: str) -> None:
+    store = ScreenshotStore(f"file://{tmp_path}/store/screens")
+    store.write({"0" * 64: b"pixels"})
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+
+    for attack in (store.remove, store.read, lambda names: store.write(dict.fromkeys(names, b"theirs"))):
+        with pytest.raises(StoreError, match="expected hashes as names of screenshots"):
+            attack([name])
+    assert victim.read_bytes() == b"precious"
+
+
 async def test_a_url_without_a_driver_or_a_folder_is_refused_before_a_run_starts(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,16 +89,21 @@ class Client(Wire):
 
 @asynccontextmanager
 async def running(
-    url: str, folder: Path, *, max_models: int = 4, step_s: float = 60.0, wait_s: float = 20.0
+    url: str, folder: Path, *, max_models: int = 4, step_s: float = 60.0, wait_s: float = 20.0, room: int = 2**29
 ) -> AsyncGenerator[Client]:
-    """The service on a database and a folder, which may have been another one's before; left as if it were killed."""
+    """The service on a database and a folder, which may have been another one's before; left as if it were killed.
+
+    What waits in memory has `room` bytes.
+    """
     engine = make_engine(url, pool_size=4)
     store, host, server, reader = Store(engine), FakeHost(), FakeServer(), make_reader()
     for number, key in enumerate(KEYS):
         await store.add_key(str(number), key)
-    models = Models(host, store, reader, folder, base_model=BASE_MODEL, max_models=max_models, step_s=step_s)
+    models = Models(
+        host, store, reader, folder, base_model=BASE_MODEL, max_models=max_models, step_s=step_s, held_bytes=room
+    )
     await models.load()
-    samplers = Samplers(server, store, reader, BASE_MODEL)
+    samplers = Samplers(server, store, reader, BASE_MODEL, open_bytes=room)
     service = Service(
         served=ServedModel(name=BASE_MODEL, tokenizer=BASE_MODEL, max_tokens=MAX_TOKENS, max_lora_rank=32),
         store=store,

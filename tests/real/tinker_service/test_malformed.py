@@ -1,13 +1,18 @@
 """Malformed requests: each is refused with a reason, changes nothing, and shows nothing of the service's insides."""
 
 import json
+import tracemalloc
 from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from starlette.requests import Request
+from starlette.types import Receive
 
+from cua_rl.host.request_limits import BodyBudget, RequestRefused
+from cua_rl.tinker_service.app import plain_body
 from tests.real.database.conftest import TEMPLATE, drop_database, run_sql, with_database
 from tests.real.tinker_service.conftest import BASE_MODEL, PROTOBUF, Client, running
 from tests.tinker_service.clients import text_pass
@@ -28,6 +33,11 @@ def with_params(**params: object) -> Mapping[str, object]:
 BODIES: list[tuple[str, object]] = [
     ("create_session", []),
     ("create_session", {"user_metadata": "many"}),
+    ("create_session", {"user_metadata": {"a": float("nan")}}),
+    ("create_session", {"user_metadata": {"a": ["\x00"]}}),
+    ("create_session", {"user_metadata": {"a": "\ud800"}}),
+    ("create_session", {"user_metadata": {"a": "x" * 20_000}}),
+    ("create_session", {"tags": ["x" * 300_000]}),
     ("session_heartbeat", {}),
     ("session_heartbeat", {"session_id": UNKNOWN}),
     ("session_heartbeat", {"session_id": 7}),
@@ -93,6 +103,7 @@ BODIES: list[tuple[str, object]] = [
     ("retrieve_future", {}),
     ("retrieve_future", {"request_id": f"{M}:99"}),
     ("retrieve_future", {"request_id": f"{M}:{'9' * 30}"}),
+    ("retrieve_future", {"request_id": f"{M}:{'9' * 10}"}),
     ("retrieve_future", {"request_id": f"{M}:²"}),
     ("weights_info", {"tinker_path": "tinker://a/b/c"}),
 ]
@@ -188,7 +199,11 @@ async def test_a_malformed_pass_is_refused_with_a_reason_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "path", ["", "nothing", "training_runs?limit=0", "training_runs?offset=-1", "sessions?limit=²"]
+    "path",
+    [
+        *("", "nothing", "training_runs?limit=0", "training_runs?offset=-1", "sessions?limit=²"),
+        *("sessions/%00", "training_runs/a%00/checkpoints", "samplers/%00"),
+    ],
 )
 async def test_an_address_that_is_none_or_asks_for_too_much_is_refused(path: str, client: Client) -> None:
     answer = await client.send("GET", path)
@@ -212,3 +227,38 @@ async def test_a_body_that_grows_beyond_the_limit_when_it_is_decompressed_is_ref
     )
     assert len(bomb) < 2**20
     assert answer.status_code == 413
+
+
+async def test_a_body_that_needs_more_memory_to_decompress_than_every_decoder_has_is_refused(client: Client) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    wide = zstandard.ZstdCompressionParameters.from_level(19, window_log=27)
+    compressed = zstandard.ZstdCompressor(compression_params=wide).compressobj()  # whose size is not known beforehand
+    body = compressed.compress(bytes(2**20)) + compressed.flush()
+    answer = await client.send(
+        "POST", "forward_backward", content=body, headers={**PROTOBUF, "Content-Encoding": "zstd"}
+    )
+    require_refusal(answer.status_code, answer.text)
+    assert "expected a body in zstd" in answer.text
+
+
+async def test_bodies_are_decompressed_no_further_than_the_bodies_of_a_key_may_have_room() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    request = Request(
+        {"type": "http", "headers": [(b"content-encoding", b"zstd")]},
+        receive_once(zstandard.ZstdCompressor().compress(bytes(2**28))),
+    )
+    tracemalloc.start()
+    with BodyBudget(2**24).hold() as held, pytest.raises(RequestRefused, match="at most 16777216 bytes"):
+        await plain_body(request, held)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 3 * 2**24
+
+
+def receive_once(body: bytes) -> Receive:
+    """What a server that has received all of a body gives to an app."""
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive

@@ -3,6 +3,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from cua_rl.sampling.generation import Generated
 from cua_rl.tinker_service.messages import numbers, parse_message
 from tests.real.database.conftest import run_sql
 from tests.real.monitor.conftest import Monitor
@@ -38,6 +39,37 @@ async def test_requests_are_carried_out_by_their_numbers_although_the_first_arri
     await client.result(second)
     await client.result(stepped)
     assert client.host.done[1:] == ["forward_backward 3", "forward_backward 6", "optim_step 0.125"]
+
+
+async def test_requests_that_have_no_room_in_memory_wait_in_the_database_for_their_turn(
+    url: str, tmp_path: Path
+) -> None:
+    async with running(url, tmp_path, room=100) as client:
+        model_id = await client.create(await client.session())
+        later = [await client.train(text_pass(model_id, seq_id, float(seq_id))) for seq_id in (4, 3, 2)]
+        await client.train(text_pass(model_id, 1))
+        await client.result(later[0])
+        assert client.host.done[1:] == [f"forward_backward {3 * seq_id}" for seq_id in (1, 2, 3, 4)]
+
+
+async def test_prompts_of_a_key_on_their_way_have_room_and_take_none_of_another_key(url: str, tmp_path: Path) -> None:
+    never = asyncio.Event()
+
+    async def generate(*prompt: object, **how: object) -> Generated:
+        await never.wait()
+        raise AssertionError("it is cancelled before")
+
+    async with running(url, tmp_path, room=2**18) as client:  # for two
+        client.server.generate = generate  # type: ignore[method-assign]
+        body = {"base_model": BASE_MODEL, "prompt": PROMPT, "sampling_params": {}}
+        futures = [await client.post("asample", body) for _ in range(2)]
+        assert (await client.send("POST", "asample", json=body)).status_code == 429
+        client.key = KEYS[1]
+        await client.post("asample", body)
+        client.key = KEYS[0]
+        await client.post("cancel_future", {"request_id": futures[0]["request_id"]})
+        await client.send("POST", "retrieve_future", json={"request_id": futures[0]["request_id"]})
+        await client.post("asample", body)
 
 
 async def test_a_request_that_is_sent_again_is_carried_out_once(client: Client) -> None:
