@@ -302,11 +302,13 @@ async def _start_cluster(
         ],
         name="ray",
         log_path=log_path,
-        # the machine's memory is not the cluster's alone: it ends no worker because others need much
+        # the machine's memory is not the cluster's alone: it ends no worker because others need much; and what a run
+        # starts in its cluster has the run's priority, where Ray would let everybody else go first (niceness 15)
         environment={
             **computing_environment(environ),
             **variables,
             "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_worker_niceness": "0",
             "RAY_START_HOOK": f"{__name__}.{shape_node.__name__}",
         },
     )

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,12 +47,14 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
+# files that take minutes, and would keep one process busy when the others have nothing left
+LONG = re.compile(r"tests/real/(end_to_end|training/test_nodes|sampling/test_replicas_on_nodes|tinker|test_cluster)\b")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones start first."""
-    items.sort(
-        key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2
-    )
+    items.sort(key=lambda item: 0 if LONG.match(item.nodeid) else 1 if "tests/real" in item.nodeid else 2)
 
 
 @pytest.fixture(scope="session")

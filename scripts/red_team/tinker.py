@@ -29,7 +29,7 @@ from scripts.red_team.floods import Server, cost_of, many_scans, upload
 from scripts.red_team.targets import ALL_CANARIES, CANARIES, TINKER_KEY, TinkerProcess, command_line
 from scripts.red_team.users import STRANGER_UID, as_user
 
-_ENDED_S = 60.0
+_ENDED_S = 300.0
 _FLOOD_MB = 250
 _TRAIN = "import sys; sys.path.append(sys.argv.pop(1)); from cua_rl.recipes.train import main; sys.exit(main())"
 
@@ -152,7 +152,7 @@ def _flood(service: TinkerProcess, server: Server) -> Findings:
 
 def _at_once(send: partial[int], times: int) -> set[int]:
     with ThreadPoolExecutor(times) as pool:
-        return set(pool.map(lambda _: send(), range(times)))
+        return {answer.result() for answer in [pool.submit(send) for _ in range(times)]}
 
 
 def _varint(number: int) -> bytes:

@@ -114,6 +114,7 @@ async def test_everything_of_a_cluster_of_this_machine_listens_on_loopback(clust
     assert {ip.removeprefix("::ffff:") for ip, _, _ in found} == {"127.0.0.1"}
     assert {"gcs_server", "raylet"} <= programs
     assert psutil.Process(pid) in family(psutil.Process())
+    assert psutil.Process(pid).nice() == psutil.Process().nice()
     assert not any("log_monitor" in line or "monitor.py" in line for line in command_lines())
     assert [node.address for node in cluster.nodes()] == ["127.0.0.1"]
     actor.kill()

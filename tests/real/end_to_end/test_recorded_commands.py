@@ -49,9 +49,6 @@ def recorded_commands() -> list[Example]:
     return [one for one in examples if one.kind == "command" and NAMED_RUN.search(one.text)]
 
 
-COMMANDS = recorded_commands()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A folder with `runs/` in it, where commands are typed, and what they need besides."""
@@ -70,7 +67,8 @@ class Recorded:
         is_whole_model = "model_name=runs/" in command
         command = NAMED_RUN.sub("runs/whole" if is_whole_model else "runs/recorded", command)
         command = NAMED_STEP.sub(f"weights/{1 if is_whole_model else NUM_STEPS:06}", command)
-        command = command.replace("rollout_id=...", f"rollout_id={self._a_rollout()}")
+        if "rollout_id=..." in command:
+            command = command.replace("rollout_id=...", f"rollout_id={self._a_rollout()}")
         command = command.replace("judge.model=...", f"judge.model={MODEL} judge.base_url={self.judge_url}")
         command = command.replace("judge.model=its-name", f"judge.model={MODEL}")
         command = command.replace("https://judge.example/v1", self.judge_url)
@@ -108,6 +106,19 @@ class Recorded:
         return said
 
 
+def distinct(commands: list[Example]) -> dict[str, Example]:
+    """Commands by all places where they are; those that only name the run in another way are one."""
+    nowhere = Recorded(folder=Path(), server_url="", judge_url="")
+    places: dict[tuple[str, ...], list[Example]] = {}
+    for command in commands:
+        words = nowhere.words(command.text.replace("rollout_id=...", "rollout_id=one"))
+        places.setdefault(tuple(words), []).append(command)
+    return {" ".join(one.place for one in same): same[0] for same in places.values()}
+
+
+COMMANDS = distinct(recorded_commands())
+
+
 @pytest.fixture(scope="module")
 def recorded(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Generator[Recorded]:
     folder = tmp_path_factory.mktemp("place")
@@ -120,7 +131,7 @@ def recorded(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Ge
         yield Recorded(folder=folder, server_url=server.base_url, judge_url=judge_url)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.place)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_documented_command_works_on_a_recorded_run(recorded: Recorded, command: Example) -> None:
     words = recorded.words(command.text)
     if words[0].endswith(".serve_monitor"):
@@ -155,7 +166,7 @@ def assert_shows_the_run(recorded: Recorded, words: list[str]) -> None:
 
 
 def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
-    recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS}
+    recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS.values()}
     exports = {"export_model", "export_rollout", "export_trajectories"}
     others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan", "prune"}
     assert recipes == exports | others

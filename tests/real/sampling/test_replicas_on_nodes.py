@@ -30,7 +30,7 @@ KEY = "a-key-that-nobody-guesses"
 async def environment(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[dict[str, str]]:
     """Of a cluster with room for two servers."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key(), API_KEY_VARIABLE: KEY}
-    given = {**os.environ, **secret}
+    given = {**os.environ, **secret, "RAY_worker_niceness": "0"}  # or servers wait for all other tests
     port, folder = free_port(), make_scratch_folder("ray")
     where = ("--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=2")
     sizes = ("--object-store-memory=100000000", "--include-dashboard=false", "--block")

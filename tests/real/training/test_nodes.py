@@ -105,9 +105,10 @@ async def running_cluster(
 ) -> AsyncGenerator[FakeCluster]:
     """A cluster on these hosts, to which this process connects."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key()}
+    eager = {"RAY_worker_niceness": "0"}  # or trainers wait for all other tests
     for name, value in {**secret, "RAY_ADDRESS": f"{hosts[0].address}:6379"}.items():
         monkeypatch.setenv(name, value)
-    cluster = FakeCluster(hosts, folder, {**os.environ, **secret})
+    cluster = FakeCluster(hosts, folder, {**os.environ, **secret, **eager})
     try:
         for index in range(len(hosts)):
             await cluster.start(index)
