@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,15 +10,21 @@ import torch
 import xgrammar
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from vllm.config.structured_outputs import StructuredOutputsConfig
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from cua_rl.renderers.answer_form import AnswerForm, write_grammar
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_5, load_qwen3_vl
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl_thinking as load_thinking
 from cua_rl.training.grammars import Grammars
+from cua_rl.training.head import token_scores
 from cua_rl.types.conversation import Message, TextPart, Tool, ToolCall
 from cua_rl.types.errors import TrainingError
 from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput, SamplingParams
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
+from tests.rounding import assert_equal_but_for_rounding
 
 TOOLS = (
     Tool(
@@ -100,6 +107,53 @@ def test_the_allowed_tokens_are_those_that_a_listed_language_can_go_on_with(fold
     assert found[len(free) + len(held) : -2] == [everything] * len(free)
     assert found[-2:] == expected[:2]
     assert Grammars(folder, size).allowed_tokens([held_datum([1], [(free, "")])]) is None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_what_vllms_back_end_and_sampler_draw_has_the_log_probabilities_of_our_head(
+    folder: Path, temperature: float
+) -> None:
+    """Random logits through vLLM's own masks: tokens and log-probabilities as the server records them."""
+    hf: Any = AutoTokenizer.from_pretrained(folder)
+    size, ends = len(hf) + 32, hf.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    settings: Any = SimpleNamespace(
+        structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_vl")),
+        speculative_config=None,
+    )
+    backend = XgrammarBackend(settings, hf, size)
+    torch.manual_seed(3)
+    weight = torch.randn(size, 8)
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"enum": ["a", "b"]}}, "required": ["x"]}
+    forms = [
+        AnswerForm(tools=(), schema=schema),
+        AnswerForm(tools=TOOLS, must_call=TOOLS),
+        AnswerForm(tools=TOOLS, schema=schema),
+    ]
+    turns, states, drawn = list[tuple[list[int], str]](), list[torch.Tensor](), list[float]()
+    for form, thinks in [(form, thinks) for form in forms for thinks in (False, True)]:
+        spec = write_grammar(form, thinks=thinks, uses_tags=thinks)
+        grammar = backend.compile_grammar(StructuredOutputOptions.STRUCTURAL_TAG, spec, set(ends))
+        tokens = list[int]()
+        while len(tokens) < 80 and not grammar.is_terminated():
+            states.append(torch.randn(1, 8))
+            logits, mask = states[-1] @ weight.T, backend.allocate_token_bitmask(1)
+            grammar.fill_bitmask(mask, 0)
+            xgrammar.apply_token_bitmask_inplace(logits, mask)  # as `apply_grammar_bitmask` does
+            logprobs = Sampler.compute_logprobs(logits / temperature)
+            tokens.append(int(torch.multinomial(logprobs.exp(), 1)))
+            drawn.append(logprobs[0, tokens[-1]].item())
+            assert grammar.accept_tokens("r", tokens[-1:])
+        turns.append((tokens, spec))
+    datum = held_datum([1, 2], turns)
+
+    allowed = Grammars(folder, size).allowed_tokens([datum])
+
+    targets = torch.tensor([token for tokens, _ in turns for token in tokens])
+    scores = token_scores(torch.cat(states), weight, targets, temperature, allowed)
+    assert_equal_but_for_rounding(scores.logprobs, drawn, 8 + size)
+    free = token_scores(torch.cat(states), weight, targets, temperature).logprobs
+    assert (free - torch.tensor(drawn)).abs().mean() > 0.5  # without the masks
 
 
 def test_a_token_that_its_grammar_forbids_is_an_error_with_its_place(folder: Path, tokenizer: Tokenizer) -> None:
