@@ -1,6 +1,8 @@
 """Which tokens grammars allow, against languages so small that they can be listed, and against answers as written."""
 
 import json
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import xgrammar
+from PIL import Image
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2VLImageProcessor
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -18,11 +21,18 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from cua_rl.renderers.answer_form import AnswerForm, write_grammar
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_5, load_qwen3_vl
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl_thinking as load_thinking
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.grammars import Grammars
 from cua_rl.training.head import token_scores
+from cua_rl.training.trainer import Trainer
 from cua_rl.types.conversation import Message, TextPart, Tool, ToolCall
 from cua_rl.types.errors import TrainingError
-from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput, SamplingParams
+from cua_rl.types.rollout import Chunk, Datum, EncodedTextChunk, ModelInput, SamplingParams
+from tests.builders import stored_image
+from tests.real.sampling.tiny_model import build_tiny_model
+from tests.real.training.test_exactness import load_stock
+from tests.real.training.trainer_calls import forward
+from tests.renderers.generated import encode_image, make_image
 from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 from tests.rounding import assert_equal_but_for_rounding
 
@@ -154,6 +164,67 @@ def test_what_vllms_back_end_and_sampler_draw_has_the_log_probabilities_of_our_h
     assert_equal_but_for_rounding(scores.logprobs, drawn, 8 + size)
     free = token_scores(torch.cat(states), weight, targets, temperature).logprobs
     assert (free - torch.tensor(drawn)).abs().mean() > 0.5  # without the masks
+
+
+def test_masks_reach_the_tokens_of_their_turns_in_packed_rows_with_images(tmp_path: Path) -> None:
+    """Against Transformers' own logits: at each token of the turn that was held, the softmax over what was allowed."""
+    model_path = build_tiny_model(tmp_path / "tiny")
+    renderer = load_qwen3_vl(model_path)
+    config = TrainerConfig(model_path=model_path, lora_rank=4, lora_alpha=8, max_restarts=0, micro_batch_tokens=250)
+    trainer, stock = Trainer(config), load_stock(model_path)
+    size, image_token_id = trainer.model.vocabulary_size, renderer.image_token_id
+    grammar = write_grammar(AnswerForm(tools=(), schema={"enum": ["set", "settings"]}), thinks=False, uses_tags=False)
+    held, free = renderer.encode('"settings"<|im_end|>'), renderer.encode("so<|im_end|>")
+    datums = list[Datum]()
+    for seed, answers in enumerate(([(held, grammar), (free, "")], [(free, "")], [(free, ""), (held, grammar)])):
+        chunks, mask, grammars = list[Chunk](), list[bool](), list[tuple[int, str]]()
+        for answer, spec in answers:
+            picture = stored_image(encode_image(make_image(64, 96, seed)))
+            question = Message(role="user", content=(picture, TextPart(text=f"Step {seed}.")))
+            prompt = renderer.render((question,))
+            grammars += [(len(mask) + prompt.length, spec)] if spec else []
+            chunks += [*prompt.chunks, EncodedTextChunk(tokens=tuple(answer))]
+            mask += [*[False] * prompt.length, *[True] * len(answer)]
+        zeros = (0.0,) * len(mask)
+        datums.append(
+            Datum(
+                rollout_id=f"r{seed}",
+                model_input=ModelInput(chunks=tuple(chunks)),
+                loss_mask=tuple(mask),
+                advantages=zeros,
+                sampling_logprobs=zeros,
+                policy_versions=(0,) * len(answers),
+                grammars=tuple(grammars),
+            )
+        )
+
+    rows = forward(trainer, datums, 0.7)
+
+    for datum, row in zip(datums, rows, strict=True):
+        logits = stock_logits(stock, model_path, datum, image_token_id) / 0.7
+        allowed = Grammars(model_path, size).allowed_tokens([datum])
+        if allowed is not None:
+            places = torch.tensor(datum.loss_mask).nonzero()[:, 0]
+            for place, mask_row in zip(places.tolist(), allowed.rows.tolist(), strict=True):
+                forbidden = set(range(size)) - bits(allowed.masks[mask_row], size)
+                logits[place - 1, list(forbidden)] = -torch.inf
+        ids = torch.tensor(datum.model_input.token_ids(image_token_id))
+        expected = logits[:-1].log_softmax(1).gather(1, ids[1:, None])[:, 0]
+        expected = torch.cat([torch.zeros(1), expected]).where(torch.tensor(datum.loss_mask), torch.zeros(()))
+        torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
+        plain = forward(trainer, [replace(datum, grammars=())], 0.7)[0]
+        assert ((plain - row).abs().max() > 0.5) == bool(datum.grammars)
+
+
+def stock_logits(model: Any, model_path: Path, datum: Datum, image_token_id: int) -> torch.Tensor:
+    """[seq, vocabulary] as a user of Transformers would compute them."""
+    ids = torch.tensor([datum.model_input.token_ids(image_token_id)])
+    images = [Image.open(BytesIO(one.data)).convert("RGB") for one in datum.model_input.images]
+    inputs = dict(Qwen2VLImageProcessor.from_pretrained(model_path)(images=images, return_tensors="pt"))
+    types = (ids == image_token_id).int()
+    with torch.no_grad():
+        whole = model(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types, **inputs)
+    return whole.logits[0]
 
 
 def test_a_token_that_its_grammar_forbids_is_an_error_with_its_place(folder: Path, tokenizer: Tokenizer) -> None:
