@@ -174,7 +174,7 @@ class ComputerTool:
 def _kind_of(tool: Json) -> Literal["preview", "current", "anthropic"] | None:
     """The kind of a computer tool; None for another tool."""
     match tool.get("type"):
-        case "computer_use_preview":
+        case "computer_use_preview" | "computer-preview":  # the second by OpenAI's sample app
             return "preview"
         case "computer":
             return "current"

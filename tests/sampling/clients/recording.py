@@ -1,12 +1,14 @@
 """Recorded conversations of client libraries with the gateway: what each sent, and what the model answered."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 FOLDER = Path(__file__).with_name("recordings")
+_PICTURE = re.compile(r"[A-Za-z0-9+/=]{1000,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +26,12 @@ class Recording:
 
     packages: tuple[str, ...]
     """With versions, as pip or npm install them."""
-    api: Literal["chat", "responses"]
+    api: Literal["chat", "responses", "messages"]
     turns: tuple[RecordedTurn, ...]
 
 
 def save_recording(recording: Recording, path: Path) -> None:
-    """Write a recording with each message, item and tool once: each request has all of the requests before it."""
+    """Write a recording with each message, item, tool and picture once: each request has all of those before it."""
     shared: dict[str, int] = {}
 
     def number(entry: object) -> int:
@@ -50,17 +52,26 @@ def save_recording(recording: Recording, path: Path) -> None:
         for turn in recording.turns
     ]
     head = f'"packages": {json.dumps(recording.packages)},\n"api": "{recording.api}"'
-    shared_lines, turn_lines = ",\n".join(shared), ",\n".join(turns)
-    path.write_text(f'{{\n{head},\n"shared": [\n{shared_lines}\n],\n"turns": [\n{turn_lines}\n]\n}}\n')
+    pictures: dict[str, int] = {}
+
+    def refer(found: re.Match[str]) -> str:
+        return f"@{pictures.setdefault(found[0], len(pictures))}@"
+
+    shared_lines = _PICTURE.sub(refer, ",\n".join(shared))
+    turn_lines, listed = ",\n".join(turns), ",\n".join(f'"{picture}"' for picture in pictures)
+    parts = (head, f'"pictures": [\n{listed}\n]', f'"shared": [\n{shared_lines}\n]', f'"turns": [\n{turn_lines}\n]')
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def load_recording(path: Path) -> Recording:
     """Read what `save_recording` wrote."""
     read = json.loads(path.read_text())
+    pictures = read.get("pictures", [])
+    shared = json.loads(re.sub(r"@(\d+)@", lambda found: pictures[int(found[1])], json.dumps(read["shared"])))
 
     def whole(value: Any) -> Any:
         is_list = isinstance(value, dict) and set(value) == {"shared"}
-        return [read["shared"][number] for number in value["shared"]] if is_list else value
+        return [shared[number] for number in value["shared"]] if is_list else value
 
     return Recording(
         packages=tuple(read["packages"]),
