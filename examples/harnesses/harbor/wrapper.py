@@ -34,9 +34,10 @@ except (ImportError, SyntaxError) as lacks:
 OUT_OF_TURNS = {"PermissionDeniedError": {"should_grade": True, "has_valid_reward": True}}
 OPTIONS = {
     AgentName.TERMINUS_2.value: {"enable_summarize": False, "record_terminal_session": False},
-    AgentName.COMPUTER_1.value: {},
+    AgentName.COMPUTER_1.value: {"provider": "openai"},
 }
-"""Of agents that take a limit of turns. Summaries would begin new training sequences; recordings need asciinema."""
+"""Of agents that take a limit of turns. Summaries would begin new training sequences, recordings need asciinema; the
+generic provider of computer-1 sends WebP."""
 CAUSED_BY_OUTPUT = {"ValueError", "UnicodeEncodeError", "JSONDecodeError", "KeyError", "IndexError", "TypeError"}
 """Errors outside Harbor's table that an agent makes of odd output; a fault would spare the policy its failure."""
 
@@ -56,6 +57,9 @@ def read_trial(fields: dict) -> TrialConfig:
         options = OPTIONS[agent["name"]] | {"max_turns": int(os.environ["CUA_MAX_TURNS"])}
         agent["kwargs"] = options | agent.get("kwargs", {})
     agent["model_name"] = f"openai/{os.environ['CUA_MODEL']}"  # its address is in OPENAI_BASE_URL
+    agent["skip_model_parsing"] = (
+        agent.get("name") == AgentName.COMPUTER_1.value
+    )  # or it refuses a name it does not know
     fields |= {"agent": agent, "trials_dir": os.environ["CUA_WORK_DIR"], "override_error_policy": OUT_OF_TURNS}
     try:
         config = TrialConfig.model_validate(fields)
