@@ -362,7 +362,7 @@ class Gateway:
 
         The parts end before the first of the request's stops, which is in the text because it was sampled.
         """
-        stops, tools, computer = prompt.turn.params.stops, prompt.form.tools, prompt.computer
+        stops, tools, computer = prompt.conversation.stops, prompt.form.tools, prompt.computer
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
