@@ -136,7 +136,13 @@ def _flood(service: TinkerProcess, server: Server) -> Findings:
         ),
         ("a body that decompresses to 1 GiB", "forward_backward", compress(bytes(2**30)), packed, 1),
         ("a message of 67 million parts", "forward_backward", compress(tiny), packed, 1),
-        ("a sequence of 50 million tokens", "forward_backward", _long_sequence(50_000_000), {}, 1),
+        (
+            "a sequence of 50 million tokens",
+            "forward_backward",
+            _long_sequence(_make_model(service), 50_000_000),
+            {},
+            1,
+        ),
         ("a picture of 20,000 scans", "asample", _sample_of(many_scans(20_000)), {}, 4),
         ("a picture of 2 gigapixels", "asample", _sample_of(_huge_png()), {}, 1),
         ("JSON of 1.9 million values", "create_session", b'{"tags":[' + b"1," * 1_900_000 + b"1]}", {}, 4),
@@ -160,8 +166,9 @@ def _varint(number: int) -> bytes:
     return bytes([low]) if number < 128 else bytes([low | 128]) + _varint(number >> 7)
 
 
-def _long_sequence(num_tokens: int) -> bytes:
+def _long_sequence(model: str, num_tokens: int) -> bytes:
     message = new_message("ForwardBackwardRequest")
+    message.model_id, message.seq_id, message.loss_fn = model, 1, "cross_entropy"
     message.data.add().model_input.add().encoded_text.tokens = array("i", [1000]).tobytes() * num_tokens
     body: bytes = message.SerializeToString()
     return body
