@@ -8,7 +8,6 @@ The families' formats are facts of their publishers: Qwen2.5-VL's and Qwen3-VL's
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from cua_rl.agent.element_tools import COMPUTER_ACT, MOBILE_ACT
 from cua_rl.agent.history import system_item, tool_result_item, user_item
@@ -28,7 +27,6 @@ from cua_rl.types.actions import Action, Finish
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.json_values import Json, mapping, sequence
 
-FormatName = Literal["qwen3_vl", "qwen2_5_vl", "gui_owl", "ui_tars", "holo1_5", "holo3"]
 Parsed = tuple[Action, ...] | Finish | ParseFailure
 """The actions of an answer, to be done one after the other; the end of the rollout; or why there is neither."""
 

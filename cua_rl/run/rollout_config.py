@@ -4,7 +4,6 @@ from typing import Literal, cast
 
 import chz
 
-from cua_rl.agent.action_format import FormatName
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.command_line.fields import Given, check_numbers, setting
 from cua_rl.environments.config import DeviceConfig
@@ -17,6 +16,7 @@ from cua_rl.types.judgement import MAX_REWARD
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
+FormatName = Literal["qwen3_vl", "qwen2_5_vl", "gui_owl", "ui_tars", "holo1_5", "holo3"]
 _PORT = (0, 65535)
 
 

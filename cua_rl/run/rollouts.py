@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from cua_rl.agent.action_format import GUI_OWL, FormatName, ToolCalls, qwen2_5_vl
+from cua_rl.agent.action_format import GUI_OWL, ToolCalls, qwen2_5_vl
 from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import ActionFormat, GBoxAgent
@@ -33,7 +33,7 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import OpenDevices
 from cua_rl.run.judge import open_judge
-from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.rollout_config import FormatName, RolloutConfig
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses

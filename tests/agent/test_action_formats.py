@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from cua_rl.agent.action_format import GUI_OWL, FormatName, ScreenAnswer, ToolCalls, qwen2_5_vl
+from cua_rl.agent.action_format import GUI_OWL, ScreenAnswer, ToolCalls, qwen2_5_vl
 from cua_rl.agent.agent import AgentOutcome, AgentTask
 from cua_rl.agent.gbox_agent import ActionFormat, GBoxAgent
 from cua_rl.agent.holo import Holo
@@ -21,6 +21,7 @@ from cua_rl.environments.device import ActionRejected, DeviceKind
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from cua_rl.rl.datums import build_datums
+from cua_rl.run.rollout_config import FormatName
 from cua_rl.run.rollouts import make_format
 from cua_rl.types.actions import (
     Action,
