@@ -348,6 +348,8 @@ class TurnRow(Base):
     failure_message: Mapped[str | None]
     prompt_matches_renderer: Mapped[bool]
     request: Mapped[JsonDict]
+    grammar: Mapped[str | None]
+    """What the answer was held to; its log-probabilities are those among the tokens that this allowed."""
     cached_tokens: Mapped[int]
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float]

@@ -182,6 +182,7 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
                 started_at=row.started_unix_s,
                 duration_s=row.duration_s,
                 cached_tokens=row.cached_tokens,
+                grammar=row.grammar or "",
             ),
             agent=agent,
         )

@@ -95,6 +95,7 @@ def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
         "failure_message": None if failure is None else failure.message,
         "prompt_matches_renderer": model.prompt_matches_renderer,
         "request": model.request,
+        "grammar": model.grammar or None,
         "cached_tokens": model.cached_tokens,
         "started_at": datetime.fromtimestamp(model.started_at, UTC),
         "started_unix_s": model.started_at,

@@ -111,6 +111,7 @@ def _encode_turn(turn: Turn, places: Mapping[str, int], image_token_id: int) -> 
         "sampling_logprobs": list(model.sampling_logprobs),
         "failure": None if model.failure is None else asdict(model.failure),
         "request": model.request,
+        "grammar": model.grammar,
         "agent_response_id": agent.response_id,
         "action": encode_actions(agent.action, agent.more_actions),
         "action_error": agent.action_error,
@@ -158,6 +159,7 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
             sampling_logprobs=tuple(row["sampling_logprobs"]),
             failure=None if failure is None else ParseFailure(**failure),
             request=row["request"],
+            grammar=row.get("grammar", ""),  # files of earlier versions have none
         ),
         agent=AgentTurn(
             response_id=row["agent_response_id"],

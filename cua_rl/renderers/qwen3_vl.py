@@ -7,14 +7,16 @@ how Qwen3-VL Thinking, Qwen2.5-VL and Qwen3.5 differ. `replay` defines how items
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from cua_rl.renderers.answer_form import AnswerForm, write_grammar
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat, qwen3_5_format
+from cua_rl.renderers.function_calls import CALL_FORM
 from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
@@ -30,13 +32,13 @@ from cua_rl.types.conversation import (
     ToolResult,
 )
 from cua_rl.types.errors import ConfigError
-from cua_rl.types.rollout import EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types.rollout import EncodedTextChunk, ImageChunk, ModelInput, SamplingParams
 
 CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 """Part of the models that we make; on `replay`ed conversations it renders the same as `Qwen3VLRenderer`."""
 
 END_OF_TURN = "<|im_end|>"
-_END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT = "<|endoftext|>"
 _IMAGE = "<|image_pad|>"
 _CHARACTERS_PER_TOKEN = 16  # texts have 2 to 5; longer tokens are white space and rules
 
@@ -72,7 +74,7 @@ class Qwen3VLRenderer:
         self._end_of_turn = _token_id(tokenizer, END_OF_TURN)
         self.image_token_id = _token_id(tokenizer, _IMAGE) if image_settings else -1
         """The placeholder token of images, repeated `expected_tokens` times; -1 if the model takes no images."""
-        self.stop_token_ids: tuple[int, ...] = (self._end_of_turn, _token_id(tokenizer, _END_OF_TEXT))
+        self.stop_token_ids: tuple[int, ...] = (self._end_of_turn, _token_id(tokenizer, END_OF_TEXT))
         """Tokens that end an answer, the end of turn first."""
 
     @property
@@ -165,8 +167,18 @@ class Qwen3VLRenderer:
 
         The schemas of `tools` give types to arguments where the chat format has none.
         """
-        whole = self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT))
+        whole = self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(END_OF_TEXT))
         return parse_answer(whole, tools, call_form=self._format.call_form)
+
+    def restrict(self, params: SamplingParams, form: AnswerForm) -> SamplingParams:
+        """The parameters of an answer of this form. Ending after the first call takes no grammar."""
+        thinks, uses_tags = self._format.answer_header.endswith("<think>\n"), self._format.call_form == CALL_FORM
+        try:
+            grammar = write_grammar(form, thinks=thinks, uses_tags=uses_tags)
+        except RecursionError:
+            raise RequestError(expected="schemas of few levels", got="hundreds of them", do="simplify them") from None
+        stops = (*params.stops, "</tool_call>") if form.one_call and not grammar else params.stops
+        return replace(params, stops=stops, grammar=grammar)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; texts such as the end of turn become their special tokens."""

@@ -124,6 +124,7 @@ def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: flo
         policy_versions=tuple(model.policy_version for _, model in run),
         turn_indices=tuple(index for index, _ in run),
         group_id=group_id,
+        grammars=tuple((model.prompt.length, model.grammar) for _, model in run if model.grammar),
     )
 
 
@@ -175,7 +176,7 @@ def logprobs_by_turn(
 
 
 def datums_sha256(datums: Sequence[Datum]) -> str:
-    """Fingerprint of a step's training data: tokens, images, masks, advantages and log-probabilities, bit for bit."""
+    """Fingerprint of a step's training data, bit for bit: all of a datum but its group."""
     digest = sha256()
     for datum in datums:
         chunks = [
@@ -190,6 +191,7 @@ def datums_sha256(datums: Sequence[Datum]) -> str:
             [value.hex() for value in datum.sampling_logprobs],
             datum.policy_versions,
             datum.turn_indices,
+            *datum.grammars,
         ]
         digest.update(json.dumps(content, separators=(",", ":")).encode())
     return digest.hexdigest()

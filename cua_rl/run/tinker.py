@@ -30,6 +30,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import repository_of
 from cua_rl.sampling.canary import Canary
 from cua_rl.sampling.load import ServerLoad
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.sampler import Sampled, TurnRequest
 from cua_rl.sampling.server import ServedModel
 from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
@@ -291,6 +292,11 @@ class TinkerSampler:
     ) -> tuple[Sampled, AdapterRef | None]:
         """The answer to the prompt as the renderer writes it; raises `SamplingError`."""
         used, params = adapter or self.current, turn.params
+        if params.grammar:
+            what = (
+                "expected no forced tool and no format of the text, which a Tinker service cannot sample; leave it out"
+            )
+            raise RequestRejected(HTTPStatus.BAD_REQUEST, what)
         settings = self._sdk.SamplingParams(
             max_tokens=params.max_tokens,
             temperature=params.temperature,

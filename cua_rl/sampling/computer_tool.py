@@ -81,6 +81,9 @@ class ComputerTool:
         given = request.get("input")
         if is_array(given):
             given = [_read_item(item, failures, FieldPath(f"input[{index}]")) for index, item in enumerate(given)]
+        choice = mapping(request.get("tool_choice"))
+        if _kind_of(choice) is not None or (choice.get("type"), choice.get("name")) == ("function", _CALL):
+            request = {**request, "tool_choice": {"type": "function", "name": COMPUTER_USE.name}}
         return {**request, "tools": tools, "input": given}
 
     def answer(self, parsed: ParsedAnswer, items: Sequence[Item], earlier: Iterable[ToolCall]) -> ParsedAnswer:

@@ -23,6 +23,7 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.host.http_server import serve_app
 from cua_rl.host.request_limits import host_name
+from cua_rl.renderers.answer_form import AnswerForm, read_form
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.openai_items import Conversation, StoredItems, conversation_from_chat, conversation_from_responses
@@ -58,6 +59,8 @@ Api = Literal["responses", "chat"]
 
 MODEL_NAME = "policy"
 """The model name that agents see, whichever adapter serves them."""
+_REFUSALS_OF_GRAMMARS = ("structural tag", "JSON schema")
+"""Parts of vLLM's messages."""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class _Prompt:
     turn: TurnRequest
     request: Mapping[str, object]
     conversation: Conversation
+    form: AnswerForm
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
 
@@ -271,6 +275,7 @@ class Gateway:
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             cached_tokens=sampled.cached_tokens,
+            grammar=prompt.turn.params.grammar,
         )
         answer = Answer(
             turn=turn,
@@ -278,7 +283,7 @@ class Gateway:
             model=MODEL_NAME,
             num_prompt_tokens=len(sampled.prompt_ids),
             num_sampled_tokens=len(sampled.tokens),
-            ignored=self._ignored.find(request, api, rollout.params),
+            ignored=self._ignored.find(request, api, rollout.params, prompt.form),
         )
         return answer, prompt.to_store
 
@@ -307,15 +312,18 @@ class Gateway:
                 "the history"
             )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
-        params = conversation.limit(params)
+        form = read_form(request, conversation.tools, is_chat=not is_responses)
+        params = self._renderer.restrict(conversation.limit(params), form)
         rendered = self._renderer.render(
-            items, conversation.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
+            items, form.tools, max_tokens=self._client.max_model_len, known=rollout.prompt_texts
         )
-        payload = sampling_request(*self._renderer.to_send(items, conversation.tools), params)
+        ends = self._renderer.stop_token_ids
+        payload = sampling_request(*self._renderer.to_send(items, form.tools), params, ends)
         return _Prompt(
             turn=TurnRequest(prompt=rendered, payload=payload, params=params),
             request=images.without_images(request),
             conversation=conversation,
+            form=form,
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
@@ -328,6 +336,12 @@ class Gateway:
         except RequestRejected as rejected:
             if "maximum context length" in rejected.message:
                 raise ContextOverflow(rejected.message) from rejected
+            if prompt.turn.params.grammar and any(word in rejected.message for word in _REFUSALS_OF_GRAMMARS):
+                raise RequestError(
+                    expected="schemas of the text, or of the tools that must be called, that xgrammar can enforce",
+                    got=f"others ({rejected.message})",
+                    do="simplify them",
+                ) from rejected
             has_adapter = (rollout.adapter or self._client.current) is not None
             if (advice := advice_for(rejected, has_adapter=has_adapter)) is not None:
                 rendered = prompt.turn.prompt
@@ -348,7 +362,7 @@ class Gateway:
 
         The parts end before the first of the request's stops, which is in the text because it was sampled.
         """
-        stops, tools = prompt.turn.params.stops, prompt.conversation.tools
+        stops, tools = prompt.conversation.stops, prompt.form.tools
         # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
         # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
@@ -360,6 +374,8 @@ class Gateway:
         is_cut_off = parsed.reasoning is not None and "</think>" not in kept
         if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
             return text, ParsedAnswer(reasoning=None, text=kept, tool_calls=())
+        if prompt.form.one_call:
+            parsed = replace(parsed, tool_calls=parsed.tool_calls[:1])
         if computer is not None:
             earlier = (call for answer in rollout.answers for call in answer.parsed.tool_calls)
             parsed = computer.answer(parsed, prompt.conversation.items, earlier)

@@ -170,7 +170,9 @@ def _is_trained(request: Request) -> bool:
 
 def _require_echo(body: Mapping[str, Any]) -> None:
     """Raise `RequestError` for fields that a Response repeats but that cannot be written as JSON, such as NaN."""
-    echoed = {name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools")}
+    echoed = {
+        name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice")
+    }
     try:
         json.dumps(echoed, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:

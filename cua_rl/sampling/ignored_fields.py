@@ -7,16 +7,18 @@ import logging
 from collections.abc import Mapping
 from typing import Literal
 
+from cua_rl.renderers.answer_form import AnswerForm
+from cua_rl.types.json_values import mapping
 from cua_rl.types.rollout import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
-    "tool_choice": ("auto", {"type": "auto"}),
-    "parallel_tool_calls": (True,),
     "max_tool_calls": (),
     "reasoning": ({},),
     "reasoning_effort": (),
+    "output_config": ({},),
+    "verbosity": (),
     "top_p": (1,),
     "top_k": (),
     "seed": (),
@@ -28,13 +30,11 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "include": ([],),
     "truncation": ("disabled",),
-    "response_format": ({"type": "text"},),
-    "text": ({}, {"format": {"type": "text"}}),
 }
 """With the values that ask for what happens anyway; null is one of them."""
 
 _LIMITS = {"responses": ("max_output_tokens",), "chat": ("max_tokens", "max_completion_tokens")}
-_OF_OTHER_API = {"responses": _LIMITS["chat"], "chat": _LIMITS["responses"]}
+_OF_OTHER_API = {"responses": (*_LIMITS["chat"], "response_format"), "chat": (*_LIMITS["responses"], "text")}
 
 
 class IgnoredFields:
@@ -44,15 +44,22 @@ class IgnoredFields:
         self._warned = set[str]()
 
     def find(
-        self, request: Mapping[str, object], api: Literal["responses", "chat"], params: SamplingParams
+        self, request: Mapping[str, object], api: Literal["responses", "chat"], params: SamplingParams, form: AnswerForm
     ) -> tuple[str, ...]:
-        """The names of the fields of `request` that ask for something, and do nothing; `params` are the run's."""
+        """The names of the fields of `request` that ask for something, and do nothing; `params` are the run's.
+
+        Of the schema of the answer's form, they are the keywords that are not enforced.
+        """
         neutral = {**_WITHOUT_EFFECT, "temperature": (params.temperature,), **dict.fromkeys(_OF_OTHER_API[api], ())}
         ignored = {name for name, values in neutral.items() if request.get(name) not in (None, *values)}
         for name in _LIMITS[api]:
             limit = request.get(name)
             if isinstance(limit, int) and limit > params.max_tokens:
                 ignored.add(name)
+        if api == "responses" and mapping(request.get("text")).get("verbosity") is not None:
+            ignored.add("text.verbosity")
+        schema = "text.format" if api == "responses" else "response_format"
+        ignored |= {f"{schema}: {keyword}" for keyword in form.not_enforced}
         if new := ignored - self._warned:
             self._warned |= new
             logger.warning("without effect in an agent's requests: %s (see docs/agents.md)", ", ".join(sorted(new)))

@@ -13,7 +13,7 @@ from cua_rl.sampling.openai_answers import Answer, event_bytes
 from cua_rl.types.json_values import Json, JsonDict, is_object, mapping
 
 _COMPUTER = "computer_20"
-_KEPT = ("temperature", "top_p", "top_k", "thinking", "tool_choice", "stream")
+_KEPT = ("temperature", "top_p", "top_k", "thinking", "stream")
 
 
 def _schema(required: str, **kinds: str) -> JsonDict:
@@ -59,7 +59,13 @@ def responses_request(body: Json) -> JsonDict:
         _tool(mapping_at(tool, FieldPath(f"tools[{index}]")), FieldPath(f"tools[{index}]"))
         for index, tool in enumerate(optional_list_at(body.get("tools"), FieldPath("tools")))
     ]
+    choice, output = mapping(body.get("tool_choice")), dict(mapping(body.get("output_config")))
+    text_format = output.pop("format", None) or body.get("output_format")  # the earlier name
     return {
+        "tool_choice": _choice(choice) if choice else body.get("tool_choice"),
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+        "text": {"format": text_format},
+        "output_config": output,
         "input": items,
         "instructions": "\n".join(_texts(body.get("system"), FieldPath("system"))) or None,
         "tools": tools,
@@ -174,6 +180,16 @@ def _parts(blocks: object, at: FieldPath) -> list[JsonDict]:
             case kind:
                 raise place.error("a block of text or an image", kind, "send text or a screenshot")
     return parts
+
+
+def _choice(choice: Json) -> object:
+    match choice.get("type"):
+        case "any":
+            return "required"
+        case "tool":
+            return {"type": "function", "name": choice.get("name")}
+        case kind:
+            return kind
 
 
 def _texts(system: object, at: FieldPath) -> list[str]:

@@ -45,10 +45,10 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
         "output": output_items(answer),
         "instructions": request.get("instructions"),
         "metadata": request.get("metadata") or {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.get("parallel_tool_calls") is not False,
         "temperature": request.get("temperature"),
         "top_p": request.get("top_p"),
-        "tool_choice": "auto",
+        "tool_choice": request.get("tool_choice") or "auto",
         "tools": request.get("tools") or [],
         "store": False,
         "usage": {

@@ -58,6 +58,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         "max-num-seqs": config.max_num_seqs or DEFAULT_NUM_SEQS,
         "limit-mm-per-prompt": json.dumps({"image": config.max_images or DEFAULT_IMAGES, "video": 0}),
         "logprobs-mode": "processed_logprobs",
+        "structured-outputs-config": json.dumps({"backend": "xgrammar"}),  # with which the trainer recomputes masks
         "generation-config": "vllm",
         "uvicorn-log-level": "warning",
         "middleware": "cua_rl.sampling.vllm_access.RequireKey",

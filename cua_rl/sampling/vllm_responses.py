@@ -14,14 +14,19 @@ from cua_rl.types.rollout import Chunk, EncodedTextChunk, ModelInput, SamplingPa
 RESPONSES_PATH = "/v1/responses"
 
 
-def sampling_request(items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams) -> dict[str, object]:
+def sampling_request(
+    items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, ends: Sequence[int] = ()
+) -> dict[str, object]:
     """A request to sample unmodified and report every token; the end of turn is text, which vLLM needs for logprobs.
 
-    Its images are objects: `HttpClient` encodes those that `KnownImages` does not leave out.
+    `ends` are the tokens that end an answer that is held to a grammar. The request's images are objects: `HttpClient`
+    encodes those that `KnownImages` does not leave out.
     """
     conversation = responses_input(items, lambda image: image)
     name_images(conversation)
+    held = {"structured_outputs": {"structural_tag": params.grammar}, "stop_token_ids": list(ends)}
     return {
+        **(held if params.grammar else {}),
         "input": conversation,
         "tools": responses_tools(tools),
         "temperature": params.temperature,

@@ -1,11 +1,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Log-probabilities of given tokens, in float32, without ever holding [n, vocabulary] logits for the whole batch."""
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from cua_rl.training.grammars import AllowedTokens
 
 _MAX_LOGITS = 2**25
 """Logits held at a time, at most: 128 MiB in float32."""
@@ -19,25 +23,28 @@ class TokenScores(NamedTuple):
     """Entropy of the token's whole distribution in nats; no gradient."""
 
 
-def token_scores(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
+def token_scores(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, allowed: AllowedTokens | None = None
+) -> TokenScores:
     """log softmax(hidden @ weight.T / temperature) at `targets`, and the entropy of that softmax.
 
-    hidden [n, hidden], weight [vocabulary, hidden], targets [n]. Memory does not grow with n * vocabulary, neither
-    forward nor backward.
+    hidden [n, hidden], weight [vocabulary, hidden], targets [n]; the softmax is over the tokens that are `allowed`,
+    None for all. Memory does not grow with n * vocabulary, neither forward nor backward.
     """
     if not (weight.requires_grad and torch.is_grad_enabled()):
-        return TokenScores(*_FrozenHead.apply(hidden, weight, targets, temperature))  # type: ignore[misc]
+        return TokenScores(*_FrozenHead.apply(hidden, weight, targets, temperature, allowed))  # type: ignore[misc]
 
     # a trained head takes plain autograd; the backward pass recomputes the logits
-    def score(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
+    def score(part: Tensor, part_targets: Tensor, part_allowed: AllowedTokens | None) -> tuple[Tensor, Tensor]:
         logits = _logits(part, _matrix(weight)) / temperature
+        if part_allowed is not None:
+            logits = part_allowed.forbid_others(logits)
         normaliser = logits.logsumexp(dim=1, keepdim=True)
         with torch.no_grad():
             entropies = _entropies((logits - normaliser).exp_(), logits, normaliser)
         return (logits.gather(1, part_targets[:, None]) - normaliser)[:, 0], entropies
 
-    parts = zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True)
-    scores = [checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts]
+    scores = [checkpoint(score, *part, use_reentrant=False) for part in _parts(hidden, targets, allowed, weight)]
     return TokenScores(
         torch.cat([logprobs for logprobs, _ in scores]), torch.cat([entropies for _, entropies in scores])
     )
@@ -51,15 +58,17 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override] - torch's own takes anything
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, allowed: AllowedTokens | None
     ) -> tuple[Tensor, Tensor]:
         needs_gradient: bool = ctx.needs_input_grad[0]
         logprobs, entropies, directions = [], [], []
         matrix = _matrix(weight)
-        for part, part_targets in zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True):
+        for part, part_targets, part_allowed in _parts(hidden, targets, allowed, weight):
             logits = _logits(part, matrix)
             if temperature != 1.0:
                 logits.div_(temperature)
+            if part_allowed is not None:
+                part_allowed.forbid_others(logits)
             # log p = logit - normaliser where a row is largest: p there is at least 1 / vocabulary, so its log is
             # exact, and no other pass over the exponentials is needed
             largest, where = logits.max(dim=1, keepdim=True)
@@ -78,9 +87,9 @@ class _FrozenHead(torch.autograd.Function):
         return torch.cat(logprobs), together
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (directions,) = ctx.saved_tensors
-        return directions * gradients[0][:, None].to(directions.dtype), None, None, None
+        return directions * gradients[0][:, None].to(directions.dtype), None, None, None, None
 
 
 def gradient_directions(probabilities: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
@@ -100,8 +109,13 @@ def _entropies(probabilities: Tensor, logits: Tensor, normaliser: Tensor) -> Ten
     return normaliser[:, 0] - expected_logits[:, 0, 0]
 
 
-def _chunks(rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(max(1, _MAX_LOGITS // weight.shape[0]))
+def _parts(
+    hidden: Tensor, targets: Tensor, allowed: AllowedTokens | None, weight: Tensor
+) -> Iterator[tuple[Tensor, Tensor, AllowedTokens | None]]:
+    """As many tokens at a time as `_MAX_LOGITS` has room for."""
+    size = max(1, _MAX_LOGITS // weight.shape[0])
+    masks = repeat(None) if allowed is None else allowed.split(size)
+    return zip(hidden.split(size), targets.split(size), masks, strict=False)
 
 
 def _matrix(weight: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from cua_rl.training.batching import MicroBatch
 from cua_rl.training.checkpoint import gather_whole, shard_like
 from cua_rl.training.config import LoraSpec, TrainerConfig
 from cua_rl.training.context import ALONE, Context
+from cua_rl.training.grammars import AllowedTokens
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
     ATTENTION_KERNELS,
@@ -168,8 +169,16 @@ class PolicyModel:
                 f"all weights are, got {self._config.sharding!r}; train an adapter on the language model"
             )
 
-    def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
+    def scores(
+        self,
+        micro_batch: MicroBatch,
+        features: Mapping[str, Tensor],
+        temperature: float,
+        allowed: AllowedTokens | None = None,
+    ) -> TokenScores:
         """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`.
+
+        They are those among the tokens that are `allowed`, None for all.
 
         Ranks that share a row call this together, and each gets the values of all its tokens.
         """
@@ -201,8 +210,11 @@ class PolicyModel:
         hidden = output.last_hidden_state[0]
         # targets are in the order of the row, so those of a rank are neighbours
         places = [micro_batch.num_predicted(bound) for bound in context.bounds(micro_batch.num_tokens)]
-        targets = micro_batch.targets[places[context.rank] : places[context.rank + 1]].to(self.device)
-        own = token_scores(hidden, self.base.lm_head.weight, targets, temperature)
+        ours = slice(places[context.rank], places[context.rank + 1])
+        targets = micro_batch.targets[ours].to(self.device)
+        if allowed is not None:
+            allowed = AllowedTokens(allowed.rows[ours].to(self.device), allowed.masks.to(self.device))
+        own = token_scores(hidden, self.base.lm_head.weight, targets, temperature, allowed)
         counts = [end - start for start, end in pairwise(places)]
         return TokenScores(*(context.gather_scores(values, counts) for values in own))
 

@@ -28,6 +28,7 @@ from cua_rl.training.batching import (
 from cua_rl.training.config import ROW_TOKENS, VISION_CACHE_GIB, TrainerConfig
 from cua_rl.training.device_memory import limit_memory, release_memory, shortage
 from cua_rl.training.folders import write_folder
+from cua_rl.training.grammars import Grammars
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import TokenLoss
@@ -83,6 +84,7 @@ class Trainer:
         self._context = self._ranks.share_rows(config.context_parallel)
         self.model = PolicyModel(config, self._ranks.place, self._context)
         self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
+        self._grammars = Grammars(config.model_path, self.model.vocabulary_size)
         self._cache = FeatureCache(
             int(2**30 * (VISION_CACHE_GIB if config.vision_cache_gib is None else config.vision_cache_gib))
         )
@@ -399,7 +401,8 @@ class Trainer:
                 backward=backward,
                 adapter=adapter and not self.model.trains_base,
             )
-        return self.model.scores(micro_batch, features, temperature)
+        allowed = self._grammars.allowed_tokens([batch.datums[index] for index in micro_batch.datum_indices])
+        return self.model.scores(micro_batch, features, temperature, allowed)
 
     def _features_of(self, batch: _Batch, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
         """Features from the vision tower; a frozen one encodes a screenshot again only if the cache has dropped it."""

@@ -66,3 +66,15 @@ def test_the_fingerprint_sees_the_last_bit_of_a_log_probability() -> None:
 
     assert datums_sha256(datums) == datums_sha256(list(datums))
     assert datums_sha256(datums) != datums_sha256([moved])
+
+
+def test_a_grammar_goes_with_the_turn_that_was_held_to_it_into_the_fingerprint_too() -> None:
+    first = replace(model_turn(prompt(text(1, 2)), sampled=(7, 8)), grammar="one")
+    free = model_turn(prompt(text(1, 2, 7, 8, 4)), sampled=(6,))
+    last = replace(model_turn(prompt(text(1, 2, 7, 8, 4, 6), image(b"a"), text(5)), sampled=(3,)), grammar="two")
+
+    (datum,) = build_datums(rollout(first, free, last), 0.5, IMAGE_TOKEN).datums
+
+    assert datum.grammars == ((2, "one"), (9, "two"))  # 1 2 [7 8] 4 [6] a a 5 [3]
+    others = [replace(datum, grammars=one) for one in ((), datum.grammars[:1], ((2, "two"), (9, "one")))]
+    assert len({datums_sha256([one]) for one in (datum, *others)}) == 4

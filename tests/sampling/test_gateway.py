@@ -340,13 +340,13 @@ async def test_fields_without_effect_are_named_in_a_header_and_logged_once(
             model="policy",
             messages=[{"role": "user", "content": "hi"}],
             stream=stream,
-            extra_body={"tool_choice": "required", "temperature": 0.0, "max_tokens": 1000, "stop": "x", "seed": None},
+            extra_body={"top_p": 0.5, "temperature": 0.0, "max_tokens": 1000, "stop": "x", "seed": None},
         )
-        assert named.headers["CUA-Ignored"] == "max_tokens, temperature, tool_choice"
+        assert named.headers["CUA-Ignored"] == "max_tokens, temperature, top_p"
 
     assert "CUA-Ignored" not in silent.headers
     assert [record.getMessage() for record in caplog.records if "without effect" in record.getMessage()] == [
-        "without effect in an agent's requests: max_tokens, temperature, tool_choice (see docs/agents.md)"
+        "without effect in an agent's requests: max_tokens, temperature, top_p (see docs/agents.md)"
     ]
 
 

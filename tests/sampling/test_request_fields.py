@@ -24,13 +24,10 @@ PLAIN: dict[Api, dict[str, Any]] = {
     },
 }
 IGNORED: dict[str, Any] = {
-    "tool_choice": "required",
-    "parallel_tool_calls": False,
     "max_tool_calls": 1,
     "reasoning": {"effort": "high", "summary": "auto"},
     "reasoning_effort": "high",
-    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
-    "text": {"format": {"type": "json_object"}},
+    "verbosity": "low",
     "temperature": 0.1,
     "top_p": 0.2,
     "seed": 3,
@@ -59,7 +56,8 @@ REFUSED: dict[str, Any] = {
 }
 HONOURED = {
     *("input", "messages", "instructions", "tools", "stream", "stream_options"),
-    # see test_gateway.py
+    # see test_answer_form.py and test_gateway.py
+    *("tool_choice", "parallel_tool_calls", "text", "response_format"),
     *("stop", "max_tokens", "max_output_tokens", "max_completion_tokens", "previous_response_id", "item_reference"),
 }
 

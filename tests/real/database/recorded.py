@@ -104,6 +104,7 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
         started_at=1.7e9 + rng.random(),
         duration_s=rng.random(),
         cached_tokens=rng.randrange(100),
+        grammar='{"type": "structural_tag", "begin": "\\u0000"}' if index % 2 else "",
     )
     done = AgentTurn(
         response_id=model.response_id,

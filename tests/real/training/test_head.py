@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cua_rl.training import head
+from cua_rl.training.grammars import AllowedTokens
 from tests.rounding import assert_equal_but_for_rounding
 
 NUM_ROUNDINGS = 8 + 50 + 50 + 11
@@ -31,6 +32,69 @@ def test_chunked_logprobs_and_gradients_equal_the_plain_ones(monkeypatch: pytest
     assert not entropies.requires_grad
     for one, other in zip(found, torch.autograd.grad((plain * factors).sum(), inputs), strict=True):
         assert_equal_but_for_rounding(one, other, NUM_ROUNDINGS)
+
+
+def restrict(num_tokens: int, vocabulary: int, targets: torch.Tensor) -> tuple[AllowedTokens, torch.Tensor]:
+    """Random tokens allowed beside the targets, all for every third one, and for token 1 nothing else; and which."""
+    is_allowed = (torch.rand(num_tokens, vocabulary) < 0.3).scatter_(1, targets[:, None], True)
+    is_allowed[::3] = True
+    is_allowed[1] = torch.arange(vocabulary) == targets[1]
+    masks, rows = (
+        [torch.full((-(-vocabulary // 32),), -1, dtype=torch.int32)],
+        torch.zeros(num_tokens, dtype=torch.long),
+    )
+    for place in (place for place in range(num_tokens) if place % 3):
+        rows[place] = len(masks)
+        words = [0] * len(masks[0])
+        for token in is_allowed[place].nonzero()[:, 0].tolist():
+            words[token // 32] |= 1 << token % 32
+        masks.append(torch.tensor([word - 2**32 if word >= 2**31 else word for word in words], dtype=torch.int32))
+    return AllowedTokens(rows, torch.stack(masks)), is_allowed
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_softmax_over_allowed_tokens_has_its_closed_form_gradient(
+    monkeypatch: pytest.MonkeyPatch, trained: bool, temperature: float
+) -> None:
+    """d log p(target) / d hidden: (w_target - sum of p w over allowed tokens) / temperature; 0 for a sure token."""
+    monkeypatch.setattr(head, "_MAX_LOGITS", 3 * 50)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 8, requires_grad=True), torch.randn(50, 8, requires_grad=trained)
+    targets = torch.randint(50, (11,))
+    allowed, is_allowed = restrict(11, 50, targets)
+
+    logprobs, entropies = head.token_scores(hidden, weight, targets, temperature, allowed)
+    (found,) = torch.autograd.grad(logprobs.sum(), hidden)
+
+    rows, matrix = hidden.detach().double(), weight.detach().double()
+    odds = (rows @ matrix.T / temperature).exp() * is_allowed
+    probabilities = odds / odds.sum(1, keepdim=True)
+    expected = probabilities.gather(1, targets[:, None])[:, 0].log()
+    assert_equal_but_for_rounding(logprobs.detach(), expected.float(), NUM_ROUNDINGS)
+    entropy = -torch.special.xlogy(probabilities, probabilities).sum(1)
+    assert_equal_but_for_rounding(entropies, entropy.float(), NUM_ROUNDINGS)
+    gradient = (matrix[targets] - probabilities @ matrix) / temperature
+    assert_equal_but_for_rounding(found, gradient.float(), NUM_ROUNDINGS)
+    assert (logprobs[1], entropies[1], found[1].abs().max()) == (0.0, 0.0, 0.0)
+    unrestricted = head.token_scores(hidden, weight, targets, temperature).logprobs.detach()
+    assert torch.equal(logprobs[::3].detach(), unrestricted[::3])
+    assert (logprobs.detach() - unrestricted)[2] > 0.1
+
+
+def test_the_gradient_of_a_trained_head_leaves_forbidden_tokens_alone() -> None:
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(1, 8), torch.randn(50, 8, requires_grad=True), torch.tensor([7])
+    mask = torch.tensor([[-1, -1], [1 << 7 | 1 << 9, 1 << 3]], dtype=torch.int32)  # tokens 7, 9 and 35
+
+    scores = head.token_scores(hidden, weight, targets, 1.0, AllowedTokens(torch.tensor([1]), mask))
+    (found,) = torch.autograd.grad(scores.logprobs.sum(), weight)
+
+    assert found.abs().sum(1).nonzero()[:, 0].tolist() == [7, 9, 35]
+    step = 1e-3 * found
+    higher = head.token_scores(hidden, (weight + step).detach(), targets, 1.0, AllowedTokens(torch.tensor([1]), mask))
+    rise = (higher.logprobs - scores.logprobs).item()
+    assert rise == pytest.approx(1e-3 * found.square().sum().item(), rel=0.02)  # a finite difference along it
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.9, 0.98, 0.99, 0.999, 0.9999])
