@@ -70,7 +70,7 @@ class Grammars:
                         raise TrainingError(
                             f"expected sampled tokens that their grammar allows, got {tokens[place]} at position "
                             f"{place} of {datum.rollout_id!r}; install the model server's xgrammar, and start the "
-                            "server with --structured-outputs-config.backend xgrammar"
+                            "server with the options of docs/models.md"
                         )
         return AllowedTokens(rows, torch.stack(masks))
 
