@@ -3,12 +3,17 @@
 Each check trains a second model in the same way without a kill, for what must come out.
 """
 
+import random
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 from tinker import types
 from tinker.proto.tinker_public_pb2 import ForwardBackwardOutput
 
 from tinker_conformance import data
 from tinker_conformance.expect import expect, expect_close
+from tinker_conformance.learner import learn
 from tinker_conformance.model_checks import probe, train
 from tinker_conformance.server import Server, client_of, wait
 from tinker_conformance.text_checks import SAME
@@ -112,3 +117,31 @@ def saved_weights_survive(server: Server) -> None:
     for each in (resumed, model):
         train(each, 2)
     expect_close(probe(resumed), probe(model), SAME, "log-probabilities of the model that was saved")
+
+
+def a_run_goes_through_kills_at_any_point(server: Server) -> None:
+    """A policy learns from samples, once undisturbed and once through four kills, while its client goes on."""
+    stages: list[tuple[str, dict[str, object]]] = []
+    rng = random.Random(1)
+    kills = sorted(rng.sample(range(1, 16), 4))
+
+    def tell(stage: str, facts: dict[str, object]) -> None:
+        stages.append((stage, facts))
+        if len(stages) in kills:
+            restarts.append(pool.submit(_restart_after, server, rng.uniform(0.0, 0.5)))
+
+    restarts: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        learn(server, 4, tell)
+        for restart in restarts:
+            restart.result()
+    expect(len(restarts) == len(kills), f"{len(kills)} kills", len(restarts))
+    undisturbed: list[tuple[str, dict[str, object]]] = []
+    learn(server, 4, lambda stage, facts: undisturbed.append((stage, facts)))
+    for got, wanted in zip(stages, undisturbed, strict=True):
+        expect(got == wanted, f"{wanted}, as without a kill", got)
+
+
+def _restart_after(server: Server, delay_s: float) -> None:
+    time.sleep(delay_s)
+    server.restart()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import chz
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cua_rl.command_line.fields import check_numbers, setting, with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config
@@ -189,6 +190,9 @@ async def prepare(config: ServeTinkerConfig, environ: Mapping[str, str]) -> Prep
 
 async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory, key: str | None) -> None:
     config, model_path = prepared.config, prepared.config.server.model_path
+    app: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
+    serving = await stack.enter_async_context(AsyncExitStack())
+    address = await serving.enter_async_context(serve_app(_once_there(app), config.host, config.port, grace_s=1))
     engine = make_engine(await start_database(stack, prepared.database_url, folder.path), pool_size=10)
     stack.push_async_callback(engine.dispose)
     store = Store(engine)
@@ -225,9 +229,22 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     )
     working = asyncio.create_task(models.run(), name="models")
     stack.push_async_callback(_end, working)
-    address = await stack.enter_async_context(serve_app(service.app(), config.host, config.port, grace_s=1))
+    stack.push_async_callback(serving.aclose)  # before what it serves with
+    app.set_result(service.app())
     print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
     await working
+
+
+def _once_there(app: asyncio.Future[ASGIApp]) -> ASGIApp:
+    """An app whose requests wait for another one: where nobody listens, the SDK gives many requests up after a minute,
+    less than a service may take to be started again.
+    """
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await (await asyncio.shield(app))(scope, receive, send)
+
+    return wait
 
 
 def base_model_name(model_name: str | None, model_path: Path) -> str:

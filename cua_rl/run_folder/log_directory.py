@@ -23,6 +23,7 @@ from typing import Any, Literal, Self, cast
 from cua_rl.host.system import is_locked
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
 from cua_rl.run_folder.checkpoints import find_damage
+from cua_rl.training.folders import mend_folders
 from cua_rl.types.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
@@ -209,10 +210,8 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
                 else:
                     entry.unlink()
             write_text(path / "metrics.jsonl", "")
-        for replaced in path.glob("*weights/.*.replaced-*"):  # killed between the two renames of training/folders.py
-            complete = replaced.with_name(replaced.name[1:].rpartition(".replaced-")[0])
-            if not complete.exists():
-                replaced.rename(complete)
+        for parent in (*path.glob("*weights"), *path.glob("*weights/*")):  # a Tinker service has a folder per model
+            mend_folders(parent)
     except BaseException:
         os.umask(umask)
         os.close(lock)

@@ -52,7 +52,8 @@ class VllmServer:
     """A vLLM server process owned by the run; an async context manager, ready when entered.
 
     It listens on a Unix socket in a folder that other users cannot enter, or on a loopback port if one is configured,
-    and requires the key. If it dies, it is restarted at the same address, at most `max_restarts` times in a run.
+    and requires the key. If it dies, it is restarted at the same address, at most `max_restarts` times without having
+    served for `steady_s` in between.
     """
 
     def __init__(
@@ -63,12 +64,16 @@ class VllmServer:
         make_command: Callable[[ServerConfig, str], Sequence[str]] = vllm_command,
         max_restarts: int = 5,
         backoff_s: float = 1.0,
+        steady_s: float = 600.0,
     ) -> None:
         self._config = config
         self._log_path = log_path
         self._make_command = make_command
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
+        self._steady_s = steady_s
+        self._num_deaths = 0
+        """Without steady service in between."""
         self._folder = Path()
         self.base_url = ""
         self._process: OwnedProcess | None = None
@@ -173,8 +178,11 @@ class VllmServer:
     async def _keep_alive(self) -> None:
         while self._failure is None:
             assert self._process is not None
+            began = time.monotonic()
             status = await self._process.wait()
             self._ready.clear()
+            if time.monotonic() - began >= self._steady_s:
+                self._num_deaths = 0
             logger.error("model server ended status=%d; the log ends:\n%s", status, self._process.log_tail(10))
             await self._stop()
             try:
@@ -186,12 +194,13 @@ class VllmServer:
     async def _restart(self, status: int) -> None:
         """Start again; a failed start counts as another crash."""
         while True:
-            if self.num_restarts >= self._max_restarts:
+            self._num_deaths += 1
+            if self._num_deaths > self._max_restarts:
                 raise SamplingError(
-                    f"the model server died {self.num_restarts + 1} times, the last time with status {status}, "
+                    f"the model server died {self._num_deaths} times, the last time with status {status}, "
                     f"and is given up; read {self._log_path}"
                 )
-            await asyncio.sleep(self._backoff_s * 2**self.num_restarts)
+            await asyncio.sleep(self._backoff_s * 2 ** (self._num_deaths - 1))
             self.num_restarts += 1
             try:
                 await self._start()

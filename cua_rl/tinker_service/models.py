@@ -212,13 +212,22 @@ class Models:
                 run.num_steps += isinstance(work, OptimConfig)
                 is_due = isinstance(work, OptimConfig) and time.monotonic() >= run.snapshot_due_at
                 if is_due or isinstance(work, Load):
-                    await self._places.save_snapshot(run, model, run.next_seq)
+                    await self._save_snapshot(run, model)
         except TrainerDeathError:
             raise
         except (TrainingError, ConfigError, DiskFullError, RequestRefused) as error:
             logger.warning("request %s:%d (%s) failed: %s", run.id, run.next_seq, request.kind, error)
             category = "user" if isinstance(error, RequestRefused) else "server"
             await self._end(run, status, _Outcome(answer=_failure(str(error), category)))
+
+    async def _save_snapshot(self, run: ModelRun, model: Trained) -> None:
+        """Save a snapshot after a request, which counts even if this fails; raises `TrainerDeathError`."""
+        try:
+            await self._places.save_snapshot(run, model, run.next_seq)
+        except TrainerDeathError:
+            raise
+        except (TrainingError, DiskFullError) as error:
+            logger.warning("no snapshot after %s:%d, the next step tries again: %s", run.id, run.next_seq, error)
 
     async def _end(self, run: ModelRun, status: str, outcome: _Outcome) -> None:
         """Record the end of a request with all that follows from it, in one transaction."""

@@ -33,6 +33,16 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+def mend_folders(parent: Path) -> None:
+    """Undo or complete what processes that were killed in `write_folder` have left in a folder."""
+    for replaced in parent.glob(".*.replaced-*"):  # killed between the two renames
+        complete = replaced.with_name(replaced.name[1:].rpartition(".replaced-")[0])
+        if not complete.exists():
+            replaced.rename(complete)
+    for leftover in (*parent.glob(".*.replaced-*"), *parent.glob(".*.partial-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
 def link_folder(source: Path, path: Path) -> None:
     """Make the folder `path` with the files of `source`, which nobody changes: without writing them, if possible."""
 

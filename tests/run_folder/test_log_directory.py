@@ -304,6 +304,20 @@ def test_an_adapter_that_was_being_replaced_when_its_writer_was_killed_comes_bac
     assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000010", "000020"]
 
 
+def test_what_was_half_written_when_a_tinker_service_was_killed_is_mended_in_the_folder_of_each_model(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.json").write_text("{}")
+    for name in (".end.replaced-7", ".half.replaced-7", ".half.partial-8", "half", ".new.partial-7"):
+        (tmp_path / "weights" / "model.train.0" / name).mkdir(parents=True)
+
+    with prepare_log_directory(tmp_path, "resume"):
+        pass
+
+    assert sorted(path.name for path in (tmp_path / "weights" / "model.train.0").iterdir()) == ["end", "half"]
+
+
 def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:

@@ -67,6 +67,17 @@ async def test_a_server_that_keeps_dying_is_given_up(folder: Path, tmp_path: Pat
             await ask_until_it_fails(client)
 
 
+async def test_a_server_that_has_served_for_a_while_between_its_deaths_is_not_given_up(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with make_server(folder, tmp_path, max_restarts=1, steady_s=0.0) as server:
+        for num_deaths in (1, 2, 3):
+            os.kill(server_pids(server.base_url.removeprefix("unix:"))[0], signal.SIGKILL)
+            while server.num_restarts < num_deaths:
+                await asyncio.sleep(0.05)
+            await server.wait_until_ready()
+
+
 async def ask_until_it_fails(client: SamplingClient) -> None:
     while True:
         await client.respond("/v1/responses", {"input": "hi", "max_output_tokens": 4})

@@ -16,7 +16,7 @@ from cua_rl.tinker_service.data import Reader
 from cua_rl.tinker_service.messages import FLOAT32, INT64, new_message
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import TrainingError
+from cua_rl.types.errors import DiskFullError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum, ModelInput
 
 IMAGE_TOKEN = 90
@@ -86,6 +86,7 @@ class FakeModel:
     weight: float = 0.0
     gradient: float | None = None
     num_steps: int = 0
+    is_disk_full: bool = False
 
     async def forward_backward(
         self,
@@ -120,6 +121,8 @@ class FakeModel:
         )
 
     async def save_state(self, path: Path) -> None:
+        if self.is_disk_full:
+            raise DiskFullError("expected room on the disk, got none")
         path.mkdir(parents=True, exist_ok=True)
         (path / "state.json").write_text(json.dumps([self.weight, self.num_steps]))
 

@@ -54,6 +54,19 @@ async def test_a_pass_that_failed_fails_again_when_it_is_repeated(url: str, tmp_
         assert await weight_of(client, model_id, 5) == 3.0  # 0.5 * 6: only the pass after the failed one
 
 
+async def test_a_step_whose_snapshot_finds_no_room_counts_and_is_there_after_a_kill(url: str, tmp_path: Path) -> None:
+    async with running(url, tmp_path) as client:
+        model_id = await client.create(await client.session())
+        (model,) = client.host.models.values()
+        model.is_disk_full = True
+        await client.train(text_pass(model_id, 1))
+        assert "metrics" in (await client.result(await client.step(model_id, 2))).json()
+    async with running(url, tmp_path) as client:
+        await client.train(text_pass(model_id, 3))
+        assert "metrics" in (await client.result(await client.step(model_id, 4))).json()
+        assert await weight_of(client, model_id, 5) == 3.0  # two steps of 0.5 * 3
+
+
 async def test_answers_samplers_and_checkpoints_survive(url: str, tmp_path: Path) -> None:
     async with running(url, tmp_path) as client:
         session_id = await client.session()
