@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS=never UV_CUSTOM_COMPILE_COMMAND=scripts/lock.sh MACOS
 
 LINUX=x86_64-manylinux_2_35 # glibc of Ubuntu 22.04
 VERSIONS=(3.11 3.12 3.13)
-RUN=(--extra wandb --extra gbox --extra ray)
+RUN=(--extra wandb --extra gbox --extra ray --extra tinker)
 ALL=("${RUN[@]}" --extra browser --extra trajectories --extra dev)
 mode=${1:-write}
 failed=0
