@@ -189,7 +189,7 @@ async def prepare(config: ServeTinkerConfig, environ: Mapping[str, str]) -> Prep
 
 
 async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory, key: str | None) -> None:
-    config, model_path = prepared.config, prepared.config.server.model_path
+    config = prepared.config
     app: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
     serving = await stack.enter_async_context(AsyncExitStack())
     address = await serving.enter_async_context(serve_app(_once_there(app), config.host, config.port, grace_s=1))
@@ -197,7 +197,29 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     stack.push_async_callback(engine.dispose)
     store = Store(engine)
     told = await admit_keys(store, key, config.new_key)
-    trainer, sampler = await _start_engines(stack, prepared, folder.path)
+    opened = await open_service(stack, prepared, folder.path, store)
+    stack.push_async_callback(serving.aclose)  # before what it serves with
+    app.set_result(opened.service.app())
+    name = opened.service.served.name
+    print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
+    await opened.working
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A service that carries out requests, and the engines behind it."""
+
+    service: Service
+    trainer: TrainingClient
+    sampler: SamplingClient
+    working: asyncio.Task[None]
+    """Ends only with an error."""
+
+
+async def open_service(stack: AsyncExitStack, prepared: Prepared, folder: Path, store: Store) -> Opened:
+    """Start trainer and model servers, and take up what an earlier process has left in folder and store."""
+    config, model_path = prepared.config, prepared.config.server.model_path
+    trainer, sampler = await _start_engines(stack, prepared, folder)
     image_settings = prepared.renderer.image_settings
     assert image_settings is not None, "other renderers have been refused"
     reader = Reader(
@@ -205,16 +227,11 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
         image_token_id=prepared.renderer.image_token_id,
         vocab_size=load_model_sizes(model_path).vocabulary,
         max_tokens=sampler.max_model_len,
+        decode=prepared.renderer.decode,
     )
     name = base_model_name(config.model_name, model_path)
-    models = Models(
-        Host(trainer=trainer, config=config.trainer),
-        store,
-        reader,
-        folder.path,
-        base_model=name,
-        max_models=config.max_models,
-    )
+    host = Host(trainer=trainer, config=config.trainer)
+    models = Models(host, store, reader, folder, base_model=name, max_models=config.max_models)
     await models.load()
     samplers = Samplers(sampler, store, reader, name)
     stack.push_async_callback(samplers.close)
@@ -229,10 +246,7 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     )
     working = asyncio.create_task(models.run(), name="models")
     stack.push_async_callback(_end, working)
-    stack.push_async_callback(serving.aclose)  # before what it serves with
-    app.set_result(service.app())
-    print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
-    await working
+    return Opened(service=service, trainer=trainer, sampler=sampler, working=working)
 
 
 def _once_there(app: asyncio.Future[ASGIApp]) -> ASGIApp:

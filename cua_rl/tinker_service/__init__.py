@@ -5,5 +5,6 @@ messages   what the SDK sends and reads: protobuf messages, JSON fields
 data       the SDK's data as ours; what cannot be expressed is refused
 models     models being trained: requests in order and once only, restored after a crash
 sampling   sampling sessions and samples
+trained_sequences   what the monitor shows of a step
 store      everything that survives the process, in Postgres
 """

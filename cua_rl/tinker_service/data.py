@@ -5,7 +5,7 @@ tokens, inputs and last target, with what belongs to a target at the target's ow
 """
 
 from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import isfinite
@@ -71,6 +71,8 @@ class Reader:
     vocab_size: int
     max_tokens: int
     """Of a sequence."""
+    decode: Callable[[Sequence[int]], str]
+    """The text of tokens."""
     _known_images: set[str] = field(default_factory=set[str])
     """Hashes of images that have been decoded without an error."""
 

@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,10 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Executable, delete, func, select, update
+from sqlalchemy import Connection, Executable, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Training
+from cua_rl.database.rows import Scope
 from cua_rl.database.tinker_models import TinkerCheckpoint, TinkerModel, TinkerRequest, TinkerSampler, TinkerSession
 from cua_rl.events import (
     CheckpointSaved,
@@ -32,6 +33,7 @@ from cua_rl.tinker_service.data import Reader
 from cua_rl.tinker_service.places import ModelRun, Places, Trained, TrainerHost, Waiting, step_metrics
 from cua_rl.tinker_service.requests import Load, Save, Work, read_work
 from cua_rl.tinker_service.store import Store
+from cua_rl.tinker_service.trained_sequences import write_sequences
 from cua_rl.training.config import OptimConfig
 from cua_rl.types.errors import ConfigError, DiskFullError, TrainerDeathError, TrainingError
 
@@ -58,6 +60,7 @@ class _Outcome:
     answer: bytes
     statements: Sequence[Executable] = ()
     events: Sequence[Event] = ()
+    more: Callable[[Connection, Scope], None] | None = None
 
 
 class Models:
@@ -234,9 +237,15 @@ class Models:
         of_request = (TinkerRequest.model_id == run.id) & (TinkerRequest.seq_id == run.next_seq)
         ended = update(TinkerRequest).where(of_request)
         ended = ended.values(status=status, answer=outcome.answer, ended_at=func.now())
-        await self._record(run, (ended, *outcome.statements), outcome.events)
+        await self._record(run, (ended, *outcome.statements), outcome.events, outcome.more)
 
-    async def _record(self, run: ModelRun, statements: Sequence[Executable], events: Sequence[Event]) -> None:
+    async def _record(
+        self,
+        run: ModelRun,
+        statements: Sequence[Executable],
+        events: Sequence[Event],
+        more: Callable[[Connection, Scope], None] | None = None,
+    ) -> None:
         """Write what happened in a run for the monitor, with statements, in one transaction."""
         if events and run.scope.training_id is None:
             config = {"model_name": self._base_model, "lora_rank": run.lora_rank, "seed": run.seed, "tinker": run.id}
@@ -245,7 +254,8 @@ class Models:
                 run_name=run.name, log_path=str(self._folder), config=config, first_step=step, total_steps=step
             )
             events = [started, *events]
-        run.scope = await self._store.write(*statements, events=events, scope=run.scope)
+            run.scope = Scope(image_token_id=self._reader.image_token_id)
+        run.scope = await self._store.write(*statements, events=events, scope=run.scope, more=more)
 
     def _step(self, run: ModelRun, answer: bytes) -> _Outcome:
         """An optimizer step as a step of the monitor."""
@@ -263,11 +273,15 @@ class Models:
                 metrics=step_metrics([metrics for *_, metrics in run.passes]),
             ),
         )
-        run.passes = []
+        datums, run.passes, run.shown = run.shown, [], []
         counted = update(TinkerModel).where(TinkerModel.id == run.id).values(num_steps=step)
         is_run = (Training.run_name == run.name) & (Training.log_path == str(self._folder))
         total = update(Training).where(is_run).values(total_steps=step + 1)  # where it ends, nobody knows
-        return _Outcome(answer=answer, statements=(counted, total), events=events)
+
+        def show(connection: Connection, scope: Scope) -> None:
+            write_sequences(connection, scope, step, datums, self._reader.decode)
+
+        return _Outcome(answer=answer, statements=(counted, total), events=events, more=show)
 
     async def _save(self, run: ModelRun, model: Trained, work: Save) -> _Outcome:
         """Save a checkpoint, or weights for one sampling session."""

@@ -25,6 +25,7 @@ from cua_rl.tinker_service.data import Pass, Reader
 from cua_rl.tinker_service.messages import encode_pass
 from cua_rl.tinker_service.requests import Create, Load, Save, Work, read_work
 from cua_rl.tinker_service.store import Store
+from cua_rl.tinker_service.trained_sequences import MOST_SHOWN
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
@@ -106,6 +107,8 @@ class ModelRun:
         default_factory=list[tuple[bytes, int, Mapping[str, float]]]
     )
     """Digest, number of data and metrics of the passes since the last optimizer step."""
+    shown: list[Datum] = field(default_factory=list[Datum])
+    """Of the data of these passes, what the monitor shows."""
     used_at: float = 0.0
     snapshot_due_at: float = 0.0
     scope: Scope = field(default_factory=lambda: Scope(image_token_id=-1))
@@ -199,7 +202,7 @@ class Places:
     async def _restore(self, run: ModelRun) -> Trained:
         model = await self._host.create_model(run.name, rank=run.lora_rank, seed=run.seed)
         try:
-            run.has_stepped, run.has_gradient, run.passes = False, False, []
+            run.has_stepped, run.has_gradient, run.passes, run.shown = False, False, [], []
             if run.snapshot is not None:
                 await model.load_state(run.snapshot)
                 run.loaded = run.snapshot
@@ -236,9 +239,9 @@ class Places:
         """Let a request take effect on the model in the trainer; returns its answer, empty if it only saves."""
         match work:
             case Pass():
-                passes = run.passes if run.has_gradient else []
+                passes, shown = (run.passes, run.shown) if run.has_gradient else ([], [])
                 if not work.is_forward_only:
-                    run.has_gradient, run.passes = False, []  # a failure drops what there is
+                    run.has_gradient, run.passes, run.shown = False, [], []  # a failure drops what there is
                 output = await model.forward_backward(
                     work.datums,
                     work.loss,
@@ -248,6 +251,7 @@ class Places:
                 )
                 if not work.is_forward_only:
                     run.has_gradient, run.passes = True, [*passes, (digest, len(work.datums), output.metrics)]
+                    run.shown = [*shown, *work.datums][:MOST_SHOWN]
                 return encode_pass([row[1:] for row in output.training_logprobs], sdk_metrics(output.metrics))
             case OptimConfig():
                 run.has_gradient = False

@@ -1,12 +1,12 @@
 """Everything of the service that survives its process, in Postgres."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Executable, Row, Select, delete, func, select, update
+from sqlalchemy import Connection, Executable, Row, Select, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -27,8 +27,16 @@ class Store:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def write(self, *statements: Executable, events: Sequence[Event] = (), scope: Scope | None = None) -> Scope:
-        """Carry out statements in one transaction, with events of a run for the monitor; returns the run's scope."""
+    async def write(
+        self,
+        *statements: Executable,
+        events: Sequence[Event] = (),
+        scope: Scope | None = None,
+        more: Callable[[Connection, Scope], None] | None = None,
+    ) -> Scope:
+        """Carry out statements in one transaction, with events of a run for the monitor and more after them;
+        returns the run's scope.
+        """
         scope = scope or Scope(image_token_id=-1)
         async with self._engine.begin() as connection:
             for statement in statements:
@@ -37,6 +45,8 @@ class Store:
                 timed = [TimedEvent(event=event, at=datetime.now(UTC)) for event in events]
                 before = scope
                 scope = await connection.run_sync(lambda synchronous: write_events(synchronous, before, timed))
+            if more is not None:
+                await connection.run_sync(more, scope)
         return scope
 
     async def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:

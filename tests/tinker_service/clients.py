@@ -24,9 +24,15 @@ VOCABULARY = 100
 MAX_TOKENS = 64
 
 
+def shown(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
 def make_reader() -> Reader:
     settings = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=1024, max_pixels=65536)
-    return Reader(image_settings=settings, image_token_id=IMAGE_TOKEN, vocab_size=VOCABULARY, max_tokens=MAX_TOKENS)
+    return Reader(
+        image_settings=settings, image_token_id=IMAGE_TOKEN, vocab_size=VOCABULARY, max_tokens=MAX_TOKENS, decode=shown
+    )
 
 
 def png(width_px: int = 64, height_px: int = 32, kind: str = "PNG") -> bytes:

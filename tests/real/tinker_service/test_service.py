@@ -1,12 +1,13 @@
 import asyncio
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from cua_rl.tinker_service.messages import numbers, parse_message
 from tests.real.database.conftest import run_sql
 from tests.real.monitor.conftest import Monitor
 from tests.real.tinker_service.conftest import BASE_MODEL, KEYS, PROTOBUF, Client, running
-from tests.tinker_service.clients import FakeModel, text_pass
+from tests.tinker_service.clients import IMAGE_TOKEN, FakeModel, Picture, add_datum, make_pass, png, text_pass
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
@@ -92,6 +93,29 @@ async def test_an_answer_that_takes_long_is_asked_for_again(url: str, tmp_path: 
         answer = await client.send("POST", "retrieve_future", json={"request_id": stepped["request_id"]})
         assert answer.json()["type"] == "try_again"
         assert answer.json()["queue_state"] == "active"
+
+
+async def test_the_monitor_shows_what_a_step_was_trained_on_with_its_images(client: Client, url: str) -> None:
+    # two answers to one prompt with a picture, with advantages 0.5 and -0.5, and a text of two answers
+    model_id = await client.create(await client.session())
+    message = make_pass(model_id, 1)
+    for answer, weight in ((7, 0.5), (8, -0.5)):
+        inputs = {"target_tokens": [0, 0, 2, answer, 9], "weights": [0, 0, 0, weight, weight]}
+        add_datum(message, [[1], Picture(), [2, answer]], inputs)
+    add_datum(message, [[1, 2, 3, 4]], {"target_tokens": [2, 3, 4, 5], "weights": [1, 0, 0, 1]})
+    await client.train(message.SerializeToString())
+    await client.result(await client.step(model_id, 2))
+
+    columns = "group_index, member_index, advantage, success, reward, turn_index, text, prompt_token_ids, before_sha256"
+    query = f"SELECT {columns} FROM rollouts JOIN turns ON rollout_pk = rollouts.id ORDER BY 1, 2, 6"
+    screen = sha256(png()).hexdigest()
+    assert run_sql(url, query) == [
+        (0, 0, 0.5, None, None, 0, "7 9", [1, IMAGE_TOKEN, IMAGE_TOKEN, 2], screen),
+        (0, 1, -0.5, None, None, 0, "8 9", [1, IMAGE_TOKEN, IMAGE_TOKEN, 2], screen),
+        (1, 0, 1.0, None, None, 0, "2", [1], None),
+        (1, 0, 1.0, None, None, 1, "5", [1, 2, 3, 4], None),
+    ]
+    assert run_sql(url, "SELECT status, num_groups, num_ended_groups FROM steps") == [("completed", 2, 2)]
 
 
 async def test_samples_come_from_the_weights_that_were_saved_for_them(client: Client) -> None:
