@@ -192,7 +192,7 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     config = prepared.config
     app: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
     serving = await stack.enter_async_context(AsyncExitStack())
-    address = await serving.enter_async_context(serve_app(_once_there(app), config.host, config.port, grace_s=1))
+    address = await serving.enter_async_context(serve_app(once_there(app), config.host, config.port, grace_s=1))
     engine = make_engine(await start_database(stack, prepared.database_url, folder.path), pool_size=10)
     stack.push_async_callback(engine.dispose)
     store = Store(engine)
@@ -249,7 +249,7 @@ async def open_service(stack: AsyncExitStack, prepared: Prepared, folder: Path, 
     return Opened(service=service, trainer=trainer, sampler=sampler, working=working)
 
 
-def _once_there(app: asyncio.Future[ASGIApp]) -> ASGIApp:
+def once_there(app: asyncio.Future[ASGIApp]) -> ASGIApp:
     """An app whose requests wait for another one: where nobody listens, the SDK gives many requests up after a minute,
     less than a service may take to be started again.
     """

@@ -1,12 +1,24 @@
+import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import plain_config
+from cua_rl.host.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.serve_tinker import ServeTinkerConfig, base_model_name, cli_main, prepare, require_same_models
+from cua_rl.recipes.serve_tinker import (
+    ServeTinkerConfig,
+    base_model_name,
+    cli_main,
+    once_there,
+    prepare,
+    require_same_models,
+)
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 
@@ -44,3 +56,14 @@ def test_clients_name_a_folder_by_its_absolute_path_and_a_model_of_the_hub_witho
 async def test_a_short_key_in_the_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="TINKER_API_KEY: expected at least 16 characters, got 5"):
         await cli_main(ServeTinkerConfig(), {"TINKER_API_KEY": "short"})
+
+
+async def test_requests_wait_while_the_service_starts() -> None:
+    app: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
+    async with serve_app(once_there(app), "127.0.0.1", 0) as address, httpx.AsyncClient(base_url=address) as client:
+        asked = [asyncio.create_task(client.get("/api/v1/healthz", timeout=60.0)) for _ in range(3)]
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/api/v1/healthz", timeout=0.2)
+        assert not any(each.done() for each in asked)
+        app.set_result(JSONResponse({"status": "ok"}))
+        assert [(await each).json() for each in asked] == [{"status": "ok"}] * 3
