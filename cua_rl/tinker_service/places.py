@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _WORK_PER_SNAPSHOT = 20.0  # a snapshot may take a twentieth of the time
 _LOOK_S = 5.0
+_LOADED = "load-"
+"""Folders of a model with what the request of this number has loaded."""
 
 
 class Trained(Protocol):
@@ -266,9 +268,10 @@ class Places:
                 )
                 return json.dumps({"metrics": {"grad_norm:mean": taken.grad_norm}}).encode()
             case Load():
-                checkpoint = await self._store.find_checkpoint(work.path, run.key_id)
-                folder = self._snapshots / run.name / f"load-{seq_id}"  # the checkpoint may be deleted
-                await asyncio.to_thread(link_folder, Path(checkpoint.folder), folder)
+                folder = self._snapshots / run.name / f"{_LOADED}{seq_id}"  # the checkpoint may be deleted
+                if not folder.is_dir():
+                    checkpoint = await self._store.find_checkpoint(work.path, run.key_id)
+                    await asyncio.to_thread(link_folder, Path(checkpoint.folder), folder)
                 await model.load_state(folder, with_optimizer=work.with_optimizer)
                 run.loaded, run.has_stepped, run.has_gradient = folder, False, False
                 return json.dumps({"path": work.path, "model_id": run.id, "type": "load_weights"}).encode()
@@ -300,7 +303,8 @@ class Places:
     def remove_strays(self, run: ModelRun) -> None:
         """Delete snapshots of a model that neither it nor the trainer needs any more."""
         for folder in (self._snapshots / run.name).glob("*"):
-            if folder not in (run.snapshot, run.loaded):
+            is_repeated = folder.name.startswith(_LOADED) and int(folder.name.removeprefix(_LOADED)) > run.snapshot_seq
+            if folder not in (run.snapshot, run.loaded) and not is_repeated:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

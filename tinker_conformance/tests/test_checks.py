@@ -163,17 +163,19 @@ def run_restarts(folder: Path, *options: str) -> list[Result]:
     )
     server.start()
     try:
-        return list(run_checks(server, ["T4"], [], 60))
+        return list(run_checks(server, ["T4"], [], 240))
     finally:
         server.kill()
 
 
+@pytest.mark.timeout(900)
 def test_a_server_that_keeps_its_state_survives_kills(tmp_path: Path) -> None:
     results = run_restarts(tmp_path, "--state", str(tmp_path / "state"))
 
     assert {each.check: each.message for each in results if each.outcome is not Outcome.PASSED} == {}
 
 
+@pytest.mark.timeout(900)
 def test_a_server_that_forgets_fails_every_check_of_a_restart(tmp_path: Path) -> None:
     results = run_restarts(tmp_path)
 

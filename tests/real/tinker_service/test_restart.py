@@ -67,6 +67,25 @@ async def test_a_step_whose_snapshot_finds_no_room_counts_and_is_there_after_a_k
         assert await weight_of(client, model_id, 5) == 3.0  # two steps of 0.5 * 3
 
 
+async def test_a_model_whose_snapshot_found_no_room_does_not_need_the_checkpoint_that_it_has_loaded(
+    url: str, tmp_path: Path
+) -> None:
+    async with running(url, tmp_path) as client:
+        model_id = await client.create(await client.session())
+        (model,) = client.host.models.values()
+        await client.train(text_pass(model_id, 1))
+        await client.step(model_id, 2)
+        await client.result(await client.post("save_weights", {"model_id": model_id, "seq_id": 3, "path": "one"}))
+        model.is_disk_full = True
+        body = {"model_id": model_id, "seq_id": 4, "path": f"tinker://{model_id}/weights/one", "optimizer": True}
+        assert "error" not in (await client.result(await client.post("load_weights", body))).text
+        await client.send("DELETE", f"training_runs/{model_id}/checkpoints/weights/one")
+    async with running(url, tmp_path) as client:
+        await client.train(text_pass(model_id, 5))
+        assert "metrics" in (await client.result(await client.step(model_id, 6))).json()
+        assert await weight_of(client, model_id, 7) == 3.0  # the loaded 1.5, and a step of 0.5 * 3
+
+
 async def test_answers_samplers_and_checkpoints_survive(url: str, tmp_path: Path) -> None:
     async with running(url, tmp_path) as client:
         session_id = await client.session()
