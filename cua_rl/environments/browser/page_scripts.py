@@ -89,14 +89,15 @@ SETTLED = """
   if (!root) { resolve(true); return; }
   let quiet = null;
   const end = isSettled => { observer.disconnect(); clearTimeout(quiet); clearTimeout(last); resolve(isSettled); };
-  const wait = () => { clearTimeout(quiet); quiet = setTimeout(() => end(true), quietMs); };
+  const isBusy = () => window.__cuaIsBusy && window.__cuaIsBusy();
+  const wait = () => { clearTimeout(quiet); quiet = setTimeout(() => isBusy() ? wait() : end(true), quietMs); };
   const observer = new MutationObserver(wait);
   const last = setTimeout(() => end(false), timeoutMs);
   observer.observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
   wait();
 })
 """
-"""Resolves once nothing in the document has changed for a while."""
+"""Resolves once nothing in the document has changed for a while, and it is not busy, if it knows that."""
 
 
 def init_script(width: int, height: int) -> str:

@@ -50,11 +50,27 @@ FROZEN = """
     bytes.forEach((_, place) => { bytes[place] = 256 * Math.random(); });
     return array;
   };
+  let open = 0;
+  const end = () => { open--; };
+  window.__cuaIsBusy = () => open > 0;
+  const fetch = window.fetch, send = XMLHttpRequest.prototype.send;
+  window.fetch = (...given) => { open++; const told = fetch(...given); told.then(end, end); return told; };
+  XMLHttpRequest.prototype.send = function (...given) {
+    open++;
+    this.addEventListener('loadend', end, { once: true });
+    return send.apply(this, given);
+  };
+  if (window.navigation) window.navigation.addEventListener('navigate', event => {
+    if (!event.destination.sameDocument) { open++; setTimeout(end, 500); }
+  });
   const hex = length => Array.from({ length }, () => Math.floor(16 * Math.random()).toString(16)).join('');
   Crypto.prototype.randomUUID = () => `${hex(8)}-${hex(4)}-4${hex(3)}-8${hex(3)}-${hex(12)}`;
 })();
 """
-"""A page for which it is always the same millisecond, with the same random numbers (Park and Miller's generator)."""
+"""A page for which it is always the same millisecond, with the same random numbers (Park and Miller's generator).
+
+It also knows whether it is busy: on a loaded machine, the browser reports requests later than the page becomes quiet.
+"""
 
 
 Asked = tuple[str, str, str]
