@@ -1,53 +1,40 @@
 """Our Tinker service, with trainer and vLLM on the included tiny model: the conformance suite, and our own recipe."""
 
+import asyncio
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.patience import patience
-from tests.real.tinker.conftest import PACKAGES, ROOT
+from tests.real.tinker.conftest import ENVIRONMENT, KEY, PACKAGES, ROOT, serving
+from tests.real.tinker.same_training import LOSSES, train_natively
 
-KEY = "tml-key-of-the-tests"
 TRAIN = "import sys; sys.path.append(sys.argv.pop(1)); from cua_rl.recipes.train import main; sys.exit(main())"
 """With the SDK's packages behind our own."""
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service runs."""
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Generator[str]:
     """The address of a service."""
-    folder = tmp_path_factory.mktemp("service")
-    settings = ("port=0", f"log_path={folder / 'run'}", "lora_rank=32", "server.max_model_len=2048")
-    with (folder / "out.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cua_rl.recipes.serve_tinker", *settings],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TINKER_API_KEY": KEY},
-            cwd=ROOT,
-        )
-    try:
-        limit = time.monotonic() + patience(120)
-        while (found := re.search(r"TINKER_BASE_URL=(\S+)", (folder / "out.log").read_text())) is None:
-            assert process.poll() is None, (folder / "out.log").read_text()[-3000:]
-            assert time.monotonic() < limit, (folder / "out.log").read_text()[-3000:]
-            time.sleep(0.5)
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(patience(60))
+    with serving(folder, "lora_rank=32", "server.max_model_len=2048") as address:
+        yield address
 
 
 def train(*settings: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", TRAIN, str(PACKAGES), *settings]
-    environment = {**os.environ, "TINKER_API_KEY": key}
+    environment = {**ENVIRONMENT, "TINKER_API_KEY": key}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT, timeout=patience(300)
     )
@@ -76,6 +63,58 @@ def test_a_run_trains_and_resumes_on_the_service(service: str, tmp_path: Path) -
     assert pointers[-1]["policy_version"] == versions[-1]
     assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
     assert KEY not in began.stdout + began.stderr + went_on.stdout + went_on.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(service: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What the same steps leave of a trainer of one's own, and of the service."""
+    native, there = tmp_path_factory.mktemp("native"), tmp_path_factory.mktemp("there")
+    asyncio.run(train_natively(native))
+    command = [sys.executable, "-m", "tests.real.tinker.same_training", str(PACKAGES), service, str(there)]
+    subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, timeout=patience(180))
+    return native, there
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_steps_on_the_service_are_those_of_a_trainer_of_ones_own(
+    folder: Path, trained: tuple[Path, Path], case: str
+) -> None:
+    """Of our recipe, on rollouts with screenshots: the service gets the weight of a datum in its advantages."""
+    native, there = (path / case for path in trained)
+    kept = {name: find_kept(folder / "run", there / name) for name in ("state", "adapter")}
+    norms = [torch.tensor(json.loads((path / "norms.json").read_text())) for path in (native, there)]
+    # Adam's first moment after one step is a tenth of the gradient
+    gradients = [first_moments(path) for path in (native / "state", kept["state"])]
+    first = all_weights(native / "state")
+    moves = [all_weights(path) - first for path in (native / "adapter", kept["adapter"])]
+    if case == "all_text":
+        for ours, theirs in (norms, gradients, moves):
+            assert torch.equal(ours, theirs)
+        return
+    # but for rounding; that of a gradient near 0 may turn the step of its weight round, which is as long as any other
+    assert (gradients[1] - gradients[0]).norm() < 1e-6 * gradients[0].norm()
+    assert (moves[1] - moves[0]).norm() < 1e-3 * moves[0].norm()
+    torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0.0)
+
+
+def find_kept(service: Path, pointer: Path) -> Path:
+    """The folder of the service that a run's pointer names."""
+    path = json.loads((pointer / "tinker.json").read_text())["path"]
+    model, kind, name = path.removeprefix("tinker://").split("/")
+    return service / kind / model.replace(":", ".") / name
+
+
+def all_weights(adapter: Path) -> torch.Tensor:
+    """All of them as one row."""
+    return torch.cat(
+        [weight.flatten() for _, weight in sorted(load_file(adapter / "adapter_model.safetensors").items())]
+    )
+
+
+def first_moments(checkpoint: Path) -> torch.Tensor:
+    """All of them as one row."""
+    contents = torch.load(checkpoint / "trainer_state.pt", weights_only=True)
+    return torch.cat([one["exp_avg"].flatten() for one in contents["optimizer"]["state"].values()])
 
 
 def test_the_conformance_suite_finds_no_failure(service: str, tmp_path: Path) -> None:
