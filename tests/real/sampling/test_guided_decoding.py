@@ -35,7 +35,7 @@ PLACE: Any = {
     "properties": {
         "side": {"enum": ["left", "right"]},
         "row": {"type": "integer", "minimum": 0, "maximum": 99},
-        "why": {"type": "string", "maxLength": 6},
+        "why": {"type": "string", "pattern": "^[a-z]{0,6}$"},  # strings of a length may hold control characters
     },
     "required": ["side", "row", "why"],
     "additionalProperties": False,
