@@ -52,6 +52,7 @@ from scripts.chaos_hosts import ChaosHostsConfig
 from scripts.chaos_kill import ChaosConfig
 from scripts.chaos_members import ChaosMembersConfig
 from scripts.chaos_ray import ChaosRayConfig
+from scripts.chaos_tinker import ChaosTinkerConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from scripts.tiny_models import make_tiny_model, make_tiny_page_model
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
@@ -84,6 +85,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "scripts.chaos_kill": ChaosConfig,
     "scripts.chaos_members": ChaosMembersConfig,
     "scripts.chaos_ray": ChaosRayConfig,
+    "scripts.chaos_tinker": ChaosTinkerConfig,
     "scripts.red_team": RedTeamConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)
