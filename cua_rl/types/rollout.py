@@ -33,10 +33,8 @@ class SamplingParams:
     max_tokens: int
     temperature: float
     seed: int | None = None
-    stops: tuple[str, ...] = ()
-    """Texts at which an answer ends."""
-    grammar: str = ""
-    """What an answer is held to, as `renderers/answer_form.py` writes it; empty for nothing."""
+    stops: tuple[str, ...] = ()  # texts at which an answer ends
+    grammar: str = ""  # what an answer is held to, as `renderers/answer_form.py` writes it; empty for nothing
 
     def seeded(self, *place: object) -> "SamplingParams":
         """The same parameters with their own seed for a place in the run; without a seed, unchanged."""
@@ -151,8 +149,7 @@ class ModelTurn:
     """Unix time, seconds."""
     duration_s: float
     cached_tokens: int = 0
-    grammar: str = ""
-    """What the answer was held to (`SamplingParams`): its log-probabilities are those among the tokens allowed."""
+    grammar: str = ""  # what the answer was held to: its log-probabilities are those among the tokens allowed
 
     def __post_init__(self) -> None:
         if len(self.sampled_tokens) != len(self.sampling_logprobs):
@@ -287,10 +284,8 @@ class Datum:
     sampling_logprobs: tuple[float, ...]
     policy_versions: tuple[int, ...]
     turn_indices: tuple[int, ...] = ()
-    group_id: str = ""
-    """The group of its advantage: a replayed rollout may be compared in several groups of a step."""
-    grammars: tuple[tuple[int, str], ...] = ()
-    """Of each turn that was held to a grammar, the position of its first sampled token, and the grammar."""
+    group_id: str = ""  # of its advantage: a replayed rollout may be compared in several groups of a step
+    grammars: tuple[tuple[int, str], ...] = ()  # of turns held to one, with the position of the first sampled token
 
     def __post_init__(self) -> None:
         length = self.model_input.length
