@@ -173,10 +173,7 @@ class Qwen3VLRenderer:
     def restrict(self, params: SamplingParams, form: AnswerForm) -> SamplingParams:
         """The parameters of an answer of this form. Ending after the first call takes no grammar."""
         thinks, uses_tags = self._format.answer_header.endswith("<think>\n"), self._format.call_form == CALL_FORM
-        try:
-            grammar = write_grammar(form, thinks=thinks, uses_tags=uses_tags)
-        except RecursionError:
-            raise RequestError(expected="schemas of few levels", got="hundreds of them", do="simplify them") from None
+        grammar = write_grammar(form, thinks=thinks, uses_tags=uses_tags)
         stops = (*params.stops, "</tool_call>") if form.one_call and not grammar else params.stops
         return replace(params, stops=stops, grammar=grammar)
 
