@@ -104,6 +104,7 @@ monitor: setup ## show training runs in the browser
 
 test-harnesses: setup ## make the environments of examples/harnesses, train a step through each and on a site, let 100 of 500 programs die
 	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
+	-@examples/harnesses/make_environment.sh harbor # which not every machine has the Python for
 	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 
 bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/dev/performance.md

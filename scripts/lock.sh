@@ -82,6 +82,7 @@ done
 lock constraints/ship.txt constraints/ship.in --python-platform $LINUX
 lock constraints/node.txt constraints/node.in --python-platform $LINUX
 for example in examples/harnesses/*/requirements.in; do
+    VERSIONS=("$(cat "${example%/*}/oldest_python" 2>/dev/null || echo 3.11)")
     lock "${example%.in}.txt" "$example" --universal
 done
 exit $failed

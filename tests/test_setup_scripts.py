@@ -278,3 +278,16 @@ def test_a_file_of_another_hash_ends_set_up(tmp_path: Path) -> None:
     assert "setup: expected pip to install" in said
     assert not (tmp_path / "to").exists()
     assert ended(own) == (0, "")
+
+
+def test_an_example_for_a_newer_python_than_there_is_says_so_and_makes_nothing(tmp_path: Path) -> None:
+    example = tmp_path / "examples" / "harnesses" / "harbor"
+    example.mkdir(parents=True)
+    script = shutil.copy(ROOT / "examples" / "harnesses" / "make_environment.sh", example.parent)
+    (example / "oldest_python").write_text("9.9\n")
+
+    done = subprocess.run(["bash", script, "harbor"], capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert "expected Python 9.9 to 3.13 for harbor, found none" in done.stderr
+    assert not (tmp_path / ".harnesses").exists()

@@ -27,7 +27,7 @@ from tests.patience import patience
 pytestmark = pytest.mark.timeout(900)
 
 EXAMPLES = ROOT / "examples" / "harnesses"
-NAMES = ("browsergym", "gymnasium", "inspect_ai", "openenv", "verifiers")
+NAMES = ("browsergym", "gymnasium", "harbor", "inspect_ai", "openenv", "verifiers")
 """Those that need no other machine."""
 PAGES = (*(EXAMPLES / name / "README.md" for name in NAMES), ROOT / "docs" / "web.md")
 """Each has one command that trains one step with the tiny model."""
