@@ -56,12 +56,10 @@ async def play(
     *answers: str,
     name: str = "r1",
     max_turns: int = 8,
-    programs: tuple[Path, ...] = (),
 ) -> Rollout:
     """One rollout with scripted answers of the model, in processes unless the payload says otherwise."""
     bench.fake.answers.extend(answers)
-    argv = (str(interpreter()), *map(str, programs), str(EXAMPLE / "wrapper.py"))
-    command = AgentCommand(argv=argv, log_folder=bench.folder)
+    command = AgentCommand(argv=(str(interpreter()), str(EXAMPLE / "wrapper.py")), log_folder=bench.folder)
     row = {"task_id": "task", "max_turns": max_turns, "payload": {"environment": PROCESSES} | payload}
     return await bench.run_program(HarnessCommand(command), row=row, rollout_id=name)
 
@@ -195,24 +193,6 @@ async def test_a_payload_that_can_never_run_stops_the_run_with_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence.replace(".", r"\.")):
         await play(bench, payload)
-
-
-async def test_harbors_docker_environment_asks_docker_for_what_a_trial_needs(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{DOUBLES / 'harbor_docker'}:{os.defpath}")
-
-    watch = (DOUBLES / "harbor_docker" / "watch.py",)
-    rollout = await play(bench, {"task": HELLO, "environment": {}}, SAY_HELLO, DONE, DONE, programs=watch)
-
-    assert (rollout.error, rollout.success) == (None, True)
-    requests = [line for line in bench.log().splitlines() if line.startswith("docker compose")]
-    asked = [
-        next(word for word in ("build", "up", "exec", "cp", "down") if f" {word} " in f"{line} ") for line in requests
-    ]
-    assert list(dict.fromkeys(asked)) == ["build", "down", "up", "exec", "cp"]
-    assert "--volumes" in requests[-1]
-    assert str(EXAMPLE / "tasks" / "hello" / "environment") in requests[0]
 
 
 @pytest.mark.skipif(shutil.which("docker", path=os.defpath) is not None, reason="this machine has Docker")
