@@ -139,9 +139,9 @@ def _with_items(schema: object) -> object:
         return [_with_items(part) for part in schema]
     if not is_object(schema):
         return schema
-    whole = {name: _with_items(part) for name, part in schema.items()}
+    whole, anything = {name: _with_items(part) for name, part in schema.items()}, JsonDict()
     needs_items = whole.get("type") == "array" and not whole.keys() & {"items", "prefixItems"}
-    return whole | {"items": {}} if needs_items else whole
+    return {**whole, "items": anything} if needs_items else whole
 
 
 def _find_not_enforced(schema: object) -> Iterator[str]:

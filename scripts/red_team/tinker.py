@@ -22,6 +22,7 @@ from PIL import Image
 from cua_rl.command_line.recipe import EXIT_CONFIG
 from cua_rl.host.processes import free_port
 from cua_rl.tinker_service.messages import new_message
+from cua_rl.types.json_values import Json
 from scripts.listeners import answer_to_stranger, gave_something, list_listeners
 from scripts.red_team.doors import connection_costs
 from scripts.red_team.findings import Findings, Targets, check, check_all, check_cost, skipped
@@ -101,7 +102,7 @@ def _attack_other_key(service: TinkerProcess) -> Findings:
     path, other = f"tinker://{model}/weights/mine", service.other_key
     saved = service.ask("save_weights", {"model_id": model, "seq_id": 1, "path": "mine"}).json()
     service.ask("retrieve_future", {"request_id": saved["request_id"]})
-    asked = (
+    asked: tuple[tuple[str, Json], ...] = (
         ("get_info", {"model_id": model}),
         ("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}}),
         ("retrieve_future", saved),
