@@ -83,11 +83,16 @@ def attack_cluster(targets: Targets) -> Findings:
         assert owner.stdin is not None
         assert owner.stdout is not None
         address = owner.stdout.readline().strip()
-        for token in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guess" * 8}):
-            join = [sys.executable, "-c", _JOIN, address]
-            done = subprocess.run(join, env=clean | token, capture_output=True, text=True, check=False, timeout=300)
+        tokens = ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guess" * 8})
+        join = [sys.executable, "-c", _JOIN, address]  # at the same time: Ray takes a minute to give up
+        drivers = [
+            subprocess.Popen(join, env=clean | token, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for token in tokens
+        ]
+        for token, driver in zip(tokens, drivers, strict=True):
+            said, _ = driver.communicate(timeout=300)
             attack = f"a driver with {token['RAY_AUTH_MODE']} token in a run's Ray cluster"
-            yield check(3, attack, "refused", done.stdout or "refused", bool(address) and done.returncode != 0)
+            yield check(3, attack, "refused", said or "refused", bool(address) and driver.returncode != 0)
         found = list_listeners(owner.pid)
         wide = [f"{each.program[:40]} {each.address}" for each in found if not each.is_local]
         yield check_all(3, "listeners of a Ray cluster beyond loopback", found, wide)
