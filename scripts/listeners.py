@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ class Listener:
     @property
     def is_local(self) -> bool:
         """Whether other machines cannot reach it."""
-        return self.kind == "unix" or ip_address(self.address.rpartition(":")[0]).is_loopback
+        if self.kind == "unix":
+            return True
+        host = ip_address(self.address.rpartition(":")[0])
+        mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None  # as servers of IPv6 name IPv4 peers
+        return (mapped or host).is_loopback
 
     @property
     def is_monitor(self) -> bool:

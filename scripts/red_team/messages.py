@@ -24,12 +24,12 @@ from scripts.red_team.users import STRANGER_UID, as_user, inspect
 _LENGTH = struct.Struct(">Q")
 _START_S = 120.0
 _CLUSTER = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
 from cua_rl.cluster import open_cluster
 async def main():
     async with open_cluster(Path(sys.argv[1]), num_cpus=1) as cluster:
-        print(cluster.address, flush=True)
+        print(cluster.address, os.environ["RAY_AUTH_TOKEN"], flush=True)
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
 """
@@ -82,17 +82,20 @@ def attack_cluster(targets: Targets) -> Findings:
     with subprocess.Popen(command, env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdin is not None
         assert owner.stdout is not None
-        address = owner.stdout.readline().strip()
-        tokens = ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guess" * 8})
-        join = [sys.executable, "-c", _JOIN, address]  # at the same time: Ray takes a minute to give up
-        drivers = [
-            subprocess.Popen(join, env=clean | token, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            for token in tokens
-        ]
-        for token, driver in zip(tokens, drivers, strict=True):
-            said, _ = driver.communicate(timeout=300)
-            attack = f"a driver with {token['RAY_AUTH_MODE']} token in a run's Ray cluster"
-            yield check(3, attack, "refused", said or "refused", bool(address) and driver.returncode != 0)
+        address, _, right = owner.stdout.readline().strip().partition(" ")
+        wrong, join = "guess" * 8, [sys.executable, "-c", _JOIN, address]
+        for name, token in {"no": None, "a wrong": wrong, "its own": right}.items():
+            access = (
+                {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+            )
+            # without the first, Ray looks for the cluster at the machine's address
+            driver = clean | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} | access
+            said = subprocess.run(
+                join, env=driver, capture_output=True, text=True, check=False, timeout=300
+            ).stdout.strip()
+            wanted = "inside" if token == right else "refused"
+            got = said or "refused"
+            yield check(3, f"a driver with {name} token in a run's Ray cluster", wanted, got, got == wanted)
         found = list_listeners(owner.pid)
         wide = [f"{each.program[:40]} {each.address}" for each in found if not each.is_local]
         yield check_all(3, "listeners of a Ray cluster beyond loopback", found, wide)
