@@ -10,7 +10,7 @@ check check-security fast paths rest: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients setup-tinker test-tinker monitor migration bench
+.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients setup-tinker test-tinker test-cookbook monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -93,6 +93,16 @@ test-tinker: setup-tinker ## try the conformance suite for Tinker servers with e
 	.venv-tinker/bin/python -m pytest -q tinker_conformance
 	for python in .venv-tinker-*/bin/python; do $$python -m pytest -q tinker_conformance -k right_server & all="$$all $$!"; done; \
 		for one in $$all; do wait $$one || exit; done
+
+# takes what its lock does not name, torch, from the environment of the SDK
+.venv-cookbook/.done: constraints/cookbook.txt constraints/tinker.txt
+	.venv/bin/python -m venv .venv-cookbook
+	.venv-cookbook/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes --only-binary :all: -r constraints/cookbook.txt
+	echo $(CURDIR)/.venv-tinker/lib/python3*/site-packages > "$$(echo .venv-cookbook/lib/python3*/site-packages)/tinker.pth"
+	touch $@
+
+test-cookbook: setup-tinker .venv-cookbook/.done ## train with recipes of tinker-cookbook on the Tinker service
+	$(PYTHON) -m pytest -q tests/real/tinker/test_cookbook.py
 
 record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node
 	$(PYTHON) -m tests.sampling.clients.record $(ARGS)

@@ -1,4 +1,4 @@
-"""Tests with the tinker SDK, which is in an environment of its own: `make setup-tinker`."""
+"""Tests with the tinker SDK and its cookbook, which are in environments of their own: `make test-cookbook`."""
 
 import os
 import re
@@ -14,10 +14,14 @@ from tests.patience import patience
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = next(iter(ROOT.glob(".venv-tinker/lib/python*/site-packages")), None)
+COOKBOOK = ROOT / ".venv-cookbook/bin/python"
 KEY = "tml-key-of-the-tests"
-ENVIRONMENT = {**os.environ, "TINKER_API_KEY": KEY}
+ENVIRONMENT = {**os.environ, "TINKER_API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
 
-collect_ignore_glob = [] if PACKAGES else ["test_*.py"]  # `make test-tinker` makes it first
+# `make test-tinker` and `make test-cookbook` make the environments first
+collect_ignore_glob = [] if PACKAGES else ["test_*.py"]
+if not (ROOT / ".venv-cookbook/.done").exists():
+    collect_ignore_glob.append("test_cookbook.py")
 
 
 @contextmanager
