@@ -42,11 +42,6 @@ PATHS: Mapping[str, str] = {
 }
 """The test in tests/real that stands for each part and path; `make test` runs these, `make test-all` all others too."""
 
-LONG = (
-    *("tests/real/end_to_end/", "tests/real/tinker/", "tests/real/test_own_node.py", "tests/real/test_cluster.py"),
-    *("tests/real/training/test_nodes.py", "tests/real/sampling/test_replicas_on_nodes.py"),
-)
-"""Take minutes, and would keep one process busy when the others have nothing left to do."""
 _SHARED_SERVERS = ("server", "vllm")
 """Fixtures of tests/real that last for a whole session."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import LONG, PATHS
+from tests.groups import PATHS
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,10 +24,6 @@ def test_a_path_has_a_test_of_which_no_other_has_the_beginning(path: str) -> Non
 
     # --deselect leaves out every test that begins so
     assert [found for found in functions_of(ROOT / "tests" / "real" / file) if found.startswith(name)] == [name]
-
-
-def test_what_starts_first_is_there() -> None:
-    assert [path for path in LONG if not (ROOT / path).exists()] == []
 
 
 def test_what_is_chosen_is_left_out_of_the_rest() -> None:
