@@ -276,7 +276,7 @@ def test_a_chunked_head_equals_a_plain_one(
     monkeypatch.setattr(head, "_MAX_LOGITS", 7 * 320)  # 7 of 60 tokens at a time
     chunked = loss_and_gradients(trainer, datums)
 
-    def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> head.TokenScores:
+    def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, _: object) -> head.TokenScores:
         logprobs = (hidden @ weight.T / temperature).log_softmax(1)
         entropies = -(logprobs.exp() * logprobs).sum(1).detach()
         return head.TokenScores(logprobs.gather(1, targets[:, None])[:, 0], entropies)
