@@ -62,7 +62,7 @@ class BodyBudget:
         try:
             yield held
         finally:
-            self.num_bytes -= held.num_bytes
+            held.release()
 
 
 @dataclass(slots=True)
@@ -80,6 +80,11 @@ class HeldBody:
             raise RequestRefused(429, "expected fewer large bodies at once, got more; wait for an answer")
         self.budget.num_bytes += num_bytes
         self.num_bytes += num_bytes
+
+    def release(self) -> None:
+        """Return all of them to the budget."""
+        self.budget.num_bytes -= self.num_bytes
+        self.num_bytes = 0
 
 
 def require_json(request: Request) -> None:

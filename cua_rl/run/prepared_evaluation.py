@@ -31,6 +31,7 @@ from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_device
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.judge import prepare_judge
 from cua_rl.run.preflight import prepare_prompts
+from cua_rl.run.rollout_config import IN_PIXELS
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
 from cua_rl.run_folder.log_directory import load_settings, run_folder
@@ -144,7 +145,7 @@ async def prepare_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(environment, None)
-    if config.agent.action_format in ("qwen2_5_vl", "ui_tars", "holo1_5") and others:
+    if config.agent.action_format in IN_PIXELS and others:
         raise ConfigError(
             "agent.action_format: expected one without pixels for models behind somebody else's endpoint, because it "
             f"is not known how they resize screenshots, got {config.agent.action_format!r} with {', '.join(others)}; "

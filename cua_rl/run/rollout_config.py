@@ -17,6 +17,8 @@ from cua_rl.types.judgement import MAX_REWARD
 Tasks = dict[str, object] | list[dict[str, object]]
 
 FormatName = Literal["qwen3_vl", "qwen2_5_vl", "gui_owl", "ui_tars", "holo1_5", "holo3"]
+IN_PIXELS: tuple[FormatName, ...] = ("qwen2_5_vl", "ui_tars", "holo1_5")
+"""Formats whose coordinates are pixels of the resized screenshot, so that a model's image settings must be known."""
 _PORT = (0, 65535)
 
 

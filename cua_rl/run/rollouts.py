@@ -33,7 +33,7 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import OpenDevices
 from cua_rl.run.judge import open_judge
-from cua_rl.run.rollout_config import FormatName, RolloutConfig
+from cua_rl.run.rollout_config import IN_PIXELS, FormatName, RolloutConfig
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.model_folder import start_limit_s
 from cua_rl.sampling.address import server_addresses
@@ -159,7 +159,7 @@ def make_runner(
 def make_format(name: FormatName, access: RecordingAccess) -> ActionFormat:
     """The format of this name; those with pixels as coordinates need a model's image settings, which a gateway has."""
     formats: dict[FormatName, ActionFormat] = {"qwen3_vl": ToolCalls(), "gui_owl": GUI_OWL, "holo3": Holo()}
-    if name not in formats:
+    if name in IN_PIXELS:
         assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
         settings = access.image_settings
         formats["qwen2_5_vl"] = qwen2_5_vl(settings)

@@ -144,7 +144,7 @@ class Samplers:
         return await asyncio.to_thread(encode_samples, generated, last_n)
 
     def _ended(self, request_id: str, held: HeldBody) -> None:
-        held.budget.num_bytes -= held.num_bytes
+        held.release()
         self._forget(request_id, _KEPT_S)
 
     def _forget(self, request_id: str, after_s: float) -> None:
