@@ -76,7 +76,7 @@ lock constraints/cpu-image.txt pyproject.toml "${for_cpu[@]}" "${RUN[@]}"
 lock constraints/gpu-image.txt pyproject.toml "${for_gpu[@]}" "${RUN[@]}"
 lock benchmarks/trl.txt benchmarks/trl.in "${without_cuda[@]}" --constraint constraints/cpu.txt
 lock constraints/tinker.txt constraints/tinker.in "${without_cuda[@]}"
-lock constraints/cookbook.txt constraints/cookbook.in "${without_cuda[@]}" --constraint constraints/tinker.txt
+lock constraints/cookbook.txt constraints/cookbook.in "${without_cuda[@]}"
 for file in constraints/tinker-*.in; do # older SDKs, which take what they need from the environment of the newest one
     lock "${file%.in}.txt" "$file" --python-platform $LINUX --no-deps
 done
