@@ -39,6 +39,7 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
+from cua_rl.sampling.canary import require_canary_room
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
 from cua_rl.tasks.task import Task
@@ -123,6 +124,7 @@ async def prepare_training(
     )
     if config.training == "local":
         check_trainer(config.trainer, environ, is_here=config.machine is None)
+        require_canary_room(renderer, max_model_len)
     service = await find_service(config, environ, max_model_len) if config.training == "tinker" else None
     config, max_images = await prepare_prompts(config, devices, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
