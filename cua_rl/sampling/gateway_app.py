@@ -150,7 +150,7 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
         body = await read_json(request, held, access.images.with_names)
         if not is_object(body):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
-        _require_echo(body)
+        _require_text(body)
         return await endpoint(request, body)
 
 
@@ -169,11 +169,16 @@ def _is_trained(request: Request) -> bool:
     return said == "yes"
 
 
-def _require_echo(body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for fields that a Response repeats but that cannot be written as JSON, such as NaN."""
-    echoed = {
-        name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice")
-    }
+_WRITTEN_AGAIN = (
+    *("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice"),
+    *("text", "response_format", "output_config", "output_format", "stop", "stop_sequences"),
+)
+"""Fields that a Response repeats, or that the model server gets."""
+
+
+def _require_text(body: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for fields that are written again but cannot be written as JSON, such as NaN."""
+    echoed = {name: body.get(name) for name in _WRITTEN_AGAIN}
     try:
         json.dumps(echoed, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
