@@ -4,6 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
 try:
     runpy.run_path(sys.argv[1], run_name="__main__")
 finally:
