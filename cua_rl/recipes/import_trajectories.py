@@ -1,7 +1,7 @@
 """Read trajectories into a new run, for `recipes.sft data=rollouts` and for the monitor:
 `python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
 
-It reads what `recipes.export_trajectories` wrote, without loss, and JSON files of others (docs/trajectories.md), whose
+It reads what `recipes.export_trajectories` wrote, without loss, and files of others (docs/trajectories.md), whose
 actions become calls of our tools in the prompts of our agent, in the tokens of `model_name`.
 """
 
@@ -35,10 +35,13 @@ from cua_rl.exchange.replayed import replay
 from cua_rl.exchange.rows import decode_record, decode_run, read_json
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
+from cua_rl.reporting.trace_folder import draw_action
 from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.types.errors import ConfigError, boundary
 
+_SAMPLES_OF_ONE = 4
+"""Turns of a trajectory that are drawn."""
 _PER_STEP = 100
 """Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""
 
@@ -49,36 +52,42 @@ class ImportTrajectoriesConfig:
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
     log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
-    format: Format | None = setting(None, "JSON files of others: their format; None detects it for each trajectory")
+    format: Format | None = setting(None, "files of others: their format; None detects it for each trajectory")
     device: DeviceKind | None = setting(
         None,
-        "JSON files of others: the kind of device, which decides what actions are taught; None reads it in the file",
+        "files of others: the kind of device, which decides what actions are taught; None reads it in the file",
     )
     display: str | None = setting(
         None,
-        "JSON files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
+        "files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
         "thousandths; None is what the file says, or the screenshot's",
     )
     wheel_click_px: float = setting(
         WHEEL_CLICK_PX,
-        "JSON files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
+        "files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
         within=(0, 10_000),
     )
     model_name: str | None = setting(
         None,
-        "JSON files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
+        "files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
         "tiny model",
     )
     max_pixels: int | None = setting(
         None,
-        "JSON files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
+        "files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
         "the model's limit",
         at_least=4096,
     )
     unreadable: Literal["stop", "skip"] = setting(
-        "stop", "JSON files of others: what to do about a trajectory with an action or image that cannot be read"
+        "stop", "files of others: what to do about a trajectory with an action or image that cannot be read"
     )
-    limit: int | None = setting(None, "JSON files of others: maximum number of trajectories to import", at_least=1)
+    limit: int | None = setting(None, "files of others: maximum number of trajectories to import", at_least=1)
+    samples: int = setting(
+        12,
+        "files of others: number of screenshots to draw with their actions, in samples/ of the new run: look at them "
+        "before training",
+        at_least=0,
+    )
 
 
 async def cli_main(config: ImportTrajectoriesConfig) -> None:
@@ -95,6 +104,8 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
             await asyncio.to_thread(shutil.rmtree, folder)
         raise
     print(f"{num_of(writer.num_rollouts, 'rollout')} with {num_of(writer.num_turns, 'turn')} in {folder}")
+    if (folder / "samples").is_dir():
+        print(f"look at them: {folder / 'samples'} has actions drawn on their screenshots")
     print(f"train on them: python -m cua_rl.recipes.sft data=rollouts from_run={config.log_path}")
 
 
@@ -122,6 +133,10 @@ class _Foreign:
     num_trajectories: int
     renderer: Renderer
     skips: bool
+    samples_folder: Path
+    num_samples: int
+    formats: Counter[str] = field(default_factory=Counter[str])
+    """Trajectories imported of each format."""
     counts: Counter[str] = field(default_factory=Counter[str])
     """What was left out or ends early, and why."""
     examples: dict[str, str] = field(default_factory=dict[str, str])
@@ -150,7 +165,8 @@ class _Foreign:
                     metrics={},
                 )
                 writer.write(source, records)
-        print(f"{writer.num_rollouts} of {self.num_trajectories} trajectories imported")
+        shares = ", ".join(f"{number} {name}" for name, number in self.formats.most_common())
+        print(f"{writer.num_rollouts} of {self.num_trajectories} trajectories imported ({shares or 'none'})")
         for what, number in (+self.counts).most_common():
             print(f"  {number} {what}: {self.examples[what]}" if what in self.examples else f"  {number} {what}")
         if not writer.num_rollouts:
@@ -174,14 +190,30 @@ class _Foreign:
                 self._count("left out, unreadable", str(error))
             else:
                 records.append(made.record)
+                self.formats[named.format] += 1
+                self._draw(made.record)
                 if made.ends_before is not None:
                     self._count(f"end before {made.ends_before}, which our tools lack", named.where)
                 for what, number in {
                     "actions only look at the screen: no turns": named.num_looks,
                     "first actions go to an app or page: no turns, the rollouts begin there": named.num_starts,
+                    "first actions without a screenshot before them: no turns, rollouts begin later": named.num_unseen,
                 }.items():
                     self.counts[what] += number
         return records
+
+    def _draw(self, record: RolloutRecord) -> None:
+        """Draw what the first turns do, until there are enough samples."""
+        for turn in record.rollout.turns[:_SAMPLES_OF_ONE]:
+            number = len(list(self.samples_folder.glob("*.png")))
+            if number >= self.num_samples or turn.agent.before is None:
+                return
+            self.samples_folder.mkdir(exist_ok=True)
+            name = f"{number + 1:03d}.png"
+            draw_action(turn.agent.before, turn.agent.action).save(self.samples_folder / name)
+            with (self.samples_folder / "samples.md").open("a", encoding="utf-8") as page:
+                page.write(f"## {record.task.task_id}, turn {turn.index + 1}\n\n{record.task.instruction}\n\n")
+                page.write(f"![screenshot]({name})\n\n```\n{turn.model.text}\n```\n\n")
 
     def _count(self, what: str, example: str) -> None:
         self.counts[what] += 1
@@ -209,7 +241,7 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{name}: expected it only for JSON files of others, got {value!r} for a data set of ours; leave it out"
+                f"{name}: expected it only for files of others, got {value!r} for a data set of ours; leave it out"
             )
     if (path / "data").is_dir():
         require_pyarrow()
@@ -258,7 +290,13 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         sources=(),
     )
     return _Foreign(
-        run=run, read=read, num_trajectories=num_trajectories, renderer=renderer, skips=config.unreadable == "skip"
+        run=run,
+        read=read,
+        num_trajectories=num_trajectories,
+        renderer=renderer,
+        skips=config.unreadable == "skip",
+        samples_folder=folder / "samples",
+        num_samples=config.samples,
     )
 
 
