@@ -33,15 +33,13 @@ from cua_rl.exchange.recording import RunWriter, write_run
 from cua_rl.exchange.records import RolloutRecord, RunRecord, SourceRecord
 from cua_rl.exchange.replayed import replay
 from cua_rl.exchange.rows import decode_record, decode_run, read_json
+from cua_rl.exchange.samples import Samples
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
-from cua_rl.reporting.trace_folder import draw_action
 from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.types.errors import ConfigError, boundary
 
-_SAMPLES_OF_ONE = 4
-"""Turns of a trajectory that are drawn."""
 _PER_STEP = 100
 """Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""
 
@@ -133,8 +131,7 @@ class _Foreign:
     num_trajectories: int
     renderer: Renderer
     skips: bool
-    samples_folder: Path
-    num_samples: int
+    samples: Samples
     formats: Counter[str] = field(default_factory=Counter[str])
     """Trajectories imported of each format."""
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -191,7 +188,7 @@ class _Foreign:
             else:
                 records.append(made.record)
                 self.formats[named.format] += 1
-                self._draw(made.record)
+                self.samples.draw(made.record)
                 if made.ends_before is not None:
                     self._count(f"end before {made.ends_before}, which our tools lack", named.where)
                 for what, number in {
@@ -201,19 +198,6 @@ class _Foreign:
                 }.items():
                     self.counts[what] += number
         return records
-
-    def _draw(self, record: RolloutRecord) -> None:
-        """Draw what the first turns do, until there are enough samples."""
-        for turn in record.rollout.turns[:_SAMPLES_OF_ONE]:
-            number = len(list(self.samples_folder.glob("*.png")))
-            if number >= self.num_samples or turn.agent.before is None:
-                return
-            self.samples_folder.mkdir(exist_ok=True)
-            name = f"{number + 1:03d}.png"
-            draw_action(turn.agent.before, turn.agent.action).save(self.samples_folder / name)
-            with (self.samples_folder / "samples.md").open("a", encoding="utf-8") as page:
-                page.write(f"## {record.task.task_id}, turn {turn.index + 1}\n\n{record.task.instruction}\n\n")
-                page.write(f"![screenshot]({name})\n\n```\n{turn.model.text}\n```\n\n")
 
     def _count(self, what: str, example: str) -> None:
         self.counts[what] += 1
@@ -295,8 +279,7 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         num_trajectories=num_trajectories,
         renderer=renderer,
         skips=config.unreadable == "skip",
-        samples_folder=folder / "samples",
-        num_samples=config.samples,
+        samples=Samples(folder=folder / "samples", limit=config.samples),
     )
 
 

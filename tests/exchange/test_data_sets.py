@@ -15,6 +15,7 @@ from cua_rl.agent.tools import parse_action, tool_for
 from cua_rl.exchange.foreign_actions import View, tool_arguments
 from cua_rl.exchange.formats import Format, Told, detect_format, read_trajectories
 from cua_rl.exchange.replayed import Replayed, replay
+from cua_rl.exchange.samples import Samples
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types.actions import (
@@ -520,3 +521,28 @@ def test_two_hundred_points_land_where_the_publisher_draws_them(
         max(abs(click.x - round(x)), abs(click.y - round(y))) for click, (x, y) in zip(clicks, expected, strict=True)
     )
     assert worst <= 1
+
+
+async def test_samples_show_where_actions_aim_on_their_screenshots(tmp_path: Path) -> None:
+    episode = odyssey(*(("CLICK", [[500, 250]]),) * 5, ("COMPLETE", ""))
+    (made,) = await imported(write_odyssey(tmp_path / "data", episode))
+    samples = Samples(folder=tmp_path / "samples", limit=6)
+
+    samples.draw(made.record)
+    samples.draw(made.record)
+    samples.draw(made.record)
+
+    assert sorted(path.name for path in samples.folder.glob("*.png")) == [f"00{n}.png" for n in range(1, 7)]
+    with Image.open(samples.folder / "002.png") as drawn, Image.open(BytesIO(draw(1))) as screen:
+        assert drawn.width == screen.width
+        after, before = drawn.convert("RGB"), screen.convert("RGB")
+        changed = {
+            (x, y)
+            for x in range(screen.width)
+            for y in range(screen.height)
+            if after.getpixel((x, y)) != before.getpixel((x, y))
+        }
+    assert (96, 80) in changed
+    assert all(abs(x - 96) <= 8 and abs(y - 80) <= 8 for x, y in changed)
+    page = (samples.folder / "samples.md").read_text()
+    assert page.count("Use Chrome to buy tea.") == page.count("![screenshot](") == 6
