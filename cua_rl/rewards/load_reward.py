@@ -16,6 +16,7 @@ from cua_rl.rewards.reward import (
     completion_reward,
     comprehensive_reward,
     efficiency_reward,
+    grade_reward,
     score_reward,
     shaped_reward,
 )
@@ -33,6 +34,9 @@ REWARDS: Mapping[str, RewardFunction] = {
     "comprehensive": comprehensive_reward,
 }
 
+RFT_GRADER = "rft_grader:"
+"""Before the name of a grader's file."""
+
 
 def load_reward(name: str, clip: float | None = None) -> RewardFunction:
     """The reward function with this name, its rewards from -`clip` to `clip`; the rest becomes the part "bound".
@@ -45,9 +49,15 @@ def load_reward(name: str, clip: float | None = None) -> RewardFunction:
         return _clipped(load_reward(name), clip)
     if name in REWARDS:
         return REWARDS[name]
+    if name.startswith(RFT_GRADER):
+        return grade_reward
     if ":" not in name:
         near = difflib.get_close_matches(name, REWARDS, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else "a function of your own is written module:function"
+        advice = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else "a function of your own is written module:function, a grader rft_grader:file.json"
+        )
         raise ConfigError(f"reward: expected one of {', '.join(REWARDS)}, got {name!r}; {advice}")
     reward = _checked(name, _import_function(name))
     for evidence in _EXAMPLES:

@@ -55,6 +55,11 @@ def score_reward(evidence: Evidence) -> Reward:
     return sum_parts({"score": score}) if score is not None else binary_reward(evidence)
 
 
+def grade_reward(evidence: Evidence) -> Reward:
+    """What a grader gave; 0 for a rollout that ended before its first turn, which has nothing to grade."""
+    return sum_parts({"grade": evidence.grade or 0.0})
+
+
 def completion_reward(evidence: Evidence) -> Reward:
     """1 for success; without it 0.1 if at least one action but waiting was executed, else 0."""
     is_attempt = not evidence.success and evidence.num_new_actions > 0

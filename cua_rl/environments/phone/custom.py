@@ -33,7 +33,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.query_values import TIME
 from cua_rl.tasks.fields import Fields, join_names, read_mapping, require_known
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
-from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
+from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty, read_item
 from cua_rl.types.errors import ConfigError, TaskError, boundary
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
         difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
+        item=read_item(given),
     )
 
 
