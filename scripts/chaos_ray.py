@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, LiteralString
 
 import chz
@@ -56,23 +57,28 @@ class ChaosRayConfig:
 
 
 @asynccontextmanager
-async def open_cluster(folder: Path, environment: Mapping[str, str]) -> AsyncGenerator[tuple[str, OwnedProcess]]:
-    """Two nodes on this machine; yields their address and the node that is not the head."""
+async def open_cluster(
+    folder: Path, environment: Mapping[str, str], *others: Mapping[str, str]
+) -> AsyncGenerator[tuple[str, list[OwnedProcess]]]:
+    """Nodes on this machine, with a processor each: the head, and one for each of `others`, its own variables.
+
+    Yields their address, and the nodes that are not the head.
+    """
     address = f"127.0.0.1:{free_port()}"
 
-    def node(name: str, *options: str) -> OwnedProcess:
+    def node(name: str, *options: str, own: Mapping[str, str] = MappingProxyType({})) -> OwnedProcess:
         program = Path(sys.executable).with_name("ray")
         sizes = ("--num-cpus=1", "--object-store-memory=100000000", "--block")
         command = [str(program), "start", *options, *sizes]
-        return OwnedProcess(command, name=name, log_path=folder / f"{name}.log", environment=environment)
+        return OwnedProcess(command, name=name, log_path=folder / f"{name}.log", environment={**environment, **own})
 
     head = node("head", "--head", f"--port={address.rpartition(':')[2]}", "--include-dashboard=false")
-    other = node("other", f"--address={address}")
-    async with head:
-        await wait_until(lambda: "Ray runtime started" in head.log_tail(), "for the head of the cluster")
-        async with other:
-            await wait_until(lambda: "Ray runtime started" in other.log_tail(), "for the second node")
-            yield address, other
+    nodes = [node(f"node-{number}", f"--address={address}", own=own) for number, own in enumerate(others, start=2)]
+    async with AsyncExitStack() as stack:
+        for one in (head, *nodes):
+            await stack.enter_async_context(one)
+            await wait_until(lambda one=one: "Ray runtime started" in one.log_tail(), f"for {one.name} of the cluster")
+        yield address, nodes
 
 
 def train(config: ChaosRayConfig, environment: Mapping[str, str]) -> OwnedProcess:
@@ -123,7 +129,7 @@ async def cli_main(config: ChaosRayConfig) -> None:
     async with AsyncExitStack() as stack:
         database = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
         url = (await stack.enter_async_context(database)).url
-        address, node = await stack.enter_async_context(open_cluster(config.folder, environment))
+        address, (node,) = await stack.enter_async_context(open_cluster(config.folder, environment, {}))
         environment |= {"RAY_ADDRESS": address, "DATABASE_URL": url}
         run = await stack.enter_async_context(train(config, environment))
         run_folder = config.folder / "run"
