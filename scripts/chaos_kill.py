@@ -318,6 +318,8 @@ async def cli_main(config: ChaosConfig) -> None:
             if not await kill:
                 break
             num_kills += 1
+        if config.stages and num_kills < config.kills:
+            chaos.faults.append(f"the run was complete after {num_kills} of {config.kills} kills; raise steps")
         process = await chaos.start()
         await chaos.wait_for_steps(process, config.steps)
         status = await process.wait()
