@@ -92,6 +92,8 @@ class Chaos:
     kept_ids: set[str] = field(default_factory=set[str])
     faults: list[str] = field(default_factory=list[str])
     """What was wrong with an attempt."""
+    attempt: asyncio.subprocess.Process | None = None
+    """The last one."""
 
     @property
     def run_folder(self) -> Path:
@@ -124,13 +126,19 @@ class Chaos:
             await server.wait_until_ready()
         environment = dict(os.environ) | {"DATABASE_URL": self.database_url, "HF_HUB_OFFLINE": "1"}
         with (self.config.folder / "output.txt").open("ab") as output:
-            return await asyncio.create_subprocess_exec(
+            self.attempt = await asyncio.create_subprocess_exec(
                 *self.command(folder or self.run_folder),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
+        return self.attempt
+
+    def leave(self) -> None:
+        """End an attempt that still runs."""
+        if self.attempt is not None and self.attempt.returncode is None:
+            self.attempt.kill()
 
     def num_steps(self) -> int:
         """Completed steps by the metrics file."""
@@ -141,7 +149,6 @@ class Chaos:
         deadline = time.monotonic() + self.config.timeout_s
         while self.num_steps() < num_steps and process.returncode is None:
             if time.monotonic() > deadline:
-                process.kill()
                 raise SystemExit(f"waited {self.config.timeout_s:.0f} s for step {num_steps}; see {self.config.folder}")
             await asyncio.sleep(POLL_S)
 
@@ -309,6 +316,7 @@ async def cli_main(config: ChaosConfig) -> None:
         url = config.base_url or ",".join(server.base_url for server in servers)
         postgres = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
         chaos = Chaos(config, url, (await stack.enter_async_context(postgres)).url, servers)
+        stack.callback(chaos.leave)
         num_kills = 0
         while num_kills < config.kills:
             stage = STAGES[num_kills % len(STAGES)]
