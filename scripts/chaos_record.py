@@ -37,6 +37,9 @@ class ExpectedRun:
     max_lag: int
     kept_ids: Collection[str] = field(default_factory=frozenset[str])
     """Groups that were on record as ended and untrained when a run was killed."""
+    evaluated: Sequence[int] | None = None
+    """The steps after which it evaluates; None does not look."""
+    num_eval_rollouts: int = 0
 
 
 def read_steps(run_folder: Path) -> list[dict[str, Any]]:
@@ -100,6 +103,8 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
     faults += await _doubled(session, training.id)
     faults += await _running(session, training.id)
+    if expected.evaluated is not None:
+        faults += await _wrong_evaluations(session, training.id, expected.evaluated, expected.num_eval_rollouts)
     faults += await _too_old(session, training.id, expected.max_lag)
     image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
     for step in steps:
@@ -134,6 +139,23 @@ async def _running(session: AsyncSession, training_id: int) -> list[str]:
         select(func.count()).select_from(Eval).where(Eval.training_id == training_id, Eval.status != "completed")
     )
     return [f"{count} rollouts and {evals} evaluations still run"] if count or evals else []
+
+
+async def _wrong_evaluations(
+    session: AsyncSession, training_id: int, steps: Sequence[int], num_rollouts: int
+) -> list[str]:
+    """Evaluations that were not due, are missing, or have another number of rollouts."""
+    query = (
+        select(Eval.step, func.count())
+        .join(Group, Group.eval_id == Eval.id)
+        .join(RolloutRow, RolloutRow.group_pk == Group.id)
+        .where(Eval.training_id == training_id, RolloutRow.status == "completed")
+        .group_by(Eval.id)
+        .order_by(Eval.step)
+    )
+    found = [(step, count) for step, count in await session.execute(query)]
+    wanted = [(step, num_rollouts) for step in steps]
+    return [] if found == wanted else [f"expected evaluations (step, rollouts) {wanted}, got {found}"]
 
 
 async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> list[str]:
