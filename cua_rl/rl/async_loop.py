@@ -229,6 +229,7 @@ class _AsyncRun:
                 result=result,
                 old_version=old_version,
                 new_version=self._trainer_version,
+                adapter=None if saved is None else saved.adapter,
                 metrics=merge_metrics(checked, in_flight, published),
             )
             await record_step(self._settings, self._parts, trained, clock)

@@ -180,6 +180,11 @@ class FeatureCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._entries.clear()
+        self.num_bytes = 0
+
     def missing(self, images: Mapping[str, ImageChunk]) -> dict[str, ImageChunk]:
         """The images whose features are not held."""
         return {name: chunk for name, chunk in images.items() if name not in self._entries}

@@ -38,9 +38,11 @@ from cua_rl.recipes import (
     plan,
     prune,
     rebuild_datums,
+    replay_step,
     serve_model,
     serve_tinker,
     sft,
+    suite,
     train,
 )
 from cua_rl.recipes.gym_command import translate
@@ -61,6 +63,7 @@ Recipe = Callable[[Sequence[str]], int]
 RECIPES: Mapping[str, tuple[type[Any], Any]] = {
     "cua_rl.recipes.train": (train.CLIConfig, train),
     "cua_rl.recipes.evaluate": (evaluate.EvaluateConfig, evaluate),
+    "cua_rl.recipes.suite": (suite.SuiteConfig, suite),
     "cua_rl.recipes.sft": (sft.SftConfig, sft),
 }
 """They know `dry_run`, and can be used from Python."""
@@ -78,6 +81,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
+    "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,
     "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
