@@ -1,4 +1,4 @@
-"""Find regressions before they are deployed: `python -m cua_rl.recipes.suite log_path=suites/phone models=...`.
+"""Find regressions before they are deployed: `python -m cua_rl.recipes.suite log_path=suites/phone key=value ...`.
 
 Attempts pinned tasks with a checkpoint and compares it with the last one accepted, task by task. The exit status is 0
 without an alarm and 3 with one; 1 and 2 are those of every recipe. `suite.json` in the folder has all comparisons.

@@ -224,11 +224,14 @@ class TrainedStep:
     result: TrainStepResult
     old_version: int
     """The policy version that the step began with."""
-    new_version: int
-    adapter: AdapterRef | None = None
-    """The weights after the step; None if it trained nothing."""
+    adapter: AdapterRef | None
+    """The policy that it made; None if it trained nothing."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the loop itself."""
+
+    @property
+    def new_version(self) -> int:
+        return self.old_version if self.adapter is None else self.adapter.policy_version
 
 
 async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:

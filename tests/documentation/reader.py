@@ -63,7 +63,6 @@ Recipe = Callable[[Sequence[str]], int]
 RECIPES: Mapping[str, tuple[type[Any], Any]] = {
     "cua_rl.recipes.train": (train.CLIConfig, train),
     "cua_rl.recipes.evaluate": (evaluate.EvaluateConfig, evaluate),
-    "cua_rl.recipes.suite": (suite.SuiteConfig, suite),
     "cua_rl.recipes.sft": (sft.SftConfig, sft),
 }
 """They know `dry_run`, and can be used from Python."""
@@ -82,6 +81,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
+    "cua_rl.recipes.suite": suite.SuiteConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,
     "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
