@@ -78,7 +78,7 @@ class Outcome:
     settings: Mapping[str, object]
     after: Path
     beta1: float | None
-    """Of a single optimizer step."""
+    """AdamW's, if this and the step taken are a single optimizer step each."""
     changes: Mapping[str, float]
     """By rollout: the change of the log-probability of all its answers."""
 
@@ -129,6 +129,7 @@ async def what_if(
     scored = build_batch(replay.groups, run.image_token_id, keeps_constant=True).datums
     temperature, outcomes = replay.config.temperature, list[Outcome]()
     async with open_trainer(replay.config.trainer) as trainer:
+        # with the reference: any of them may have a KL term
         await _load(trainer, run, with_values(replay.config, kl_penalty_coef=1.0), replay.before)
         rows_before = await trainer.forward(scored, temperature=temperature)
         for index, (config, settings) in enumerate(zip(configs, [{}, *variants], strict=True)):
@@ -140,7 +141,7 @@ async def what_if(
             else:
                 await trainer.load_state(after)
             rows = await trainer.forward(scored, temperature=temperature)
-            is_single = config.num_substeps == 1 and config.adam.beta1 < 1
+            is_single = config.num_substeps == replay.config.num_substeps == 1
             outcomes.append(
                 Outcome(
                     settings=settings,
