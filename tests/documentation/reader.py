@@ -56,6 +56,7 @@ from scripts.chaos_members import ChaosMembersConfig
 from scripts.chaos_ray import ChaosRayConfig
 from scripts.chaos_tinker import ChaosTinkerConfig
 from scripts.red_team.__main__ import RedTeamConfig
+from scripts.replay_runs import ReplayRunsConfig
 from scripts.tiny_models import make_tiny_model, make_tiny_page_model
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
@@ -91,6 +92,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "scripts.chaos_ray": ChaosRayConfig,
     "scripts.chaos_tinker": ChaosTinkerConfig,
     "scripts.red_team": RedTeamConfig,
+    "scripts.replay_runs": ReplayRunsConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)
 WITHOUT_OPTIONS = {
