@@ -109,6 +109,10 @@ class StepTrained:
     training_logprobs: Mapping[str, tuple[tuple[int, tuple[float, ...]], ...]]
     """Per rollout id: (turn index, the trainer's log-probabilities of that turn's sampled tokens)."""
     metrics: Mapping[str, float]
+    trained_on: str | None = None
+    """The machine that trained it."""
+    adapter_sha256: str | None = None
+    """Of the adapter's weights after the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.session import open_sessions
-from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.rebuild_datums import rebuild_step
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.run_folder.recorded_run import RecordedTraining
 
 TIMEOUT_S = 600.0  # for the slowest step, or the start of a model server
 POLL_S = 0.1
@@ -106,9 +105,16 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     if expected.evaluated is not None:
         faults += await _wrong_evaluations(session, training.id, expected.evaluated, expected.num_eval_rollouts)
     faults += await _too_old(session, training.id, expected.max_lag)
-    image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
+    run = RecordedTraining(
+        folder=Path(training.log_path),
+        settings={},
+        session=session,
+        key=training.id,
+        steps=steps,
+        image_token_id=training.image_token_id,
+    )
     for step in steps:
-        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id, {})).is_equal:
+        if step.datums_sha256 and not (await rebuild_step(run, step)).is_equal:
             faults.append(f"step {step.step} was trained on other datums than the record has")
     return faults
 

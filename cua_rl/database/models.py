@@ -139,6 +139,10 @@ class Step(SourceColumns, Base):
     """The version that the step produced."""
     datums_sha256: Mapped[str | None]
     num_datums: Mapped[int | None]
+    trained_on: Mapped[str | None]
+    """The machine that trained it: with another, sums are rounded differently."""
+    adapter_sha256: Mapped[str | None]
+    """Of the adapter's weights after it."""
     rollouts_ended_at: Mapped[datetime | None]
 
 

@@ -228,7 +228,7 @@ class _AsyncRun:
                 batch=batch,
                 result=result,
                 old_version=old_version,
-                new_version=self._trainer_version,
+                adapter=None if saved is None else saved.adapter,
                 metrics=merge_metrics(checked, in_flight, published),
             )
             await record_step(self._settings, self._parts, trained, clock)

@@ -29,6 +29,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepResult
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
+from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
 from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
@@ -223,9 +224,14 @@ class TrainedStep:
     result: TrainStepResult
     old_version: int
     """The policy version that the step began with."""
-    new_version: int
+    adapter: AdapterRef | None
+    """The policy that it made; None if it trained nothing."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the loop itself."""
+
+    @property
+    def new_version(self) -> int:
+        return self.old_version if self.adapter is None else self.adapter.policy_version
 
 
 async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:
@@ -255,6 +261,7 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
         epoch_metrics(trained.step, settings.config.groups_per_batch, settings.num_tasks),
     )
     datums, logprobs = trained.batch.datums, trained.result.training_logprobs
+    weights = None if trained.adapter is None else trained.adapter.path / ADAPTER_WEIGHTS
     await parts.recorder.record(
         StepTrained(
             step=trained.step,
@@ -266,6 +273,8 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
                 logprobs_by_turn, datums, logprobs, leave_out=trained.batch.replayed_ids
             ),
             metrics=metrics,
+            trained_on=trained.result.trained_on,
+            adapter_sha256=None if weights is None else await asyncio.to_thread(file_sha256, weights),
         )
     )
     parts.log.log_step(trained.step, metrics)

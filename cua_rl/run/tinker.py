@@ -158,6 +158,9 @@ class TinkerTrainer:
         self.policy_version = 0
         """Optimizer steps so far."""
 
+    async def begin_step(self) -> None:
+        return
+
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         assert temperature == 1.0, "check_tinker has refused others"
         data = await asyncio.to_thread(self._data, datums, weights=[datum.loss_mask for datum in datums])

@@ -171,6 +171,10 @@ class TrainingClient(ModelClient):
             require(reply, wire.TrainerMetricsOutput).metrics, {"trainer/restarts": float(self.num_restarts)}
         )
 
+    async def begin_step(self) -> None:
+        """Let what follows depend on weights and datums alone, to the last bit."""
+        require(await self._exchange_undisturbed(self, wire.BeginStep()), wire.Done)
+
     async def create_model(self, name: str, spec: LoraSpec) -> ModelClient:
         """Train another adapter beside the others; raises `ConfigError` if memory or the settings do not allow it."""
         model = ModelClient(name, self._exchange_undisturbed)
