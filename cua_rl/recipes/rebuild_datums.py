@@ -75,7 +75,11 @@ async def rebuild_step(
     recorded = await load_groups(session, training.id, step.step)
     advantages = await load_advantages(session, training.id, step.step)
     groups = [
-        ScoredGroup(group=replace(group, is_incomplete=len(group.rollouts) < min_group_size), advantages=tuple(values))
+        ScoredGroup(
+            group=replace(group, is_incomplete=len(group.rollouts) < min_group_size),
+            advantages=values.advantages,
+            turn_advantages=values.turn_advantages,
+        )
         for group, values in zip(recorded, advantages, strict=True)
     ]
     pruned = [

@@ -27,6 +27,7 @@ class Outcome:
     judgement: Judgement | None = None
     max_turns: int = 0
     first_success_turn: int | None = None
+    milestone_turns: tuple[int | None, ...] = ()
     error: str | None = None
 
     @classmethod
@@ -55,6 +56,7 @@ class Outcome:
             turns,
             max_turns=self.max_turns,
             first_success_turn=self.first_success_turn,
+            milestone_turns=self.milestone_turns,
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import lru_cache
+from hashlib import sha256
 from typing import Literal
 
 from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected
@@ -77,7 +78,10 @@ class SimulatedPhone:
 def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
     from cua_rl.environments.phone.simulator.painter import draw_png
 
-    return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
+    name = sha256(repr(state).encode()).hexdigest()
+    return EncodedImage(
+        data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale, state=name
+    )
 
 
 def perform(state: PhoneState, action: actions.Action, scale: int) -> PhoneState:
