@@ -1,5 +1,6 @@
 """Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -14,6 +15,7 @@ from cua_rl.types.actions import PressButton, TypeText
 
 P = ParamSpec("P")
 
+_LEVEL_ENDS = (3, 6, 10)
 NUM_INSTANCES = 64
 """Number of instances to examine, enough to include every parameter that a template draws."""
 
@@ -107,6 +109,13 @@ class TaskTemplate(Template):
     draw: Callable[[Random], Instance]
     undo: Callable[[Goal, Device], Awaitable[None]] | None = None
     """Undoes the goal before a rollout, on devices whose state lasts."""
+    needed_turns: int = 0
+    """Of the expert, at most."""
+
+    @property
+    def level(self) -> int:
+        """1 for tasks that need up to 3 turns, 2 up to 6, 3 up to 10, 4 for more."""
+        return 1 + bisect_left(_LEVEL_ENDS, self.needed_turns)
 
     def instance(self, seed: int) -> Instance:
         """What is asked for on the phone of this seed."""
