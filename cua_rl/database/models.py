@@ -246,7 +246,11 @@ class RolloutRow(Base):
     success: Mapped[bool | None]
     reward: Mapped[float | None]
     reward_parts: Mapped[JsonDict | None]
+    turn_rewards: Mapped[list[float] | None]
+    """What each turn earned, of the reward; None if all of it is earned by how the rollout ends."""
     advantage: Mapped[float | None]
+    turn_advantages: Mapped[list[float] | None]
+    """One per turn; None if every turn has the rollout's."""
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float | None]
     """`started_at` exactly as the run measured it."""
@@ -268,6 +272,7 @@ class Replay(Base):
     position: Mapped[int] = mapped_column(primary_key=True)
     rollout_pk: Mapped[int] = _foreign_key("rollouts.id", index=True)
     advantage: Mapped[float]
+    turn_advantages: Mapped[list[float] | None]
 
 
 class Environment(Base):
@@ -362,6 +367,8 @@ class TurnRow(Base):
     durations_s: Mapped[JsonDict]
     action: Mapped[JsonDict | None]
     action_error: Mapped[str | None]
+    state: Mapped[str | None]
+    """The device's name for the state that the turn saw; None if it has none."""
     before_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     after_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     created_at: Mapped[datetime] = _now()

@@ -30,6 +30,8 @@ class Evidence:
     """Turns taken when the goal first held; None if it never did, or was not checked."""
     grade: float | None = None
     """What a grader gave (docs/rft_graders.md); None if it was not asked, or nothing was done."""
+    milestone_turns: tuple[int | None, ...] = ()
+    """The same of each milestone of the task, where they were checked; 0 if it held before the first turn."""
 
     @property
     def success(self) -> bool:
@@ -59,6 +61,7 @@ def build_evidence(
     max_turns: int,
     first_success_turn: int | None = None,
     grade: float | None = None,
+    milestone_turns: tuple[int | None, ...] = (),
 ) -> Evidence:
     done = [turn.agent for turn in turns]
     executed = [turn for turn in done if turn.action is not None and turn.action_error is None]
@@ -82,4 +85,5 @@ def build_evidence(
         num_repeated_actions=len(tried) - len(set(tried)),
         first_success_turn=first_success_turn,
         grade=grade,
+        milestone_turns=milestone_turns,
     )

@@ -6,6 +6,7 @@ standing still or repeating gets no more than the first try. Otherwise giving up
 most of its tasks, which it then never learns.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import fsum
@@ -42,6 +43,26 @@ def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Rewar
     total = fsum(parts.values())
     bounded = min(max(as_reward(total), low), high)
     return replace(sum_parts({**parts, "bound": min(max(total, low), high) - total}), total=bounded)
+
+
+def pay_milestones(function: RewardFunction, amount: float) -> RewardFunction:
+    """The reward of `function`, and `amount` in equal shares for the milestones that the rollout itself reached.
+
+    A share is paid once, to the turn that reached it first: reaching it again, or staying, earns nothing, and nothing
+    is taken back. A solved task earns all of it, the rest with its last turn, however it was solved: no unsolved one
+    gets more, and a way around the milestones costs nothing.
+    """
+
+    def reward(evidence: Evidence) -> Reward:
+        given = function(evidence)
+        reachable = [turn for turn in evidence.milestone_turns if turn != 0]
+        if not reachable or not evidence.num_turns:
+            return given
+        reached = Counter(turn or evidence.num_turns for turn in reachable if turn is not None or evidence.success)
+        of_turns = tuple(amount * reached[index + 1] / len(reachable) for index in range(evidence.num_turns))
+        return replace(sum_parts({**given.parts, "milestones": fsum(of_turns)}), of_turns=of_turns)
+
+    return reward
 
 
 def binary_reward(evidence: Evidence) -> Reward:

@@ -147,7 +147,8 @@ async def score_and_record(
     first_index: int = 0,
 ) -> ScoredGroup:
     """Score and record a group; the step's first `num_groups_to_log`, from `first_index` on, are also shown."""
-    scored = score_group(group, settings.config.advantages)
+    # in a thread: comparing the states of turns may have to decode their screenshots
+    scored = await asyncio.to_thread(score_group, group, settings.config.advantages, settings.config.credit)
     place = group.index - first_index
     if place < settings.config.num_groups_to_log:
         parts.log.log_group(place, group.rewards)
@@ -155,7 +156,13 @@ async def score_and_record(
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, rewards)
     if group.group_id not in {kept.group_id for kept in settings.kept_groups.values()}:  # those are on record
         await parts.recorder.record(
-            GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
+            GroupEnded(
+                source=source,
+                group=group,
+                advantages=scored.advantages,
+                turn_advantages=scored.turn_advantages,
+                replaced_by=replaced_by,
+            )
         )
     return scored
 

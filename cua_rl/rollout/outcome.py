@@ -27,6 +27,7 @@ class Outcome:
     judgement: Judgement | None = None
     max_turns: int = 0
     first_success_turn: int | None = None
+    milestone_turns: tuple[int | None, ...] = ()
     error: str | None = None
 
     @classmethod
@@ -56,6 +57,7 @@ class Outcome:
             max_turns=self.max_turns,
             first_success_turn=self.first_success_turn,
             grade=None if self.judgement is None else self.judgement.score,
+            milestone_turns=self.milestone_turns,
         )
 
 

@@ -144,7 +144,7 @@ async def prepare_training(
         devices=devices,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
-        reward=load_reward(config.reward, config.reward_clip),
+        reward=load_reward(config.reward, config.reward_clip, config.credit.milestone_reward),
         judge=judge,
         memory=memory,
         checkpoint_path=reference

@@ -298,8 +298,8 @@ async def _require_same_policy(
 def _other_batch(run: RecordedTraining, replay: Replay, config: LoopConfig) -> Batch:
     """The step's datums with the advantages that other settings give them."""
     groups = replay.groups
-    if config.advantages != replay.config.advantages:
-        groups = [score_group(scored.group, config.advantages) for scored in groups]
+    if (config.advantages, config.credit) != (replay.config.advantages, replay.config.credit):
+        groups = [score_group(scored.group, config.advantages, config.credit) for scored in groups]
     return build_batch(groups, run.image_token_id, keeps_constant=config.has_kl_term)
 
 

@@ -194,7 +194,7 @@ async def open_runners(
             judge=None if judge is None else await stack.enter_async_context(open_judge(judge)),
             log_folder=log_folder,
             recorder=recorder,
-            watch_goal=config.sampling.watch_goal,
+            watch_goal=config.sampling.watch_goal or config.credit.milestone_reward > 0,
         )
 
 

@@ -44,7 +44,9 @@ class RecordedTraining:
         advantages = await load_advantages(self.session, self.key, step)
         return [
             ScoredGroup(
-                group=replace(group, is_incomplete=len(group.rollouts) < min_group_size), advantages=tuple(values)
+                group=replace(group, is_incomplete=len(group.rollouts) < min_group_size),
+                advantages=values.advantages,
+                turn_advantages=values.turn_advantages,
             )
             for group, values in zip(recorded, advantages, strict=True)
         ]

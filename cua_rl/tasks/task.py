@@ -43,6 +43,8 @@ class Task:
     tags: tuple[str, ...] = ()
     prepare: Prepare | None = None
     """Runs on the leased device before the agent sees it."""
+    milestones: tuple[Validate, ...] = ()
+    """Sub-goals on the way, which `validate` does not need; asked with None as the answer."""
     read_instruction: Read | None = None
     """Reads the instruction from the prepared device, if only the device has it; None: `instruction` is used."""
     world: object = None
@@ -107,6 +109,7 @@ class Template(ABC):
         *,
         validate: Validate | None,
         prepare: Prepare | None = None,
+        milestones: tuple[Validate, ...] = (),
         read_instruction: Read | None = None,
         world: object = None,
     ) -> Task:
@@ -121,6 +124,7 @@ class Template(ABC):
             validate=validate,
             tags=self.tags,
             prepare=prepare,
+            milestones=milestones,
             read_instruction=read_instruction,
             world=world,
             item=self.item,
