@@ -9,12 +9,12 @@
 The hosts are nodes of a Ray cluster, whose head is host a. They share no folder: each hides the other's from its
 processes. Programs that end are started again, as systemd would do. One after the other, each after two more steps:
 
-    cable     is dead for `cut_s` seconds
-    worker    the rollout worker of host b gets SIGKILL
-    server    its model server gets SIGKILL
-    rank      rank 1 of the trainer gets SIGKILL
-    node      Ray itself gets SIGKILL on host b
-    weights   its model server comes back with another model, and must be refused, and then with its own
+    cable:    is dead for `cut_s` seconds
+    worker:   the rollout worker of host b gets SIGKILL
+    server:   its model server gets SIGKILL
+    rank:     rank 1 of the trainer gets SIGKILL
+    node:     Ray itself gets SIGKILL on host b
+    weights:  its model server comes back with another model, and must be refused, and then with its own
 
 Then the run gets SIGTERM, is resumed, and takes two more steps. At the end, what `chaos_kill` demands must hold, and
 held-out success must have risen by more than two standard errors. Prints what each disturbance took until the second

@@ -6,10 +6,10 @@
 Starts a cluster of two nodes on this machine and a synchronous run with two rollout workers, one per node.
 When most devices are in use after the first step, this happens:
 
-    node      the raylet of the second node gets SIGKILL, which ends the node and its actors
-    zombie    all of the second node is stopped, for longer than a worker may be silent, and then goes on
-    devices   the phones of the second node fail (`brittle_phones.py`)
-    disk      nothing fits on the disk of the run's folder any more. The run must end with status 1 and say so; then
+    node:     the raylet of the second node gets SIGKILL, which ends the node and its actors
+    zombie:   all of the second node is stopped, for longer than a worker may be silent, and then goes on
+    devices:  the phones of the second node fail (`brittle_phones.py`)
+    disk:     nothing fits on the disk of the run's folder any more. The run must end with status 1 and say so; then
               there is room again, and it is resumed
 
 At the end, what `chaos_kill` demands must hold, and every lost rollout must have run again exactly once; a full disk

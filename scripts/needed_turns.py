@@ -1,6 +1,6 @@
 """Count the turns that the experts of the demo tasks take, which make their levels.
 
-.venv/bin/python -m scripts.needed_turns    # after adding or changing tasks; takes a minute
+python -m scripts.needed_turns    # after adding or changing tasks; takes a minute
 """
 
 from cua_rl.environments.phone.demo.expert import decide

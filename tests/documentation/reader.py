@@ -105,6 +105,7 @@ WITHOUT_OPTIONS = {
     "scripts.settings_page": 0,
     "scripts.metrics_page": 0,
     "scripts.code_shape": 0,
+    "scripts.needed_turns": 0,
     "scripts.red_team.hosts": 0,
     "tests.evaluation.test_coverage": 1,
 }
