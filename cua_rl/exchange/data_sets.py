@@ -9,13 +9,14 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.foreign_actions import ForeignAction
 from cua_rl.exchange.recorder import ForeignTrajectory, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows
 from cua_rl.exchange.tfrecords import raw_screenshot
+from cua_rl.types.json_values import is_array, sequence
 
 _ODYSSEY_KEYS = {"KEY_HOME": "home", "KEY_BACK": "back", "KEY_APPSELECT": "recents"}
 _WILD_BUTTONS = {5: "back", 6: "home", 7: "enter"}
@@ -40,8 +41,9 @@ def read_gui_odyssey(value: Row, recorder: Recorder) -> ForeignTrajectory:
 
 def _odyssey_action(name: str, info: object) -> ForeignAction:
     """Raises `ValueError` for an action that the set does not have."""
-    match name, info:
-        case ("CLICK" | "LONG_PRESS", str(key)) if key in _ODYSSEY_KEYS:
+    parts: Sequence[object] = sequence(info) if is_array(info) else (info,)
+    match name, parts:
+        case ("CLICK" | "LONG_PRESS", [str(key)]) if key in _ODYSSEY_KEYS:
             return ForeignAction(name="press", given={"keys": [_ODYSSEY_KEYS[key]]})
         case ("HOME" | "BACK" | "RECENT", _):
             return ForeignAction(name="press", given={"keys": [name.lower().replace("recent", "recents")]})
@@ -49,7 +51,7 @@ def _odyssey_action(name: str, info: object) -> ForeignAction:
             return ForeignAction(name=name.lower(), given={"coordinate": point})
         case ("SCROLL", [start, end]):
             return ForeignAction(name="swipe", given={"start_coordinate": start, "end_coordinate": end})
-        case ("TEXT" | "TYPE", str(text)):
+        case ("TEXT" | "TYPE", [str(text)]):
             return ForeignAction(name="type", given={"text": text})
         case ("COMPLETE" | "INCOMPLETE" | "IMPOSSIBLE", _):
             return ForeignAction(name="terminate", given={"status": "success" if name == "COMPLETE" else "failure"})

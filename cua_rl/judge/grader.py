@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -38,6 +38,7 @@ from cua_rl.judge.grader_file import (
 from cua_rl.judge.judge import Judge
 from cua_rl.judge.request import Case
 from cua_rl.types.errors import ConfigError, JudgeError
+from cua_rl.types.json_values import is_array, is_object
 from cua_rl.types.judgement import MAX_REWARD, Judgement, JudgeVote
 
 logger = logging.getLogger(__name__)
@@ -248,12 +249,8 @@ def _fill(text: str, names: Mapping[str, object]) -> str:
 
 
 def _filled(value: object, names: Mapping[str, object]) -> object:
-    match value:
-        case str():
-            return _fill(value, names)
-        case Mapping():
-            return {key: _filled(entry, names) for key, entry in value.items()}
-        case Sequence():
-            return [_filled(entry, names) for entry in value]
-        case _:
-            return value
+    if isinstance(value, str):
+        return _fill(value, names)
+    if is_object(value):
+        return {key: _filled(entry, names) for key, entry in value.items()}
+    return [_filled(entry, names) for entry in value] if is_array(value) else value

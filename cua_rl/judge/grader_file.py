@@ -6,7 +6,6 @@ Sources: https://developers.openai.com/api/docs/guides/graders and the types in 
 import ast
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,13 +29,22 @@ _OPERATIONS: Mapping[str, Callable[[str, str], bool]] = {
     "ilike": lambda text, reference: reference.lower() in text.lower(),
 }
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.Pow: math.pow,  # unlike **, it has no complex results
+}
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
-    "min": min, "max": max, "abs": abs, "floor": math.floor, "ceil": math.ceil, "exp": math.exp, "sqrt": math.sqrt,
+    "min": lambda *grades: min(map(float, grades)),
+    "max": lambda *grades: max(map(float, grades)),
+    "floor": lambda *grades: float(math.floor(*grades)),
+    "ceil": lambda *grades: float(math.ceil(*grades)),
+    "abs": math.fabs,
+    "exp": math.exp,
+    "sqrt": math.sqrt,
     "log": math.log,
-}  # fmt: skip
+}
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "string_check": ("input", "reference", "operation"),
     "text_similarity": ("input", "reference", "evaluation_metric", "pass_threshold"),
@@ -148,7 +156,7 @@ def parse_grader(text: str, place: str) -> GraderFile:
 def _parse(value: object, place: str, *, may_combine: bool) -> AnyGrader:
     kinds = [kind for kind in _KEYS if may_combine or kind != "multi"]
     kind = value.get("type") if is_object(value) else None
-    if not is_object(value) or kind not in kinds:
+    if not is_object(value) or not isinstance(kind, str) or kind not in kinds:
         raise _wrong(place, f"a grader with a type ({', '.join(kinds)})", kind or value, "see docs/rft_graders.md")
     for key in value.keys() - {"type", "name", *_KEYS[kind]}:
         near = get_close_matches(key, _KEYS[kind], n=1)
@@ -201,9 +209,9 @@ def _model_grader(value: Mapping[str, object], place: str) -> ModelGrader:
     ends = [float(one) for one in reach if _is_number(one)]
     if not len(ends) == len(reach) == 2 or not ends[0] < ends[1]:
         raise _wrong(f"{place}.range", "two numbers, the smaller first", value.get("range"), "write [0, 1]")
-    told = value.get("sampling_params") or {}
-    if not is_object(told) or (unknown := told.keys() - _SAMPLING.keys()):
-        got = told if not is_object(told) else sorted(unknown)
+    told: object = value.get("sampling_params") or {}
+    got: object = sorted(told.keys() - _SAMPLING.keys()) if is_object(told) else told
+    if not is_object(told) or got:
         raise _wrong(f"{place}.sampling_params", f"only {', '.join(_SAMPLING)}", got, "leave others out")
     return ModelGrader(
         messages=messages,

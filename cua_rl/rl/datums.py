@@ -104,7 +104,7 @@ def build_datums(
 
 
 class _ScoredTurn(NamedTuple):
-    index: int
+    turn_index: int
     model: ModelTurn
     advantage: float
 
@@ -139,7 +139,7 @@ def _merge(rollout_id: str, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
         advantages=tuple(advantages),
         sampling_logprobs=tuple(logprobs),
         policy_versions=tuple(turn.model.policy_version for turn in run),
-        turn_indices=tuple(turn.index for turn in run),
+        turn_indices=tuple(turn.turn_index for turn in run),
         group_id=group_id,
         grammars=tuple((turn.model.prompt.length, turn.model.grammar) for turn in run if turn.model.grammar),
     )

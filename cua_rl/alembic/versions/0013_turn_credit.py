@@ -19,7 +19,7 @@ _NUMBERS = (("rollouts", "turn_rewards"), ("rollouts", "turn_advantages"), ("rep
 
 def upgrade() -> None:
     for table, column in _NUMBERS:
-        op.add_column(table, sa.Column(column, postgresql.ARRAY(sa.Double()), nullable=True))
+        op.add_column(table, sa.Column(column, postgresql.ARRAY(sa.Double[float]()), nullable=True))
     op.add_column("turns", sa.Column("state", sa.Text(), nullable=True))
 
 
