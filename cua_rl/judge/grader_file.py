@@ -36,10 +36,10 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Pow: math.pow,  # unlike **, it has no complex results
 }
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
-    "min": lambda *grades: min(map(float, grades)),
-    "max": lambda *grades: max(map(float, grades)),
-    "floor": lambda *grades: float(math.floor(*grades)),
-    "ceil": lambda *grades: float(math.ceil(*grades)),
+    "min": cast("Callable[..., float]", min),
+    "max": cast("Callable[..., float]", max),
+    "floor": cast("Callable[..., float]", math.floor),
+    "ceil": cast("Callable[..., float]", math.ceil),
     "abs": math.fabs,
     "exp": math.exp,
     "sqrt": math.sqrt,
