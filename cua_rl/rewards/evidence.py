@@ -28,10 +28,10 @@ class Evidence:
     """Actions already tried on an identical screen, except waiting: the first try had no effect or led back here."""
     first_success_turn: int | None = None
     """Turns taken when the goal first held; None if it never did, or was not checked."""
-    grade: float | None = None
-    """What a grader gave (docs/rft_graders.md); None if it was not asked, or nothing was done."""
     milestone_turns: tuple[int | None, ...] = ()
     """The same of each milestone of the task, where they were checked; 0 if it held before the first turn."""
+    grade: float | None = None
+    """What a grader gave (docs/rft_graders.md); None if it was not asked, or nothing was done."""
 
     @property
     def success(self) -> bool:
