@@ -16,10 +16,7 @@ from cua_rl.exchange.foreign_actions import View, tool_arguments
 from cua_rl.exchange.formats import Format, Told, detect_format, read_trajectories
 from cua_rl.exchange.replayed import Replayed, replay
 from cua_rl.exchange.samples import Samples
-from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types.actions import (
-    Action,
     Button,
     Click,
     Drag,
@@ -48,11 +45,8 @@ from tests.exchange.data_sets import (
     write_osworld,
     write_records,
 )
-from tests.exchange.files import draw
+from tests.exchange.files import BROWSER, LINUX, RENDERER, actions_of, draw
 from tests.exchange.published import android_control_record, anthropic_log, gemini_log, openai_log
-
-RENDERER = make_renderer(TINY_QWEN3_VL)
-BROWSER, LINUX, ANDROID = Told(device="browser"), Told(device="linux"), Told(device="android")
 
 
 async def imported(path: Path, told: Told | None = None) -> list[Replayed]:
@@ -61,10 +55,6 @@ async def imported(path: Path, told: Told | None = None) -> list[Replayed]:
         await replay(parse(), RENDERER, step=1, index=place, started_at=0.0)
         for place, parse in enumerate(read_trajectories(path, told))
     ]
-
-
-def actions_of(made: Replayed) -> list[Action | None]:
-    return [turn.agent.action for turn in made.record.rollout.turns]
 
 
 def screens_of(made: Replayed) -> list[bytes]:
