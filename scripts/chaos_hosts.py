@@ -52,6 +52,7 @@ from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_st
 NUM_EVAL_ROLLOUTS = 64
 _CLONE_NEWNET = 0x40000000
 _CABLE = "cable"
+PATIENT = {"RAY_health_check_timeout_ms": "60000"}  # docs/more_machines.md
 
 
 @chz.chz
@@ -265,7 +266,7 @@ async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database
     # room for a rollout worker on each host, and for the trainer on host b
     ray = ("ray.scripts.scripts", "start", "--block", "--object-store-memory=200000000")
     first = (*ray, "--head", "--port=6379", "--include-dashboard=false", "--num-cpus=1")
-    head = a.program("node", *first, f"--node-ip-address={a.address}", environment=secret)
+    head = a.program("node", *first, f"--node-ip-address={a.address}", environment=secret | PATIENT)
     other = (*ray, f"--address={cluster}", "--num-cpus=3", f"--node-ip-address={b.address}")
     programs = {
         "server": b.program("server", *served, f"host={b.address}", "model_name=model", environment=secret),

@@ -105,10 +105,11 @@ async def running_cluster(
 ) -> AsyncGenerator[FakeCluster]:
     """A cluster on these hosts, to which this process connects."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key()}
-    eager = {"RAY_worker_niceness": "0"}  # or trainers wait for all other tests
+    # trainers do not wait for all other tests, and a node that is cut off for half a minute is not given up
+    patient = {"RAY_worker_niceness": "0", "RAY_health_check_timeout_ms": "60000"}
     for name, value in {**secret, "RAY_ADDRESS": f"{hosts[0].address}:6379"}.items():
         monkeypatch.setenv(name, value)
-    cluster = FakeCluster(hosts, folder, {**os.environ, **secret, **eager})
+    cluster = FakeCluster(hosts, folder, {**os.environ, **secret, **patient})
     try:
         for index in range(len(hosts)):
             await cluster.start(index)
