@@ -77,7 +77,9 @@ def attack_gateway_texts(targets: Targets) -> Findings:
         gateway.base_url + responses, json=body, headers={"X-API-Key": gateway.key}, trust_env=False, timeout=300
     )
     got = (answer.status_code, answer.headers.get("CUA-Ignored"), answer.headers.get("X-Injected"))
-    yield check(17, "a header in the name of a field", "(200, 'top_k', None)", got, got == (200, "top_k", None))
+    yield check(
+        17, "a header in the name of a field", "(200, 'others, top_k', None)", got, got == (200, "others, top_k", None)
+    )
 
 
 def costs_of_requests(gateway: Server, responses: str) -> Iterator[tuple[str, Cost, int]]:

@@ -2,6 +2,7 @@
 """A trainer on two nodes of a Ray cluster: two network namespaces of this machine with a cable between them."""
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
@@ -76,6 +77,7 @@ class FakeCluster:
         self._hosts = hosts
         self._folder = folder
         self._environment = environment
+        self._starts = itertools.count()
         self.nodes: list[OwnedProcess] = []
 
     async def start(self, index: int) -> None:
@@ -84,19 +86,20 @@ class FakeCluster:
         where = ("--head", "--port=6379", "--include-dashboard=false") if index == 0 else (f"--address={head}",)
         command = [*host.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2"]
         command += [*where, f"--node-ip-address={host.address}", "--object-store-memory=100000000"]
-        folder = make_scratch_folder("ray")
-        node = OwnedProcess(
-            [*command, f"--temp-dir={folder}"],
-            name=f"node {index}",
-            log_path=self._folder / f"node{index}.log",
-            environment=self._environment,
-        )
-        self.nodes[index:] = [node]
-        await node.start()
         async with asyncio.timeout(patience(120)):
-            while "Ray runtime started" not in node.log_tail():
-                assert node.is_running, node.log_tail()
-                await asyncio.sleep(0.1)
+            while True:  # until it has joined: Ray gives a node 30 s, also on a busy machine
+                node = OwnedProcess(
+                    [*command, f"--temp-dir={make_scratch_folder('ray')}"],
+                    name=f"node {index}",
+                    log_path=self._folder / f"node{index}-{next(self._starts)}.log",
+                    environment=self._environment,
+                )
+                self.nodes[index:] = [node]
+                await node.start()
+                while node.is_running and "Ray runtime started" not in node.log_tail():
+                    await asyncio.sleep(0.1)
+                if node.is_running:
+                    return
 
 
 @asynccontextmanager
