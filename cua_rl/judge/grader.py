@@ -140,7 +140,8 @@ class Grader:
     async def _grade(self, grader: object, names: Mapping[str, object], asked: _Asked) -> float:
         match grader:
             case TextGrader():
-                return grader.compare(_fill(grader.text, names), _fill(grader.reference, names))
+                texts = _fill(grader.text, names), _fill(grader.reference, names)
+                return await asyncio.to_thread(grader.compare, *texts)
             case PythonGrader():
                 return await self._run_python(grader, names, asked)
             case ModelGrader():
