@@ -6,12 +6,13 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.database.screenshots import load_images
-from cua_rl.monitor import rollout_queries, task_queries, token_texts
+from cua_rl.monitor import rollout_queries, set_queries, set_schemas, task_queries, token_texts
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.export import shown_bytes
-from cua_rl.monitor.rollout_queries import RolloutFilter
+from cua_rl.monitor.rollout_queries import Paging
+from cua_rl.monitor.rollout_sets import RolloutFilter, open_runs, runs_of
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page
 from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
@@ -21,10 +22,32 @@ _FOREVER = "private, max-age=31536000, immutable"
 _NOT_KEPT = {"Cache-Control": "no-store"}  # another run may record the same image again
 
 
+RunIds = Annotated[list[str], Query(min_length=1, max_length=12, description="repeat it for each run")]
+Wanted = Annotated[RolloutFilter, Depends()]
+
+
+@router.get("/rollouts")
+async def list_set(
+    databases: AllDatabases, run_id: RunIds, wanted: Wanted, paging: Annotated[Paging, Depends()]
+) -> Page[schemas.RolloutItem]:
+    """Rollouts of some runs, newest first."""
+    async with open_runs(databases, run_id) as (runs, _):
+        return await rollout_queries.list_rollouts(runs, wanted, paging)
+
+
+@router.get("/rollouts/summary")
+async def get_set(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> set_schemas.SetSummary:
+    """What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted."""
+    async with open_runs(databases, run_id) as (runs, named):
+        return await set_queries.summarise_set(runs, named, wanted)
+
+
 @router.get("/runs/{run_id}/rollouts")
-async def list_rollouts(run: OpenRun, wanted: Annotated[RolloutFilter, Depends()]) -> Page[schemas.RolloutItem]:
+async def list_rollouts(
+    run: OpenRun, wanted: Wanted, paging: Annotated[Paging, Depends()]
+) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
-    return await rollout_queries.list_rollouts(run, wanted)
+    return await rollout_queries.list_rollouts([runs_of(run)], wanted, paging)
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}", response_model=schemas.Rollout)

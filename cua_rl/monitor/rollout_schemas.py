@@ -126,6 +126,11 @@ class GroupDetail(Shown):
     rollouts: list[ClockRollout]
 
 
+class Count(Shown):
+    name: str
+    count: int
+
+
 class RolloutItem(RolloutCell):
     """A rollout in a list across groups."""
 
@@ -135,6 +140,7 @@ class RolloutItem(RolloutCell):
     group_id: str
     task_id: str
     seed: int
+    max_gap: float | None = Field(description="largest |trainer - sampler| log-probability; null if not trained")
     instruction: str | None = None
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
     last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")
@@ -338,11 +344,6 @@ class TaskInstance(Shown):
     instruction: str | None
     success: Rate
     last_step: int | None
-
-
-class Count(Shown):
-    name: str
-    count: int
 
 
 class TaskDetail(Shown):

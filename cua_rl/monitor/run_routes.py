@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from cua_rl.monitor import failure_queries, group_queries, run_queries, run_summaries, schemas
+from cua_rl.monitor import group_queries, run_queries, run_summaries, schemas
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
@@ -104,12 +104,6 @@ async def get_metrics(
 async def get_timeline(run: OpenRun) -> SafeJson:
     """Baseline, steps and evaluations in the order of training."""
     return SafeJson([item.model_dump(mode="json") for item in await run_queries.load_timeline(run)])
-
-
-@router.get("/{run_id}/failures")
-async def get_failures(run: OpenRun) -> schemas.Failures:
-    """Failures of rollouts and turns, in training steps and in evaluations."""
-    return await failure_queries.load_failures(run)
 
 
 @router.get("/{run_id}/evaluations")

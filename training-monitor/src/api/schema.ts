@@ -70,6 +70,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Set
+         * @description Rollouts of some runs, newest first.
+         */
+        get: operations["list_set_api_rollouts_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/summary": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Set
+         * @description What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted.
+         */
+        get: operations["get_set_api_rollouts_summary_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs": {
         parameters: {
             query?: never;
@@ -142,26 +182,6 @@ export interface paths {
          * @description The baseline and all evaluations, in order.
          */
         get: operations["list_evaluations_api_runs__run_id__evaluations_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/runs/{run_id}/failures": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Failures
-         * @description Failures of rollouts and turns, in training steps and in evaluations.
-         */
-        get: operations["get_failures_api_runs__run_id__failures_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -500,6 +520,22 @@ export interface components {
              */
             num_others: number;
         };
+        /**
+         * CheckCount
+         * @description What validators expected and what they read instead, or as well.
+         */
+        CheckCount: {
+            /** Actual */
+            actual: string;
+            /** Count */
+            count: number;
+            /** Expected */
+            expected: string;
+            /** Query */
+            query: string;
+            /** Success */
+            success: boolean;
+        };
         /** CheckpointInfo */
         CheckpointInfo: {
             /**
@@ -634,15 +670,6 @@ export interface components {
             /** Status */
             status: string;
         };
-        /** ErrorCount */
-        ErrorCount: {
-            /** Count */
-            count: number;
-            /** Last Rollout Id */
-            last_rollout_id: string;
-            /** Message */
-            message: string;
-        };
         /**
          * Evaluation
          * @description An evaluation (phase eval) or the evaluation of the untrained model (phase baseline).
@@ -692,58 +719,6 @@ export interface components {
             /** Step */
             step: number;
             success: components["schemas"]["Rate"];
-        };
-        /**
-         * FailureCounts
-         * @description Failures of ended rollouts, counted per step; every list aligns with `steps`.
-         */
-        FailureCounts: {
-            /**
-             * Kinds
-             * @description rollouts without success: wrong_final_state if the agent finished, else the stop reason
-             */
-            kinds: {
-                [key: string]: number[];
-            };
-            /**
-             * Num Faults
-             * @description rollouts that an infrastructure fault ended
-             */
-            num_faults: number[];
-            /**
-             * Num Rollouts
-             * @description without faults and rollouts that were not finished
-             */
-            num_rollouts: number[];
-            /** Num Successes */
-            num_successes: number[];
-            /** Steps */
-            steps: number[];
-            /**
-             * Turn Failures
-             * @description turns whose answer could not be parsed, by kind
-             */
-            turn_failures: {
-                [key: string]: number[];
-            };
-        };
-        /**
-         * Failures
-         * @description Failures in training and in evaluations, where step 0 is the baseline.
-         */
-        Failures: {
-            /**
-             * Errors
-             * @description most frequent messages of infrastructure faults, of both
-             */
-            errors: components["schemas"]["ErrorCount"][];
-            evaluations: components["schemas"]["FailureCounts"];
-            /**
-             * Num Messages
-             * @description different messages, of which `errors` has the most frequent
-             */
-            num_messages: number;
-            training: components["schemas"]["FailureCounts"];
         };
         /**
          * FaultBounds
@@ -1254,6 +1229,11 @@ export interface components {
              * @description the latest screenshot; only in lists
              */
             last_sha256: string | null;
+            /**
+             * Max Gap
+             * @description largest |trainer - sampler| log-probability; null if not trained
+             */
+            max_gap: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1409,6 +1389,11 @@ export interface components {
              * @description the latest screenshot; only in lists
              */
             last_sha256: string | null;
+            /**
+             * Max Gap
+             * @description largest |trainer - sampler| log-probability; null if not trained
+             */
+            max_gap: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1781,6 +1766,122 @@ export interface components {
             must_sign_in: boolean;
             /** Version */
             version: string;
+        };
+        /**
+         * SetRun
+         * @description A run that the set speaks of.
+         */
+        SetRun: {
+            /** Log Path */
+            log_path: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+        };
+        /**
+         * SetStep
+         * @description Rollouts of the set in one step or evaluation.
+         */
+        SetStep: {
+            /**
+             * Causes
+             * @description of failures: wrong_final_state if the agent finished, else the stop reason
+             */
+            causes: {
+                [key: string]: number;
+            };
+            /** Num Faults */
+            num_faults: number;
+            /**
+             * Num Rollouts
+             * @description without faults and rollouts that were not finished
+             */
+            num_rollouts: number;
+            /** Num Successes */
+            num_successes: number;
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
+        };
+        /**
+         * SetSummary
+         * @description A set of rollouts, counted. Lists have at most 200 rows, the most frequent ones; `num_…` counts all.
+         */
+        SetSummary: {
+            /** Categories */
+            categories: components["schemas"]["Count"][];
+            /**
+             * Causes
+             * @description of failures, as in `steps`
+             */
+            causes: components["schemas"]["Count"][];
+            /**
+             * Checks
+             * @description results of validators
+             */
+            checks: components["schemas"]["CheckCount"][];
+            /**
+             * Faults
+             * @description messages of infrastructure faults, with # for ids and numbers
+             */
+            faults: components["schemas"]["Count"][];
+            /** Num Checks */
+            num_checks: number;
+            /**
+             * Num Faults
+             * @description different messages
+             */
+            num_faults: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            /** Num Tasks */
+            num_tasks: number;
+            /** Runs */
+            runs: components["schemas"]["SetRun"][];
+            /**
+             * Steps
+             * @description training steps, then evaluations
+             */
+            steps: components["schemas"]["SetStep"][];
+            /**
+             * Stops
+             * @description stop reasons
+             */
+            stops: components["schemas"]["Count"][];
+            /** @description over task instances, as recorded; without faults and unfinished rollouts */
+            success: components["schemas"]["Rate"];
+            /**
+             * Tasks
+             * @description those with the most failures first
+             */
+            tasks: components["schemas"]["SetTask"][];
+            /**
+             * Turn Failures
+             * @description turns whose answer could not be parsed, by kind
+             */
+            turn_failures: components["schemas"]["Count"][];
+            /**
+             * Verdicts
+             * @description success, failure, fault, open
+             */
+            verdicts: components["schemas"]["Count"][];
+        };
+        /** SetTask */
+        SetTask: {
+            /**
+             * Num Rollouts
+             * @description faults and rollouts that were not finished included
+             */
+            num_rollouts: number;
+            /** @description over the task's instances */
+            success: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
         };
         /** Sibling */
         Sibling: {
@@ -2571,6 +2672,249 @@ export interface operations {
             };
         };
     };
+    list_set_api_rollouts_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                category?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+                /** @description minus: largest first */
+                sort?: string;
+                /** @description next_cursor of the page before */
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_RolloutItem_"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_set_api_rollouts_summary_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                category?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetSummary"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_runs_api_runs_get: {
         parameters: {
             query?: {
@@ -2917,91 +3261,6 @@ export interface operations {
             };
         };
     };
-    get_failures_api_runs__run_id__failures_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Failures"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
     get_metrics_api_runs__run_id__metrics_get: {
         parameters: {
             query?: {
@@ -3096,18 +3355,41 @@ export interface operations {
     list_rollouts_api_runs__run_id__rollouts_get: {
         parameters: {
             query?: {
-                phase?: ("baseline" | "step" | "eval") | null;
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
                 step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
                 task_id?: string | null;
+                category?: string | null;
                 seed?: number | null;
                 status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
                 stop_reason?: components["schemas"]["StopReason"] | null;
-                success?: boolean | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                failure_kind?: string | null;
-                /** @description start of a rollout id, or part of a task id */
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
+                /** @description minus: largest first */
+                sort?: string;
                 /** @description next_cursor of the page before */
                 cursor?: string | null;
                 limit?: number;

@@ -11,7 +11,7 @@ import { Link, navigate, useSearchParam } from "../router";
 import { runLabels } from "../runs";
 import { Icon } from "../ui/icons";
 import { Empty, Loaded, PageHead, Panel } from "../ui/parts";
-import { useRunChoices } from "../ui/runChoices";
+import { AddRun } from "../ui/runChoices";
 import { ConfigTable } from "./RunConfig";
 import { CurveNote, points } from "./RunCharts";
 
@@ -39,18 +39,7 @@ export function ComparePage() {
   const asked = useMemo(() => [...new Set(runsText.split(",").filter(Boolean))], [runsText]);
   const ids = asked.slice(0, MAX_RUNS);
   const comparison = useQuery<RunComparison>(asked.length > 0 ? comparePath(asked.slice(0, MAX_ASKED)) : null);
-  const choices = useRunChoices();
-  const others = choices.runs.filter((run) => !ids.includes(run.run_id));
-  const names = useMemo(() => runLabels(choices.runs), [choices.runs]);
-  const add = (
-    <>
-    <select className="field" aria-label="Add a run" value="" disabled={ids.length >= MAX_RUNS} onChange={(event) => navigate(comparePage([...ids, event.target.value]), { replace: true })}>
-      <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs at most` : "Add a run…"}</option>
-      {others.map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
-    </select>
-    {choices.older}
-    </>
-  );
+  const add = <AddRun taken={ids} most={MAX_RUNS} onAdd={(runId) => navigate(comparePage([...ids, runId]), { replace: true })} />;
   return (
     <>
       <PageHead crumbs={[{ label: "Runs", to: "/" }, { label: "Compare" }]} title="Compare runs" actions={add} />

@@ -127,8 +127,16 @@ function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   );
 }
 
+type Bars = {
+  counts: readonly { name: string; count: number }[];
+  rest?: Parameters<typeof useMore>[2];
+  /** Where a bar leads: to what it counts. */
+  to?: (name: string) => string;
+  names?: Record<string, string> | undefined;
+};
+
 /** Counts as bars, the longest as wide as its column. */
-export function CountBars({ counts, rest }: { counts: readonly { name: string; count: number }[]; rest?: Parameters<typeof useMore>[2] }) {
+export function CountBars({ counts, rest, to, names }: Bars) {
   const { shown, more } = useMore(counts, 12, rest);
   const most = Math.max(1, ...counts.map((one) => one.count));
   return (
@@ -137,7 +145,7 @@ export function CountBars({ counts, rest }: { counts: readonly { name: string; c
       {shown.map((one) => (
         <li key={one.name}>
           <i style={{ width: `${(one.count / most) * 100}%` }} />
-          <span className="count-name" title={words(one.name)}>{words(one.name)}</span>
+          <span className="count-name" title={words(one.name)}>{to ? <Link data-row to={to(one.name)}>{names?.[one.name] ?? words(one.name)}</Link> : words(one.name)}</span>
           <b>{one.count.toLocaleString("en-US")}</b>
         </li>
       ))}

@@ -1,0 +1,156 @@
+"""Sets of rollouts: one filter for lists and figures, in any order, over several runs and databases."""
+
+from collections import Counter
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import httpx
+import pytest
+
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.monitor.app import guard, make_app
+from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.security import AccessRules
+from tests.real.database.conftest import TEMPLATE, drop_database, run_sql, with_database
+from tests.real.database.recorded import IMAGE_TOKEN, start
+from tests.real.monitor.conftest import Monitor, Shown
+from tests.real.monitor.test_run_figures import EASY, HARD, record, source_of, trained
+
+SORTS = {"turns": "num_turns", "reward": "reward", "advantage": "advantage", "gap": "max_gap", "took": "duration_s"}
+by_session = pytest.mark.asyncio(loop_scope="session")
+
+
+async def _list(shown: Shown | Monitor, **wanted: object) -> list[Any]:
+    return (await shown.json("/api/rollouts", **{"run_id": "1", "limit": 200} | wanted))["items"]
+
+
+@by_session
+async def test_every_number_of_a_summary_is_the_size_of_the_set_that_it_names(shown: Shown) -> None:
+    found = await shown.json("/api/rollouts/summary", run_id="1")
+    everything = await _list(shown)
+    assert found["num_rollouts"] == len(everything) == sum(one["count"] for one in found["verdicts"])
+
+    named: list[tuple[int, dict[str, object]]] = []
+    for field, name in (
+        ("verdicts", "verdict"),
+        ("stops", "stop_reason"),
+        ("categories", "category"),
+        ("faults", "fault"),
+    ):
+        named += [(one["count"], {name: one["name"]}) for one in found[field]]
+    named += [(one["count"], {"verdict": "failure", "cause": one["name"]}) for one in found["causes"]]
+    named += [(one["num_rollouts"], {"task_id": one["task_id"]}) for one in found["tasks"]]
+    for step in found["steps"]:
+        place = {"phase": step["phase"], "step": step["step"]}
+        named += [
+            (step["num_successes"], place | {"verdict": "success"}),
+            (step["num_faults"], place | {"verdict": "fault"}),
+        ]
+        named += [(num, place | {"verdict": "failure", "cause": cause}) for cause, num in step["causes"].items()]
+    assert len(named) > 15
+    for count, wanted in named:
+        assert len(await _list(shown, **wanted)) == count, wanted
+    checked = {(one["expected"], one["actual"]): one["count"] for one in found["checks"] if not one["success"]}
+    for (expected, actual), count in checked.items():
+        assert len(await _list(shown, expected=expected, actual=actual, verdict="failure")) == count
+    judged = Counter(item["success"] for item in everything if item["status"] == "completed")
+    assert (found["success"]["num_successes"], found["success"]["num_rollouts"]) == (judged[True], judged.total())
+
+
+@by_session
+async def test_ranges_words_and_phases_narrow_a_set(shown: Shown) -> None:
+    everything = await _list(shown)
+    for name, field in (("turns", "num_turns"), ("reward", "reward"), ("gap", "max_gap")):
+        values = sorted(item[field] for item in everything if item[field] is not None)
+        middle = values[len(values) // 2]
+        low = await _list(shown, **{f"max_{name}": middle})
+        high = await _list(shown, **{f"min_{name}": middle})
+        assert [len(low), len(high)] == [sum(v <= middle for v in values), sum(v >= middle for v in values)], name
+    assert len(await _list(shown, min_step=1, max_step=1)) == len(await _list(shown, step=1)) == 4
+    assert len(await _list(shown, phase=["baseline", "step"], max_step=1)) == 8
+    assert {item["phase"] for item in await _list(shown, phase=["baseline", "eval"])} == {"baseline"}
+
+    answered = [item["rollout_id"] for item in everything if item["stop_reason"] == "finished"]
+    assert [item["rollout_id"] for item in await _list(shown, search="DO-NE")] == answered  # they answered "done"
+    assert len(await _list(shown, search="the set-tings")) == len(everything)  # of the instruction
+    assert await _list(shown, search="settings nothing-has-this-word") == []
+
+
+@by_session
+@pytest.mark.parametrize("sort", ["started", *SORTS])
+async def test_pages_in_every_order_join_to_the_whole_set_with_unknown_values_last(shown: Shown, sort: str) -> None:
+    for sign in ("", "-"):
+        whole = await _list(shown, sort=sign + sort)
+        found: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = await shown.json("/api/rollouts", run_id="1", limit=5, sort=sign + sort, **cursor)
+            found += [item["rollout_id"] for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert found == [item["rollout_id"] for item in whole]
+        if sort in SORTS:
+            last = -inf if sign else inf
+            keys = [last if item[SORTS[sort]] is None else item[SORTS[sort]] for item in whole]
+            assert keys == sorted(keys, reverse=bool(sign))
+            assert len(set(keys)) > 1
+
+
+@by_session
+async def test_the_extremes_that_a_rollout_keeps_are_those_of_its_tokens(shown: Shown) -> None:
+    stored: list[Any] = run_sql(shown.url, "SELECT rollout_id, max_gap, max_log_ratio, min_logprob FROM rollouts")
+    assert sum(gap is not None for _, gap, *_ in stored) == 6  # the trained ones
+    for rollout_id, gap, ratio, least in stored:
+        rollout = await shown.json(f"/api/runs/1/rollouts/{rollout_id}")
+        tokens = [
+            await shown.json(f"/api/runs/1/rollouts/{rollout_id}/turns/{turn['turn_index']}/tokens")
+            for turn in rollout["turns"]
+            if turn["trained_at_step"] is not None
+        ]
+        pairs = [
+            pair for one in tokens for pair in zip(one["training_logprobs"], one["sampling_logprobs"], strict=True)
+        ]
+        if pairs:
+            differences = [trained - sampled for trained, sampled in pairs]
+            assert gap == max(map(abs, differences))
+            assert (ratio, least) == (max(differences), min(sampled for _, sampled in pairs))
+
+
+async def test_a_set_of_runs_in_two_databases_is_merged_with_the_latest_first(
+    monitor: Monitor, server_url: str
+) -> None:
+    run_sql(server_url, f"CREATE DATABASE second TEMPLATE {TEMPLATE}")
+    other = with_database(server_url, "second")
+    try:
+        await record(monitor, *source_of("step", 1, (EASY, (True, False)), (HARD, (True, True))), trained(1))
+        async with DatabaseRecorder(other, image_token_id=IMAGE_TOKEN) as recorder:
+            for event in (start(), *source_of("step", 1, (EASY, (False, False, False))), trained(1)):
+                await recorder.record(event)
+        for url, hours in ((monitor.url, "id"), (other, "2 * id - 1.5")):  # 1 to 4; 0.5, 2.5 and 4.5
+            run_sql(url, f"UPDATE rollouts SET started_at = timestamptz '2026-01-01' + ({hours}) * interval '1 hour'")
+        rules = AccessRules(write_token="not used")
+        app = make_app(Databases([open_database(monitor.url), open_database(other, "other")]), rules)
+        transport = httpx.ASGITransport(app=guard(app, rules), raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            runs = {"run_id": ["1", "other.1"]}
+            found = (await client.get("/api/rollouts/summary", params=runs)).json()
+            assert [one["run_id"] for one in found["runs"]] == ["1", "other.1"]
+            # of two tasks: 1 of 5 and 2 of 2
+            assert (found["num_rollouts"], found["success"]["rate"]) == (7, pytest.approx((1 / 5 + 2 / 2) / 2))
+            items: list[Any] = []
+            cursor: dict[str, str] = {}
+            for _ in range(3):
+                page = (await client.get("/api/rollouts", params=runs | {"limit": 3} | cursor)).json()
+                items += page["items"]
+                cursor = {"cursor": page["next_cursor"]}
+            assert page["next_cursor"] is None
+        assert len({(item["run_id"], item["rollout_id"]) for item in items}) == 7
+        assert all(one["started_at"] >= two["started_at"] for one, two in pairwise(items))
+        assert [item["run_id"] for item in items] == ["other.1", "1", "1", "other.1", "1", "1", "other.1"]
+    finally:
+        drop_database(server_url, "second")
