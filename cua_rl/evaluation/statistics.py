@@ -181,6 +181,19 @@ def paired_interval(differences: Sequence[Fraction]) -> tuple[float, float]:
     return max(-1.0, mean - spread), min(1.0, mean + spread)
 
 
+def difference_interval(
+    first: tuple[float, tuple[float, float]], second: tuple[float, tuple[float, float]]
+) -> tuple[float, float]:
+    """95 % interval of second - first, from the rates of two unpaired samples and their intervals.
+
+    R. G. Newcombe (1998), Statistics in Medicine 17, 873-890: the distances of the rates to their ends are squared and
+    added (his method 10).
+    """
+    (one, (one_low, one_high)), (two, (two_low, two_high)) = first, second
+    low, high = sqrt((two - two_low) ** 2 + (one_high - one) ** 2), sqrt((two_high - two) ** 2 + (one - one_low) ** 2)
+    return max(-1.0, two - one - low), min(1.0, two - one + high)
+
+
 def student_quantile(degrees: int) -> float:
     """The 97.5 % quantile of Student's distribution: 12.71 with 1 degree of freedom, 1.96 with many."""
     if degrees <= len(_STUDENT):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.database.screenshots import load_images
-from cua_rl.monitor import rollout_queries, set_queries, set_schemas, task_queries, token_texts
+from cua_rl.monitor import rollout_queries, set_comparison, set_queries, set_schemas, task_queries, token_texts
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
@@ -24,6 +24,7 @@ _NOT_KEPT = {"Cache-Control": "no-store"}  # another run may record the same ima
 
 RunIds = Annotated[list[str], Query(min_length=1, max_length=12, description="repeat it for each run")]
 Wanted = Annotated[RolloutFilter, Depends()]
+SetQuery = Annotated[str, Query(max_length=4000, description="the query of a set's address: run_id=1&phase=eval")]
 
 
 @router.get("/rollouts")
@@ -40,6 +41,12 @@ async def get_set(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> se
     """What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted."""
     async with open_runs(databases, run_id) as (runs, named):
         return await set_queries.summarise_set(runs, named, wanted)
+
+
+@router.get("/rollouts/compare")
+async def compare_sets(databases: AllDatabases, first: SetQuery, second: SetQuery) -> set_schemas.SetComparison:
+    """The difference of the second set's success to the first one's, with its interval and test."""
+    return await set_comparison.compare_sets(databases, first, second)
 
 
 @router.get("/runs/{run_id}/rollouts")

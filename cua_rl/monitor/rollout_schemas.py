@@ -131,6 +131,16 @@ class Count(Shown):
     count: int
 
 
+class CheckCount(Shown):
+    """What validators expected and what they read instead, or as well."""
+
+    query: str
+    expected: str
+    actual: str
+    success: bool
+    count: int
+
+
 class RolloutItem(RolloutCell):
     """A rollout in a list across groups."""
 
@@ -369,7 +379,7 @@ class TaskDetail(Shown):
     instances: list[TaskInstance] = Field(description="hardest first, as many as asked for")
     num_instances: int = Field(description="all of them")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
-    failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")
+    failed_checks: list[CheckCount] = Field(description="the most frequent, of rollouts that failed")
     num_failed_checks: int = Field(description="different ones in all")
     turn_failures: list[Count]
     failed_rollouts: list[RolloutItem] = Field(description="the latest, as many as asked for")

@@ -62,7 +62,9 @@ class RolloutFilter:
     min_step: _Count = None
     max_step: _Count = None
     task_id: _Name = None
+    group_id: _Name = None
     category: _Name = None
+    difficulty: _Name = None
     seed: Annotated[int | None, Query(ge=1 - 2**63, le=2**63 - 1)] = None
     status: RunStatus | None = None
     verdict: Annotated[Verdict | None, Query(description="as recorded; a fault is no failure of the policy")] = None
@@ -136,7 +138,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         FAULT_MESSAGE: wanted.fault,
     }
     found = [RolloutRow.training_id.in_(runs.training_ids)]
-    found += [column == value for column, value in equal.items() if value is not None]
+    found += _given(equal)
     found += _between(RolloutRow.reward, wanted.min_reward, wanted.max_reward)
     found += _between(RolloutRow.num_turns, wanted.min_turns, wanted.max_turns)
     found += _between(RolloutRow.max_gap, wanted.min_gap, wanted.max_gap)
@@ -145,18 +147,22 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         groups = select(Group.id).outerjoin(Step, Group.step_id == Step.id).outerjoin(Eval, Group.eval_id == Eval.id)
         groups = groups.where(Group.training_id.in_(runs.training_ids), *of_groups)
         found.append(RolloutRow.group_pk.in_(groups))
-    if wanted.category is not None:
-        found.append(RolloutRow.task_pk.in_(select(TaskRow.id).where(TaskRow.category == wanted.category)))
+    kinds = _given({TaskRow.category: wanted.category, TaskRow.difficulty: wanted.difficulty})
+    if kinds:
+        found.append(RolloutRow.task_pk.in_(select(TaskRow.id).where(*kinds)))
     if wanted.fault is not None:
         found.append(RolloutRow.error.is_not(None))  # of which there is an index
     if wanted.failure_kind is not None:
         unread = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
-    checks = {ValidationRow.expected: wanted.expected, ValidationRow.actual: wanted.actual}
-    if any(value is not None for value in checks.values()):
-        checked = [column == value for column, value in checks.items() if value is not None]
-        found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checked)))
+    checks = _given({ValidationRow.expected: wanted.expected, ValidationRow.actual: wanted.actual})
+    if checks:
+        found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checks)))
     return found + [_has_word(word) for word in wanted.search.split()]
+
+
+def _given(values: dict[Any, Any]) -> list[ColumnElement[bool]]:
+    return [column == value for column, value in values.items() if value is not None]
 
 
 def _between(column: Any, least: float | None, most: float | None) -> list[ColumnElement[bool]]:
@@ -168,8 +174,7 @@ def _source_conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     """On a group joined with its step or evaluation."""
     number = func.coalesce(Step.step, Eval.step)
     found = _between(number, wanted.min_step, wanted.max_step)
-    if wanted.step is not None:
-        found.append(number == wanted.step)
+    found += _given({number: wanted.step, Group.group_id: wanted.group_id})
     if wanted.phase:
         of_steps = Group.step_id.is_not(None)
         found.append(

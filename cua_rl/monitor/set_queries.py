@@ -12,7 +12,7 @@ from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
 from cua_rl.monitor.figures import make_task_rate
-from cua_rl.monitor.rollout_schemas import Count
+from cua_rl.monitor.rollout_schemas import CheckCount, Count
 from cua_rl.monitor.rollout_sets import CAUSE, FAULT_MESSAGE, VERDICT, RolloutFilter, RunsOfDatabase, conditions
 from cua_rl.monitor.schemas import Rate
 
@@ -37,7 +37,7 @@ async def summarise_set(
     runs: Sequence[RunsOfDatabase], named: Iterable[tuple[str, Training]], wanted: RolloutFilter
 ) -> schemas.SetSummary:
     """The figures of a set."""
-    rows = await _count(
+    rows = await count(
         runs,
         wanted,
         _TASKS,
@@ -48,12 +48,12 @@ async def summarise_set(
         RolloutRow.task_id,
         RolloutRow.seed,
     )
-    checks = await _count(
+    checks = await count(
         runs, wanted, _CHECKS, ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success
     )
     messages, unread = (
-        await _count(runs, wanted, RolloutRow, FAULT_MESSAGE),
-        await _count(runs, wanted, _UNREAD, TurnRow.failure_kind),
+        await count(runs, wanted, RolloutRow, FAULT_MESSAGE),
+        await count(runs, wanted, _UNREAD, TurnRow.failure_kind),
     )
     faults = _sum((message, num) for (message,), num in messages.items() if message is not None)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
@@ -73,15 +73,15 @@ async def summarise_set(
         tasks=tasks[:_MOST],
         num_tasks=len(tasks),
         checks=[
-            schemas.CheckCount(query=query, expected=expected, actual=actual, success=success, count=num)
+            CheckCount(query=query, expected=expected, actual=actual, success=success, count=num)
             for (query, expected, actual, success), num in checks.most_common(_MOST)
         ],
         num_checks=len(checks),
-        steps=_steps(await _count(runs, wanted, _SOURCES, PHASE, STEP, VERDICT, CAUSE)),
+        steps=_steps(await count(runs, wanted, _SOURCES, PHASE, STEP, VERDICT, CAUSE)),
     )
 
 
-async def _count(runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any) -> _Counts:
+async def count(runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any) -> _Counts:
     """How often these values occur among the rollouts of the set, or among what `rows` joins them with."""
     found = _Counts()
     for one in runs:

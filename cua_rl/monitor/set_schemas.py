@@ -1,8 +1,10 @@
 """Responses of the read API about sets of rollouts."""
 
+from typing import Literal
+
 from pydantic import Field
 
-from cua_rl.monitor.rollout_schemas import Count
+from cua_rl.monitor.rollout_schemas import CheckCount, Count
 from cua_rl.monitor.schemas import Phase, Rate, Shown
 
 
@@ -18,16 +20,6 @@ class SetTask(Shown):
     task_id: str
     num_rollouts: int = Field(description="faults and rollouts that were not finished included")
     success: Rate = Field(description="over the task's instances")
-
-
-class CheckCount(Shown):
-    """What validators expected and what they read instead, or as well."""
-
-    query: str
-    expected: str
-    actual: str
-    success: bool
-    count: int
 
 
 class SetStep(Shown):
@@ -61,3 +53,39 @@ class SetSummary(Shown):
     checks: list[CheckCount] = Field(description="results of validators")
     num_checks: int
     steps: list[SetStep] = Field(description="training steps, then evaluations")
+
+
+class ArmRun(SetRun):
+    success: Rate
+
+
+class SetArm(Shown):
+    """One of two sets that are compared; its runs count as one."""
+
+    runs: list[ArmRun]
+    success: Rate = Field(description="over task instances; several runs' rollouts of one are taken together")
+
+
+class TaskDifference(Shown):
+    task_id: str
+    first: Rate
+    second: Rate
+
+
+class SetComparison(Shown):
+    """The success of a second set against that of a first one."""
+
+    first: SetArm
+    second: SetArm
+    paired_by: Literal["task instance", "task"] | None = Field(
+        description="what both attempted, at least half of what one of them did; null if they share too little"
+    )
+    num_pairs: int
+    num_worse: int
+    num_better: int
+    difference: float | None = Field(description="second - first, over the pairs if there are any")
+    low: float = Field(description="95 % interval: Student's over pairs, else Newcombe's of two rates")
+    high: float
+    p_value: float | None = Field(description="two-sided, that both are equally good; null without pairs")
+    test: str | None
+    tasks: list[TaskDifference] = Field(description="those that got worse most first")

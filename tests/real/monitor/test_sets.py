@@ -1,6 +1,7 @@
 """Sets of rollouts: one filter for lists and figures, in any order, over several runs and databases."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -154,3 +155,60 @@ async def test_a_set_of_runs_in_two_databases_is_merged_with_the_latest_first(
         assert [item["run_id"] for item in items] == ["other.1", "1", "1", "other.1", "1", "1", "other.1"]
     finally:
         drop_database(server_url, "second")
+
+
+async def test_sets_are_compared_by_task_instance_where_they_share_them(monitor: Monitor) -> None:
+    tasks = [replace(EASY, seed=seed) for seed in range(1, 7)]
+    first = [(task, (seed == 1, seed == 1)) for seed, task in enumerate(tasks, start=1)]  # 1 of 6
+    second = [(task, (True, seed <= 4)) for seed, task in enumerate(tasks, start=1)]  # 4 whole, 2 half
+    await record(monitor, *source_of("step", 1, *first), trained(1), *source_of("step", 2, *second), trained(2))
+
+    found = await monitor.json("/api/rollouts/compare", first="run_id=1&step=1", second="run_id=1&step=2")
+    # differences: 0, 1, 1, 1, 0.5, 0.5
+    assert (found["paired_by"], found["num_pairs"]) == ("task instance", 6)
+    assert (found["num_worse"], found["num_better"]) == (0, 5)
+    assert found["difference"] == pytest.approx(4 / 6)
+    assert found["p_value"] == 2 / 2**5  # of the signs of five, all alike, in either direction
+    rates = [found[arm]["success"]["rate"] for arm in ("first", "second")]
+    assert rates == pytest.approx([1 / 6, 5 / 6])
+    (task,) = found["tasks"]
+    assert (task["task_id"], task["first"]["num_rollouts"], task["second"]["num_successes"]) == (EASY.task_id, 12, 10)
+    back = await monitor.json("/api/rollouts/compare", first="run_id=1&step=2", second="run_id=1&step=1")
+    assert [back["low"], back["high"]] == pytest.approx([-found["high"], -found["low"]])
+    assert found["low"] > 0 > back["high"]
+
+
+async def test_sets_without_common_tasks_have_the_interval_of_two_rates_and_no_test(monitor: Monitor) -> None:
+    await record(monitor, *source_of("step", 1, (EASY, (True, False)), (HARD, (False, False))), trained(1))
+
+    found = await monitor.json(
+        "/api/rollouts/compare", first=f"run_id=1&task_id={EASY.task_id}", second=f"run_id=1&task_id={HARD.task_id}"
+    )
+    assert (found["paired_by"], found["num_pairs"], found["p_value"], found["test"]) == (None, 0, None, None)
+    assert (found["difference"], found["low"] < -0.5 < found["high"]) == (-0.5, True)
+    for text, told in (("phase=step", "run_id"), ("run_id=1&step=x", "integer"), ("run_id=1&verdict=odd", "success")):
+        answer = await monitor.get("/api/rollouts/compare", first=text, second="run_id=1")
+        assert answer.status_code == 422
+        assert "expected the query of a set" in answer.json()["detail"]
+        assert told in answer.json()["detail"]
+
+
+async def test_seeds_of_a_run_are_one_arm_that_shows_each_of_them(monitor: Monitor) -> None:
+    async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+        await recorder.record(replace(start(), run_name="control", log_path="/logs/control"))
+        for event in (*source_of("eval", 1, (EASY, (False,)), (HARD, (False,))),):
+            await recorder.record(event)
+    for name, won in (("one", (True, False)), ("two", (True, True))):
+        async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+            await recorder.record(replace(start(), run_name=name, log_path=f"/logs/{name}"))
+            for event in source_of("eval", 1, (EASY, won[:1]), (HARD, won[1:])):
+                await recorder.record(event)
+
+    found = await monitor.json(
+        "/api/rollouts/compare", first="run_id=1&phase=eval&step=1", second="run_id=2&run_id=3&phase=eval&step=1"
+    )
+    arm = found["second"]
+    assert [(run["run_name"], run["success"]["rate"]) for run in arm["runs"]] == [("one", 0.5), ("two", 1.0)]
+    assert (arm["success"]["rate"], found["difference"], found["num_pairs"]) == (0.75, 0.75, 2)
+    by_task = {task["task_id"]: task["second"]["num_rollouts"] for task in found["tasks"]}
+    assert by_task == {EASY.task_id: 2, HARD.task_id: 2}

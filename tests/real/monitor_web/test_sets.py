@@ -162,6 +162,81 @@ async def test_a_set_narrows_widens_and_goes_on_page_by_page(window: Window) -> 
     assert await screens.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
 
 
+async def test_a_run_against_its_control_is_three_clicks_with_an_interval_and_a_test(window: Window) -> None:
+    page, hand, url = window.page, Hand(), window.site.database_url
+    tasks = [replace(WIFI, task_id=f"task-{number}", seed=number) for number in range(6)]
+    runs: list[str] = []
+    for name in ("control", "changed"):
+        events = [*evaluation("baseline", 0, prefix=name), *step(1, prefix=name)]
+        events += [one for task in tasks[1:] for one in evaluation("eval", task.seed, task, name)]
+        runs.append(await add_run(url, begin(name, learning_rate=len(name)), *events, finished()))
+
+    await window.open("/?q=c")
+    for name in ("control", "changed"):
+        await hand.click(page.get_by_label(f"Compare {name}"))
+    await hand.click(page.get_by_role("button", name="Compare 2"))
+    told = await page.get_by_test_id("difference").inner_text()
+    assert re.search(r"[+−][\d.]+ points\s+95 % interval [+−][\d.]+ to [+−][\d.]+", told), told
+    assert hand.num_clicks <= 3
+    await page.get_by_label("At").select_option(label="Training steps 1 to 1")
+    await page.wait_for_url(re.compile("at=training"))
+    await page.get_by_role("heading", name="By task").wait_for()
+    shown = await window.json(f"/api/rollouts/summary?run_id={runs[0]}&phase=step&max_step=1")
+    arms = page.locator(".panel section")
+    assert f"of {shown['success']['num_rollouts']} rollouts" in await arms.first.inner_text()
+    remove(url, runs)
+
+
+async def test_any_two_sets_are_compared(window: Window) -> None:
+    page, run = window.page, window.site.ended.run_id
+    await window.open(f"/rollouts?run_id={run}&phase=step&step=1")
+    await page.get_by_role("button", name="Compare…").click()
+    await page.get_by_role("button", name="Remove step 1").click()
+    await page.get_by_text("All filters").click()
+    await page.get_by_label("Step", exact=True).fill("4")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("link", name="Compare them").click()
+    told = await page.get_by_test_id("difference").inner_text()
+    found = await window.json(
+        f"/api/rollouts/compare?first=run_id%3D{run}%26phase%3Dstep%26step%3D1&second=run_id%3D{run}%26phase%3Dstep%26step%3D4"
+    )
+    assert f"{abs(100 * found['difference']):.1f} points" in told
+    assert await page.locator("table.data tbody tr").count() == len(found["tasks"])
+
+
+async def test_counts_of_every_page_lead_to_rollouts_that_are_there(window: Window) -> None:
+    page, run = window.page, window.site.ended.run_id
+    detail = await window.json(f"/api/runs/{run}/step/1")
+    group, task = detail["groups"][0]["group_id"], detail["groups"][0]["task_id"]
+    held_out = (await window.json(f"/api/runs/{run}/eval/{NUM_STEPS}"))["groups"][0]["task_id"]
+    at_least = {
+        "/": 4,
+        f"/runs/{run}": 4,
+        f"/runs/{run}?tab=timeline": NUM_STEPS + 2,
+        f"/runs/{run}?tab=tasks": 10,
+        f"/runs/{run}?tab=evals": 6,
+        f"/runs/{run}?tab=live": 1,
+        f"/runs/{run}/step/1": 2,
+        f"/runs/{run}/eval/{NUM_STEPS}": 3,
+        f"/runs/{run}/step/1/groups/{group}": 2,
+        f"/runs/{run}/tasks/{task}": 4,
+        f"/runs/{run}/tasks/{held_out}": 3,
+        f"/compare?runs={run},{window.site.running.run_id}": 4,
+    }
+    missing: list[str] = []
+    for path, number in at_least.items():
+        await window.open(path)
+        links = page.locator('main a[href^="/rollouts?"]')
+        await links.nth(number - 1).wait_for(state="attached")
+        for href, text in await links.evaluate_all(
+            "all => all.map(one => [one.getAttribute('href'), one.textContent])"
+        ):
+            found = await window.json(f"/api/rollouts/summary?{urlsplit(href).query}")
+            if found["num_rollouts"] == 0 and text not in ("0", "failures", "3 faults"):
+                missing.append(f"{path}: {text!r} leads to {href}")
+    assert missing == []
+
+
 async def test_rollouts_of_two_runs_are_one_set(window: Window) -> None:
     page, runs = window.page, [window.site.ended.run_id, window.site.running.run_id]
     await window.open(f"/rollouts?run_id={runs[0]}&phase=baseline")

@@ -30,6 +30,7 @@ export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
 export const setPath = (set: URLSearchParams) => `/api/rollouts?${set.toString()}`;
 export const setSummaryPath = (set: URLSearchParams) => `/api/rollouts/summary?${set.toString()}`;
+export const differencePath = (first: string, second: string) => `/api/rollouts/compare${query({ first, second })}`;
 export const benchmarksPath = "/api/benchmarks";
 export const eventsPath = (runId: string | null) => (runId ? `/api/events${query({ run_id: runId })}` : "/api/events");
 
@@ -49,6 +50,10 @@ export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
   `${page(runId)}/rollouts/${encodeURIComponent(rolloutId)}${turn ? `?turn=${turn + 1}` : ""}`;
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
 export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
+export const compareSetsPage = (first: string, second: string) => `/compare${query({ first, second })}`;
+/** The rollouts of the latest evaluation, or of the baseline. */
+export const heldOutPage = (one: { run_id: string; last_eval_step: number | null }) =>
+  setPage({ run_id: one.run_id, ...(one.last_eval_step === null ? { phase: "baseline" } : { phase: "eval", step: one.last_eval_step }) });
 export const failuresPage = (runId: string) => setPage({ run_id: runId, verdict: "failure", view: "summary" });
 export const comparePage = (runIds: readonly string[]) => `/compare?runs=${runIds.map(encodeURIComponent).join(",")}`;
 

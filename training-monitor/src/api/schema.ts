@@ -90,6 +90,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Compare Sets
+         * @description The difference of the second set's success to the first one's, with its interval and test.
+         */
+        get: operations["compare_sets_api_rollouts_compare_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/rollouts/summary": {
         parameters: {
             query?: never;
@@ -486,6 +506,16 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** ArmRun */
+        ArmRun: {
+            /** Log Path */
+            log_path: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            success: components["schemas"]["Rate"];
+        };
         /**
          * Benchmark
          * @description An evaluation of models on a task set, from the results.json of recipes.evaluate.
@@ -1768,6 +1798,59 @@ export interface components {
             version: string;
         };
         /**
+         * SetArm
+         * @description One of two sets that are compared; its runs count as one.
+         */
+        SetArm: {
+            /** Runs */
+            runs: components["schemas"]["ArmRun"][];
+            /** @description over task instances; several runs' rollouts of one are taken together */
+            success: components["schemas"]["Rate"];
+        };
+        /**
+         * SetComparison
+         * @description The success of a second set against that of a first one.
+         */
+        SetComparison: {
+            /**
+             * Difference
+             * @description second - first, over the pairs if there are any
+             */
+            difference: number | null;
+            first: components["schemas"]["SetArm"];
+            /** High */
+            high: number;
+            /**
+             * Low
+             * @description 95 % interval: Student's over pairs, else Newcombe's of two rates
+             */
+            low: number;
+            /** Num Better */
+            num_better: number;
+            /** Num Pairs */
+            num_pairs: number;
+            /** Num Worse */
+            num_worse: number;
+            /**
+             * P Value
+             * @description two-sided, that both are equally good; null without pairs
+             */
+            p_value: number | null;
+            /**
+             * Paired By
+             * @description what both attempted, at least half of what one of them did; null if they share too little
+             */
+            paired_by: ("task instance" | "task") | null;
+            second: components["schemas"]["SetArm"];
+            /**
+             * Tasks
+             * @description those that got worse most first
+             */
+            tasks: components["schemas"]["TaskDifference"][];
+            /** Test */
+            test: string | null;
+        };
+        /**
          * SetRun
          * @description A run that the set speaks of.
          */
@@ -2041,9 +2124,9 @@ export interface components {
             examined: components["schemas"]["SourceRef"] | null;
             /**
              * Failed Checks
-             * @description query, expected and actual of failed validations, most frequent
+             * @description the most frequent, of rollouts that failed
              */
-            failed_checks: components["schemas"]["Count"][];
+            failed_checks: components["schemas"]["CheckCount"][];
             /**
              * Failed Rollouts
              * @description the latest, as many as asked for
@@ -2099,6 +2182,13 @@ export interface components {
             training: components["schemas"]["Rate"];
             /** Turn Failures */
             turn_failures: components["schemas"]["Count"][];
+        };
+        /** TaskDifference */
+        TaskDifference: {
+            first: components["schemas"]["Rate"];
+            second: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
         };
         /**
          * TaskInstance
@@ -2683,7 +2773,9 @@ export interface operations {
                 min_step?: number | null;
                 max_step?: number | null;
                 task_id?: string | null;
+                group_id?: string | null;
                 category?: string | null;
+                difficulty?: string | null;
                 seed?: number | null;
                 status?: ("running" | "completed" | "failed" | "cancelled") | null;
                 /** @description as recorded; a fault is no failure of the policy */
@@ -2796,6 +2888,94 @@ export interface operations {
             };
         };
     };
+    compare_sets_api_rollouts_compare_get: {
+        parameters: {
+            query: {
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                first: string;
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                second: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetComparison"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     get_set_api_rollouts_summary_get: {
         parameters: {
             query: {
@@ -2807,7 +2987,9 @@ export interface operations {
                 min_step?: number | null;
                 max_step?: number | null;
                 task_id?: string | null;
+                group_id?: string | null;
                 category?: string | null;
+                difficulty?: string | null;
                 seed?: number | null;
                 status?: ("running" | "completed" | "failed" | "cancelled") | null;
                 /** @description as recorded; a fault is no failure of the policy */
@@ -3361,7 +3543,9 @@ export interface operations {
                 min_step?: number | null;
                 max_step?: number | null;
                 task_id?: string | null;
+                group_id?: string | null;
                 category?: string | null;
+                difficulty?: string | null;
                 seed?: number | null;
                 status?: ("running" | "completed" | "failed" | "cancelled") | null;
                 /** @description as recorded; a fault is no failure of the policy */

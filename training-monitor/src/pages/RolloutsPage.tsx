@@ -1,18 +1,19 @@
 import { useMemo, useState, type KeyboardEvent } from "react";
 import { useKept, useQuery, type Query } from "../api/cache";
-import { rolloutPage, runPage, setPath, setSummaryPath, shortSourceName } from "../api/paths";
+import { compareSetsPage, rolloutPage, runPage, setPath, setSummaryPath, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, SetSummary } from "../api/types";
-import { formatAgo, formatDuration, formatNumber, formatPercent, formatSigned, formatTime, words } from "../format";
+import { formatAgo, formatDuration, formatNumber, formatPercent, formatSigned, formatTime } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
 import { runLabels } from "../runs";
+import { FIELDS, describeSet, filterOf, narrowed, shownValue, type Field } from "../sets";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { Empty, Loaded, LostNote, Outcome, PageHead, Panel, Segments, Stat, StatusBadge, Tabs } from "../ui/parts";
 import { AddRun } from "../ui/runChoices";
 import { useHead, type Column } from "../ui/table";
-import { SetFigures } from "./SetFigures";
+import { SetFigures, VERDICTS } from "./SetFigures";
 
 const MAX_RUNS = 12; // that the API takes at once
 const VIEWS = [
@@ -22,39 +23,6 @@ const VIEWS = [
 ] as const;
 type View = (typeof VIEWS)[number]["value"];
 
-/** Parameters of the address that choose no rollouts. */
-const NO_FILTER = ["run_id", "view", "sort"];
-
-type Field = { name: string; label: string; is?: "number" | "whole"; choices?: readonly string[] };
-const FIELDS: readonly Field[] = [
-  { name: "phase", label: "Of", choices: ["step", "eval", "baseline"] },
-  { name: "step", label: "Step", is: "whole" },
-  { name: "min_step", label: "From step", is: "whole" },
-  { name: "max_step", label: "To step", is: "whole" },
-  { name: "task_id", label: "Task" },
-  { name: "category", label: "Category" },
-  { name: "seed", label: "Seed", is: "whole" },
-  { name: "verdict", label: "Verdict", choices: ["success", "failure", "fault", "open"] },
-  { name: "cause", label: "Cause" },
-  { name: "stop_reason", label: "Stop reason" },
-  { name: "failure_kind", label: "Unparseable" },
-  { name: "fault", label: "Fault" },
-  { name: "expected", label: "Expected" },
-  { name: "actual", label: "Read" },
-  { name: "device_id", label: "Device" },
-  { name: "worker", label: "Worker" },
-  { name: "min_reward", label: "Reward from", is: "number" },
-  { name: "max_reward", label: "Reward to", is: "number" },
-  { name: "min_turns", label: "Turns from", is: "whole" },
-  { name: "max_turns", label: "Turns to", is: "whole" },
-  { name: "min_gap", label: "Gap from", is: "number" },
-  { name: "max_gap", label: "Gap to", is: "number" },
-  { name: "status", label: "Status", choices: ["running", "completed", "failed", "cancelled"] },
-  { name: "search", label: "Words" },
-];
-const PHASES: Record<string, string> = { step: "training steps", eval: "evaluations", baseline: "baseline" };
-const shown = (name: string, value: string) => (name === "phase" ? (PHASES[value] ?? value) : ["cause", "stop_reason", "failure_kind"].includes(name) ? words(value) : value);
-
 /** A set of rollouts: those of some runs that fit the address, as a table, as their last screens, and counted. */
 export function RolloutsPage() {
   const { search: address } = useLocation();
@@ -63,12 +31,13 @@ export function RolloutsPage() {
   const text = address.toString();
   const [set, list] = useMemo(() => {
     const [wanted, sorted] = [new URLSearchParams(text), new URLSearchParams(text)];
-    for (const params of [wanted, sorted]) params.delete("view");
+    for (const params of [wanted, sorted]) for (const name of ["view", "against"]) params.delete(name);
     wanted.delete("sort");
     return [wanted, sorted];
   }, [text]);
   const runIds = set.getAll("run_id");
   const summary = useKept(useQuery<SetSummary>(runIds.length > 0 ? setSummaryPath(set) : null));
+  const [against, setAgainst] = useSearchParam("against");
   const open = (next: View) => setView(next, false);
   useShortcuts({ ...Object.fromEntries(VIEWS.map((one, index) => [String(index + 1), () => open(one.value)])), u: () => navigate(runIds[0] ? runPage(runIds[0]) : "/") });
   const add = (runId: string) => navigate(`/rollouts?${new URLSearchParams([...address, ["run_id", runId]]).toString()}`, { replace: true });
@@ -80,8 +49,20 @@ export function RolloutsPage() {
         title="Rollouts"
         {...(view ? { view: VIEWS.find((one) => one.value === view)?.label ?? "" } : {})}
         note={summary.data && runIds.length > 1 && <RunNames summary={summary.data} />}
-        actions={<AddRun taken={runIds} most={MAX_RUNS} onAdd={add} />}
+        actions={
+          <>
+            {runIds.length > 0 && against === "" && <button type="button" className="button" title="Choose another set, and see the difference" onClick={() => setAgainst(set.toString(), false)}>Compare…</button>}
+            <AddRun taken={runIds} most={MAX_RUNS} onAdd={add} />
+          </>
+        }
       />
+      {against !== "" && (
+        <div className="notice row wrap" role="status">
+          <span className="grow">Change the runs or the filter to the set that is compared with <b>{describeSet(new URLSearchParams(against))}</b>.</span>
+          <Link className="button primary" to={compareSetsPage(against, set.toString())}>Compare them</Link>
+          <button type="button" className="button" onClick={() => setAgainst("")}>Cancel</button>
+        </div>
+      )}
       {runIds.length === 0 ? (
         <Empty title="No run selected"><p>Add a run above, or follow a number on a run&apos;s page.</p></Empty>
       ) : (
@@ -95,16 +76,6 @@ export function RolloutsPage() {
       )}
     </>
   );
-}
-
-/** The address of the set with these parameters changed; an empty one is taken away. */
-export function narrowed(set: URLSearchParams, changes: Record<string, string>): string {
-  const next = new URLSearchParams(set);
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === "") next.delete(name);
-    else next.set(name, value);
-  }
-  return `/rollouts?${next.toString()}`;
 }
 
 function RunNames({ summary }: { summary: SetSummary }) {
@@ -131,7 +102,6 @@ function SetStats({ summary, set }: { summary: SetSummary; set: URLSearchParams 
   );
 }
 
-export const VERDICTS: Record<string, string> = { success: "Successes", failure: "Failures", fault: "Faults", open: "Not finished" };
 const SHOWN_VERDICTS = [{ value: "", label: "All" }, { value: "success", label: "Successes" }, { value: "failure", label: "Failures" }, { value: "fault", label: "Faults" }] as const;
 const SHOWN_PHASES = [{ value: "", label: "All" }, { value: "step", label: "Training" }, { value: "eval", label: "Evaluations" }, { value: "baseline", label: "Baseline" }] as const;
 
@@ -140,7 +110,7 @@ function Filter({ set }: { set: URLSearchParams }) {
   const [find, setFind] = useSearchParam("search");
   const [verdict, setVerdict] = useSearchParam("verdict");
   const [phase, setPhase] = useSearchParam("phase");
-  const given = [...set].filter(([name]) => !NO_FILTER.includes(name));
+  const given = filterOf(set);
   const without = (name: string, value: string) => {
     const rest = [...new URLSearchParams(window.location.search)].filter((one) => one[0] !== name || one[1] !== value);
     navigate(`/rollouts?${new URLSearchParams(rest).toString()}`, { replace: true });
@@ -154,10 +124,10 @@ function Filter({ set }: { set: URLSearchParams }) {
       </div>
       {given.length > 0 && (
         <ul className="row wrap" aria-label="Chosen">
-          {given.map(([name, value]) => (
+          {given.map(({ name, label, value }) => (
             <li key={name + value} className="run-chip">
-              <span className="faint">{FIELDS.find((one) => one.name === name)?.label ?? name}</span>
-              <span className="truncate" title={value}>{shown(name, value)}</span>
+              <span className="faint">{label}</span>
+              <span className="truncate" title={value}>{shownValue(name, value)}</span>
               <button type="button" className="button quiet icon small" aria-label={`Remove ${name} ${value}`} onClick={() => without(name, value)}><Icon name="close" size={12} /></button>
             </li>
           ))}
@@ -183,7 +153,7 @@ function FieldInput({ field, value }: { field: Field; value: string }) {
       {field.choices ? (
         <select className="field" value={value} onChange={(event) => apply(event.target.value)}>
           <option value="">any</option>
-          {field.choices.map((one) => <option key={one} value={one}>{shown(field.name, one)}</option>)}
+          {field.choices.map((one) => <option key={one} value={one}>{shownValue(field.name, one)}</option>)}
         </select>
       ) : (
         <input className="field" type={field.is ? "number" : "text"} step={field.is === "number" ? "any" : undefined} defaultValue={value} onKeyDown={enter} onBlur={(event) => apply(event.currentTarget.value.trim())} />

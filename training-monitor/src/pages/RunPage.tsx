@@ -1,5 +1,5 @@
 import { useQuery, useRefresh } from "../api/cache";
-import { failuresPage, runPath, setPage } from "../api/paths";
+import { failuresPage, heldOutPage, runPath, setPage } from "../api/paths";
 import type { Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
@@ -124,19 +124,19 @@ function RunStats({ run }: { run: Run }) {
       <TimeStat run={run} />
       {hasSteps && (
         <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
-          {formatPercent(run.success_rate, 1)}
+          {run.success_step === null ? formatPercent(run.success_rate, 1) : <Link className="text-link" to={setPage({ run_id: run.run_id, phase: "step", step: run.success_step })}>{formatPercent(run.success_rate, 1)}</Link>}
           {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
         </Stat>
       )}
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
-        {formatPercent((held ?? baseline)?.rate, 0)}
+        {held ?? baseline ? <Link className="text-link" to={heldOutPage(run)}>{formatPercent((held ?? baseline)?.rate, 0)}</Link> : "–"}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
         {bounds && <small><FaultBoundsNote bounds={bounds} /></small>}
         <small><LostNote rate={held ?? baseline} /></small>
       </Stat>
       {hasSteps && <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>}
-      <Stat label="Rollouts"><Link className="text-link" to={setPage({ run_id: run.run_id })}>{run.num_rollouts.toLocaleString("en-US")}</Link><small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
+      <Stat label="Rollouts"><Link className="text-link" to={setPage({ run_id: run.run_id })}>{run.num_rollouts.toLocaleString("en-US")}</Link><small>{run.num_running_rollouts > 0 && <Link className="text-link" to={setPage({ run_id: run.run_id, status: "running" })}>{run.num_running_rollouts} running</Link>}</small></Stat>
       <Stat label="Size" hint="rollouts, turns and screenshots in the database and its store; recipes.prune makes it smaller">
         {formatBytes(run.rows_bytes + run.screenshots_bytes)}<small>{formatBytes(run.screenshots_bytes)} screenshots</small>
       </Stat>

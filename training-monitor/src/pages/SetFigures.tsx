@@ -5,21 +5,23 @@ import { MetricChart } from "../charts/MetricChart";
 import { paletteColor, type Series } from "../charts/series";
 import { formatPercent } from "../format";
 import { Link, navigate } from "../router";
+import { narrowed } from "../sets";
 import { Empty, IntervalBar, Outcome, Panel } from "../ui/parts";
 import { useMore } from "../ui/table";
-import { narrowed, VERDICTS } from "./RolloutsPage";
 import { CountBars } from "./TaskPage";
 
 const UNIT: [number, number] = [0, 1.02];
 const percent = (value: number) => formatPercent(value);
+
+export const VERDICTS: Record<string, string> = { success: "Successes", failure: "Failures", fault: "Faults", open: "Not finished" };
 
 type Props = { summary: SetSummary; set: URLSearchParams };
 
 /** A set of rollouts, counted; every bar, point and row leads to the smaller set that it stands for. */
 export function SetFigures({ summary, set }: Props) {
   if (summary.num_rollouts === 0) return <Empty title="No rollout"><p>No rollout of these runs fits; remove a part of the filter.</p></Empty>;
-  const parts: readonly { title: string; counts: readonly Count[]; to: (name: string) => string; name?: Record<string, string> }[] = [
-    { title: "Verdicts", counts: summary.verdicts, to: (verdict) => narrowed(set, { verdict }), name: VERDICTS },
+  const parts: readonly { title: string; counts: readonly Count[]; to: (name: string) => string; labels?: Record<string, string> }[] = [
+    { title: "Verdicts", counts: summary.verdicts, to: (verdict) => narrowed(set, { verdict }), labels: VERDICTS },
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },
     { title: "How they ended", counts: summary.stops, to: (stop_reason) => narrowed(set, { stop_reason }) },
     { title: "Unparseable responses", counts: summary.turn_failures, to: (failure_kind) => narrowed(set, { failure_kind }) },
@@ -31,7 +33,7 @@ export function SetFigures({ summary, set }: Props) {
       <Steps summary={summary} set={set} />
       <div className="columns">
         {parts.filter((part) => part.counts.length > 0).map((part) => (
-          <Panel key={part.title} title={part.title}><CountBars counts={part.counts} to={part.to} names={part.name} /></Panel>
+          <Panel key={part.title} title={part.title}><CountBars counts={part.counts.map((one) => ({ ...one, label: part.labels?.[one.name], to: part.to(one.name) }))} /></Panel>
         ))}
       </div>
       <Tasks summary={summary} set={set} />
