@@ -6,7 +6,15 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.database.screenshots import load_images
-from cua_rl.monitor import rollout_queries, set_comparison, set_queries, set_schemas, task_queries, token_texts
+from cua_rl.monitor import (
+    rollout_queries,
+    set_comparison,
+    set_queries,
+    set_schemas,
+    set_turns,
+    task_queries,
+    token_texts,
+)
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
@@ -41,6 +49,22 @@ async def get_set(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> se
     """What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted."""
     async with open_runs(databases, run_id) as (runs, named):
         return await set_queries.summarise_set(runs, named, wanted)
+
+
+@router.get("/rollouts/tokens")
+async def list_tokens(
+    databases: AllDatabases, run_id: RunIds, wanted: Wanted, by: set_turns.TokenOrder = "gap"
+) -> list[set_schemas.OutlyingToken]:
+    """The hundred trained tokens with the largest gap, ratio or surprise."""
+    async with open_runs(databases, run_id) as (runs, named):
+        return await set_turns.list_outliers(runs, named, wanted, by)
+
+
+@router.get("/rollouts/first_actions")
+async def get_first_actions(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> set_schemas.FirstActions:
+    """Where rollouts acted on the first screen that most of them share."""
+    async with open_runs(databases, run_id) as (runs, _):
+        return await set_turns.load_first_actions(runs, wanted)
 
 
 @router.get("/rollouts/compare")

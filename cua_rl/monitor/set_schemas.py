@@ -4,8 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from cua_rl.monitor.rollout_schemas import CheckCount, Count
+from cua_rl.monitor.rollout_schemas import CheckCount, Count, ScreenshotRef
 from cua_rl.monitor.schemas import Phase, Rate, Shown
+from cua_rl.types.json_values import JsonDict
 
 
 class SetRun(Shown):
@@ -89,3 +90,53 @@ class SetComparison(Shown):
     p_value: float | None = Field(description="two-sided, that both are equally good; null without pairs")
     test: str | None
     tasks: list[TaskDifference] = Field(description="those that got worse most first")
+
+
+class OutlyingToken(Shown):
+    """A token at which the trainer and the sampler disagreed, or that was unlikely."""
+
+    run_id: str
+    rollout_id: str
+    task_id: str
+    turn_index: int
+    token_index: int
+    token: int
+    text: str | None = Field(description="null if the run's tokenizer is not on this machine")
+    sampling_logprob: float | None
+    training_logprob: float | None
+    value: float | None = Field(description="|trainer - sampler|, trainer - sampler, or -sampler, as asked for")
+
+
+class FirstAction(Shown):
+    run_id: str
+    rollout_id: str
+    verdict: str
+    action: JsonDict | None = Field(description="coordinates in pixels of the screen; null if none was understood")
+
+
+class FirstActions(Shown):
+    """What rollouts did first, where they all began."""
+
+    screen: ScreenshotRef | None = Field(description="the first screen of most of them, null without any")
+    num_rollouts: int = Field(description="of the set, at most the latest 2000 of each database, with a first screen")
+    actions: list[FirstAction] = Field(description="of those that began with this screen")
+
+
+class TaskShare(Shown):
+    """A task's part in the change of success."""
+
+    task_id: str
+    before: Rate
+    now: Rate
+    effect: float = Field(description="of the change at this task on the success of the step")
+
+
+class StepChange(Shown):
+    """Why a step's success differs from that of the steps before it: change = task_mix + the tasks' effects."""
+
+    first_step: int = Field(description="of the steps before; 0 without any")
+    last_step: int
+    before: float | None = Field(description="success over their groups")
+    now: float | None
+    task_mix: float = Field(description="because other tasks were drawn; tasks that are new are a part of it")
+    tasks: list[TaskShare] = Field(description="those whose effect is largest, worse or better, first")

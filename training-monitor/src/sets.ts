@@ -64,3 +64,9 @@ export function narrowed(set: URLSearchParams, changes: Record<string, string>):
   }
   return `/rollouts?${next.toString()}`;
 }
+
+/** A difference of two shares in percentage points: "+12.5". */
+export function signedPoints(value: number): string {
+  const text = Math.abs(100 * value).toFixed(1);
+  return text === "0.0" ? "0.0" : `${value < 0 ? "−" : "+"}${text}`;
+}

@@ -212,3 +212,68 @@ async def test_seeds_of_a_run_are_one_arm_that_shows_each_of_them(monitor: Monit
     assert (arm["success"]["rate"], found["difference"], found["num_pairs"]) == (0.75, 0.75, 2)
     by_task = {task["task_id"]: task["second"]["num_rollouts"] for task in found["tasks"]}
     assert by_task == {EASY.task_id: 2, HARD.task_id: 2}
+
+
+@by_session
+@pytest.mark.parametrize("by", ["gap", "ratio", "surprise"])
+async def test_outlying_tokens_are_the_largest_of_all_tokens(shown: Shown, by: str) -> None:
+    values: dict[str, float] = {}
+    for item in await _list(shown):
+        rollout = await shown.json(f"/api/runs/1/rollouts/{item['rollout_id']}")
+        for turn in rollout["turns"]:
+            tokens = await shown.json(f"/api/runs/1/rollouts/{item['rollout_id']}/turns/{turn['turn_index']}/tokens")
+            pairs = zip(tokens["training_logprobs"] or (), tokens["sampling_logprobs"], strict=False)
+            for place, (theirs, ours) in enumerate(pairs):
+                value = {"gap": abs(theirs - ours), "ratio": theirs - ours, "surprise": -ours}[by]
+                values[f"{item['rollout_id']}/{turn['turn_index']}/{place}"] = value
+    found = await shown.json("/api/rollouts/tokens", run_id="1", by=by)
+    places = [f"{one['rollout_id']}/{one['turn_index']}/{one['token_index']}" for one in found]
+    assert len(set(places)) == len(places) == min(100, len(values))
+    assert [values[place] for place in places] == [one["value"] for one in found]
+    assert [one["value"] for one in found] == sorted(values.values(), reverse=True)[:100]
+
+
+@by_session
+async def test_first_actions_are_those_on_the_first_screen_that_most_rollouts_share(shown: Shown) -> None:
+    found = await shown.json("/api/rollouts/first_actions", run_id="1")
+    firsts: list[tuple[str, str, Any]] = []
+    for item in await _list(shown):
+        turn = (await shown.json(f"/api/runs/1/rollouts/{item['rollout_id']}"))["turns"][0]
+        if turn["before"] is not None:
+            firsts.append((turn["before"]["sha256"], item["rollout_id"], turn["action"]))
+    screen = found["screen"]["sha256"]
+    counts = Counter(sha256 for sha256, *_ in firsts)
+    assert (counts[screen], found["num_rollouts"]) == (max(counts.values()), len(firsts))
+    shared = {rollout_id: action for sha256, rollout_id, action in firsts if sha256 == screen}
+    assert {one["rollout_id"]: one["action"] for one in found["actions"]} == shared
+    nothing = await shown.json("/api/rollouts/first_actions", run_id="1", search="nothing-has-this-word")
+    assert nothing == {"screen": None, "num_rollouts": 0, "actions": []}
+
+
+async def test_the_change_of_a_step_is_the_sum_of_its_task_mix_and_of_what_changed_at_each_task(
+    monitor: Monitor,
+) -> None:
+    new = replace(EASY, task_id="new")
+    await record(
+        monitor,
+        *source_of("step", 1, (EASY, (True, True)), (HARD, (False, False))),  # 1/2
+        trained(1),
+        *source_of("step", 2, (EASY, (True, True)), (HARD, (True, False))),  # 3/4
+        trained(2),
+        *source_of(
+            "step", 3, (EASY, (True, False)), (HARD, (False, False)), (HARD, (False, True)), (new, (True, True))
+        ),
+        trained(3),
+    )
+
+    found = await monitor.json("/api/runs/1/step/3/change")
+    # before: 1 and 1/4, in equal parts; now 1/2, 0 and 1/2 (1/4 of half of the groups), and 1 at a new task
+    assert (found["first_step"], found["last_step"], found["before"], found["now"]) == (1, 2, 0.625, 0.5)
+    effects = {task["task_id"]: task["effect"] for task in found["tasks"]}
+    assert effects == {EASY.task_id: (1 / 2 - 1) / 4, HARD.task_id: 0.0}
+    assert found["task_mix"] == 0.0  # 1/4 + 2/4 * 1/4 + 1/4 for the weights of now, against 0.625
+    assert found["task_mix"] + sum(effects.values()) == found["now"] - found["before"]
+    only_last = await monitor.json("/api/runs/1/step/3/change", num_before=1)
+    assert (only_last["first_step"], only_last["before"]) == (2, 0.75)
+    first = await monitor.json("/api/runs/1/step/1/change")
+    assert (first["first_step"], first["before"], first["now"], first["tasks"]) == (0, None, 0.5, [])

@@ -93,7 +93,46 @@ async def test_the_largest_gap_of_a_run_is_three_clicks_away(window: Window) -> 
     await hand.click(page.locator("table.rollouts a[data-row]").first)
     await page.wait_for_url(re.compile(rf"/rollouts/{rollout_id}\?color=gap"))
     assert hand.num_clicks <= 3
+
+    hand = Hand()  # and the token itself
+    await window.open(f"/runs/{run}")
+    await hand.click(page.locator(".page-head").get_by_role("link", name="Rollouts"))
+    await hand.click(page.get_by_role("tab", name="Tokens"))
+    await hand.click(page.locator("td.mono a").first)
+    facts = await page.get_by_test_id("token-facts").inner_text()
+    assert "1 of" in facts
+    assert f"/rollouts/{rollout_id}?" in page.url
+    assert hand.num_clicks <= 3
     remove(url, [run])
+
+
+async def test_why_a_step_dipped_is_four_clicks_away(window: Window) -> None:
+    page, run, hand = window.page, window.site.ended.run_id, Hand()
+    change = await window.json(f"/api/runs/{run}/step/{NUM_STEPS}/change")
+    assert change["tasks"]
+    await window.open(f"/runs/{run}")
+    plot = page.locator('.chart-plot[aria-label^="Success:"] .u-over')
+    await plot.wait_for()
+    box = await plot.bounding_box()
+    await plot.click(position={"x": box["width"] - 2, "y": 40})
+    hand.num_clicks += 1
+    await page.wait_for_url(re.compile(r"/(step|eval)/4$"))
+    if "/eval/" in page.url:  # drawn at the same place
+        await window.open(f"/runs/{run}/step/{NUM_STEPS}")
+    told = await page.get_by_test_id("step-change").inner_text()
+    assert f"from {100 * change['before']:.1f} % to {100 * change['now']:.1f} %" in told
+    moved = [task for task in change["tasks"] if task["effect"]]
+    panel = page.locator(".panel").filter(has=page.get_by_role("heading", name="Why it changed"))
+    rows = panel.locator("a[data-row]")
+    assert await rows.count() == min(8, len(moved))
+    if moved:
+        await hand.click(rows.first)
+    else:
+        await hand.click(panel.get_by_role("link", name="All of them"))
+        await hand.click(page.get_by_role("tab", name="Table"))
+    await hand.click(page.locator("table.rollouts a[data-row]").first)
+    await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/"))
+    assert hand.num_clicks <= 4
 
 
 async def test_every_bar_and_number_of_the_figures_leads_to_a_set_of_its_size(window: Window) -> None:

@@ -30,6 +30,9 @@ export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
 export const setPath = (set: URLSearchParams) => `/api/rollouts?${set.toString()}`;
 export const setSummaryPath = (set: URLSearchParams) => `/api/rollouts/summary?${set.toString()}`;
+export const outliersPath = (set: URLSearchParams, by: string) => `/api/rollouts/tokens?${set.toString()}&by=${by}`;
+export const firstActionsPath = (set: URLSearchParams) => `/api/rollouts/first_actions?${set.toString()}`;
+export const stepChangePath = (runId: string, step: number) => `${run(runId)}/step/${step}/change`;
 export const differencePath = (first: string, second: string) => `/api/rollouts/compare${query({ first, second })}`;
 export const benchmarksPath = "/api/benchmarks";
 export const eventsPath = (runId: string | null) => (runId ? `/api/events${query({ run_id: runId })}` : "/api/events");

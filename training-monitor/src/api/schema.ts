@@ -110,6 +110,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts/first_actions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get First Actions
+         * @description Where rollouts acted on the first screen that most of them share.
+         */
+        get: operations["get_first_actions_api_rollouts_first_actions_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/rollouts/summary": {
         parameters: {
             query?: never;
@@ -122,6 +142,26 @@ export interface paths {
          * @description What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted.
          */
         get: operations["get_set_api_rollouts_summary_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tokens
+         * @description The hundred trained tokens with the largest gap, ratio or surprise.
+         */
+        get: operations["list_tokens_api_rollouts_tokens_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -326,6 +366,26 @@ export interface paths {
          * @description A turn's tokens with log-probabilities, and its prompt.
          */
         get: operations["get_tokens_api_runs__run_id__rollouts__rollout_id__turns__turn_index__tokens_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/step/{step}/change": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Step Change
+         * @description Why the step's success differs from that of the steps before it.
+         */
+        get: operations["get_step_change_api_runs__run_id__step__step__change_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -762,6 +822,40 @@ export interface components {
             /** Worst */
             worst: number;
         };
+        /** FirstAction */
+        FirstAction: {
+            /**
+             * Action
+             * @description coordinates in pixels of the screen; null if none was understood
+             */
+            action: {
+                [key: string]: unknown;
+            } | null;
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
+            /** Verdict */
+            verdict: string;
+        };
+        /**
+         * FirstActions
+         * @description What rollouts did first, where they all began.
+         */
+        FirstActions: {
+            /**
+             * Actions
+             * @description of those that began with this screen
+             */
+            actions: components["schemas"]["FirstAction"][];
+            /**
+             * Num Rollouts
+             * @description of the set, at most the latest 2000 of each database, with a first screen
+             */
+            num_rollouts: number;
+            /** @description the first screen of most of them, null without any */
+            screen: components["schemas"]["ScreenshotRef"] | null;
+        };
         /**
          * GroupDetail
          * @description The rollouts of a group side by side, on a common time axis.
@@ -1097,6 +1191,38 @@ export interface components {
              * @description of finished training steps, with intervals
              */
             success: components["schemas"]["SuccessPoint"][];
+        };
+        /**
+         * OutlyingToken
+         * @description A token at which the trainer and the sampler disagreed, or that was unlikely.
+         */
+        OutlyingToken: {
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
+            /** Sampling Logprob */
+            sampling_logprob: number | null;
+            /** Task Id */
+            task_id: string;
+            /**
+             * Text
+             * @description null if the run's tokenizer is not on this machine
+             */
+            text: string | null;
+            /** Token */
+            token: number;
+            /** Token Index */
+            token_index: number;
+            /** Training Logprob */
+            training_logprob: number | null;
+            /** Turn Index */
+            turn_index: number;
+            /**
+             * Value
+             * @description |trainer - sampler|, trainer - sampler, or -sampler, as asked for
+             */
+            value: number | null;
         };
         /**
          * Override
@@ -2066,6 +2192,36 @@ export interface components {
             old_status: string | null;
         };
         /**
+         * StepChange
+         * @description Why a step's success differs from that of the steps before it: change = task_mix + the tasks' effects.
+         */
+        StepChange: {
+            /**
+             * Before
+             * @description success over their groups
+             */
+            before: number | null;
+            /**
+             * First Step
+             * @description of the steps before; 0 without any
+             */
+            first_step: number;
+            /** Last Step */
+            last_step: number;
+            /** Now */
+            now: number | null;
+            /**
+             * Task Mix
+             * @description because other tasks were drawn; tasks that are new are a part of it
+             */
+            task_mix: number;
+            /**
+             * Tasks
+             * @description those whose effect is largest, worse or better, first
+             */
+            tasks: components["schemas"]["TaskShare"][];
+        };
+        /**
          * StopReason
          * @description Why a rollout ended.
          * @enum {string}
@@ -2234,6 +2390,21 @@ export interface components {
             reward_mean: number | null;
             /** Step */
             step: number;
+        };
+        /**
+         * TaskShare
+         * @description A task's part in the change of success.
+         */
+        TaskShare: {
+            before: components["schemas"]["Rate"];
+            /**
+             * Effect
+             * @description of the change at this task on the success of the step
+             */
+            effect: number;
+            now: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
         };
         /**
          * TaskStats
@@ -2976,6 +3147,127 @@ export interface operations {
             };
         };
     };
+    get_first_actions_api_rollouts_first_actions_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FirstActions"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     get_set_api_rollouts_summary_get: {
         parameters: {
             query: {
@@ -3030,6 +3322,128 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SetSummary"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_tokens_api_rollouts_tokens_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                by?: "gap" | "ratio" | "surprise";
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OutlyingToken"][];
                 };
             };
             /** @description Bad Request */
@@ -4028,6 +4442,94 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TurnTokens"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_step_change_api_runs__run_id__step__step__change_get: {
+        parameters: {
+            query?: {
+                num_before?: number;
+            };
+            header?: never;
+            path: {
+                step: number;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StepChange"];
                 };
             };
             /** @description Bad Request */

@@ -14,12 +14,14 @@ import { Empty, Loaded, LostNote, Outcome, PageHead, Panel, Segments, Stat, Stat
 import { AddRun } from "../ui/runChoices";
 import { useHead, type Column } from "../ui/table";
 import { SetFigures, VERDICTS } from "./SetFigures";
+import { SetTokens } from "./SetTokens";
 
 const MAX_RUNS = 12; // that the API takes at once
 const VIEWS = [
   { value: "", label: "Table" },
   { value: "gallery", label: "Screens" },
   { value: "summary", label: "Figures" },
+  { value: "tokens", label: "Tokens" },
 ] as const;
 type View = (typeof VIEWS)[number]["value"];
 
@@ -31,7 +33,7 @@ export function RolloutsPage() {
   const text = address.toString();
   const [set, list] = useMemo(() => {
     const [wanted, sorted] = [new URLSearchParams(text), new URLSearchParams(text)];
-    for (const params of [wanted, sorted]) for (const name of ["view", "against"]) params.delete(name);
+    for (const params of [wanted, sorted]) for (const name of ["view", "against", "by"]) params.delete(name);
     wanted.delete("sort");
     return [wanted, sorted];
   }, [text]);
@@ -70,7 +72,7 @@ export function RolloutsPage() {
           <Filter set={set} />
           {summary.data && <SetStats summary={summary.data} set={set} />}
           <Tabs label="Views of the set" value={view} options={VIEWS} onChange={open}>
-            {view === "summary" ? <Loaded query={summary} height={420}>{(found) => <SetFigures summary={found} set={set} />}</Loaded> : <Listed key={runIds.join()} list={list} view={view} />}
+            {view === "summary" ? <Loaded query={summary} height={420}>{(found) => <SetFigures summary={found} set={set} />}</Loaded> : view === "tokens" ? <SetTokens set={set} /> : <Listed key={runIds.join()} list={list} view={view} />}
           </Tabs>
         </>
       )}

@@ -5,7 +5,7 @@ import { paletteColor } from "../charts/series";
 import { formatPercent, plural } from "../format";
 import { Link } from "../router";
 import { runLabels } from "../runs";
-import { describeSet, narrowed } from "../sets";
+import { describeSet, narrowed, signedPoints } from "../sets";
 import { IntervalBar, Loaded, Panel } from "../ui/parts";
 import { useMore, useSorted, type Column } from "../ui/table";
 
@@ -63,18 +63,13 @@ function rateText(rate: Rate): string {
   return `${formatPercent(rate.rate, 1)} (${formatPercent(rate.low)} to ${formatPercent(rate.high)}) of ${plural(rate.num_rollouts, "rollout")}`;
 }
 
-/** In percentage points, with a sign. */
-function points(value: number): string {
-  return `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
-}
-
 function Verdict({ found }: { found: SetComparison }) {
   if (found.difference === null) return <p className="dim">There is no difference to tell: one of the sets has no rollout with a verdict.</p>;
   const isSure = found.low > 0 || found.high < 0;
   return (
     <p className="set-verdict" data-testid="difference">
-      <b className={`num ${isSure ? (found.difference > 0 ? "good" : "bad") : ""}`}>{points(found.difference)} points</b>
-      <span className="num">95 % interval {points(found.low)} to {points(found.high)}</span>
+      <b className={`num ${isSure ? (found.difference > 0 ? "good" : "bad") : ""}`}>{signedPoints(found.difference)} points</b>
+      <span className="num">95 % interval {signedPoints(found.low)} to {signedPoints(found.high)}</span>
       {found.p_value !== null ? (
         <span className="num">{found.p_value < 0.001 ? "p < 0.001" : `p = ${found.p_value.toFixed(3)}`}{found.p_value > SURE && isSure ? ", too few pairs to be sure" : ""}</span>
       ) : null}
@@ -114,7 +109,7 @@ function Tasks({ found, first, second }: { found: SetComparison; first: URLSearc
                   {[{ rate: task.first, set: first }, { rate: task.second, set: second }].map(({ rate, set }, index) => (
                     <td key={index} className="right">{rate.rate === null ? "–" : <Link className="text-link" to={narrowed(set, { task_id: task.task_id })}>{formatPercent(rate.rate)}</Link>}</td>
                   ))}
-                  <td className={`right ${moved === null || moved === 0 ? "faint" : moved > 0 ? "good" : "bad"}`}>{moved === null ? "–" : points(moved)}</td>
+                  <td className={`right ${moved === null || moved === 0 ? "faint" : moved > 0 ? "good" : "bad"}`}>{moved === null ? "–" : signedPoints(moved)}</td>
                   <td className="right">{task.first.num_rollouts} + {task.second.num_rollouts}</td>
                 </tr>
               );

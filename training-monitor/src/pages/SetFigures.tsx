@@ -8,6 +8,7 @@ import { Link, navigate } from "../router";
 import { narrowed } from "../sets";
 import { Empty, IntervalBar, Outcome, Panel } from "../ui/parts";
 import { useMore } from "../ui/table";
+import { FirstClicks } from "./FirstClicks";
 import { CountBars } from "./TaskPage";
 
 const UNIT: [number, number] = [0, 1.02];
@@ -36,6 +37,7 @@ export function SetFigures({ summary, set }: Props) {
           <Panel key={part.title} title={part.title}><CountBars counts={part.counts.map((one) => ({ ...one, label: part.labels?.[one.name], to: part.to(one.name) }))} /></Panel>
         ))}
       </div>
+      <FirstClicks set={set} />
       <Tasks summary={summary} set={set} />
       <Checks summary={summary} set={set} />
     </>

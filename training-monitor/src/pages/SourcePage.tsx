@@ -7,6 +7,7 @@ import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
+import { StepChange } from "./StepChange";
 import { Empty, Loaded, LostNote, PageHead, Panel, Segments, Stat, StatusBadge } from "../ui/parts";
 
 const SHOWN = [
@@ -64,6 +65,7 @@ function SourceView({ source }: { source: SourceDetail }) {
         }
       />
       <SourceStats source={source} />
+      {source.phase === "step" && <StepChange runId={source.run_id} step={source.step} />}
       <Groups source={source} />
       <StepMetrics metrics={source.metrics} />
     </>
