@@ -24,6 +24,8 @@ def decode_places(cursor: str, num_lists: int) -> list[tuple[float, int] | None]
 
 def _place(place: object) -> tuple[float, int]:
     match place:
+        case [bool(), _]:
+            raise _error()
         case [int() | float() as key, number]:
             return (_number(key) if isinstance(key, int) else key), _number(number)
         case _:

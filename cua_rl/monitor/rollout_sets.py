@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, Text, and_, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Text, and_, case, func, literal_column, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.columns import AnyText
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
 from cua_rl.monitor.databases import Database, Databases, RunAccess
 from cua_rl.monitor.schemas import Phase, RunStatus
@@ -34,14 +35,18 @@ FAULT_MESSAGE: ColumnElement[str] = func.left(
         literal_column("'g'"),
     ),
     literal_column("300"),
+    type_=AnyText(),
 )
 """A fault's message; ids, addresses and times do not tell it from others."""
-CAUSE: ColumnElement[str] = case(
-    (
-        and_(RolloutRow.stop_reason == literal_column("'finished'"), RolloutRow.success.is_not(None)),
-        literal_column("'wrong_final_state'", Text()),
+CAUSE: ColumnElement[str] = type_coerce(
+    case(
+        (
+            and_(RolloutRow.stop_reason == literal_column("'finished'"), RolloutRow.success.is_not(None)),
+            literal_column("'wrong_final_state'"),
+        ),
+        else_=func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")),
     ),
-    else_=func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")),
+    AnyText(),
 )
 """Why a rollout failed: its stop reason, or `wrong_final_state` if it finished and the validator disagreed."""
 VERDICT: ColumnElement[str] = case(
@@ -191,7 +196,8 @@ def _has_word(word: str) -> ColumnElement[bool]:
         return has_id
 
     def holds(column: Any) -> ColumnElement[bool]:
-        return func.regexp_replace(column, _PUNCTUATION, "", "g").icontains(letters, autoescape=True)
+        plain = func.regexp_replace(column, _PUNCTUATION, "", "g", type_=AnyText())
+        return plain.icontains(letters, autoescape=True)
 
     tasks = select(TaskRow.id).where(or_(holds(TaskRow.instruction), holds(TaskRow.category)))
     return or_(has_id, holds(RolloutRow.task_id), holds(RolloutRow.answer), RolloutRow.task_pk.in_(tasks))

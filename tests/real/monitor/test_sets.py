@@ -76,6 +76,11 @@ async def test_ranges_words_and_phases_narrow_a_set(shown: Shown) -> None:
     assert [item["rollout_id"] for item in await _list(shown, search="DO-NE")] == answered  # they answered "done"
     assert len(await _list(shown, search="the set-tings")) == len(everything)  # of the instruction
     assert await _list(shown, search="settings nothing-has-this-word") == []
+    for name in ("search", "cause", "fault", "failure_kind", "actual", "task_id", "group_id", "category", "worker"):
+        assert await _list(shown, **{name: "no\x00text"}) == [], name  # what Postgres has no text for
+    for cursor in ("W1t0cnVlLCAxXV0", "W1sxLCAyLCAzXV0", "W251bGwsIG51bGxd"):  # [[true, 1]], [[1, 2, 3]], [null, null]
+        answer = await shown.client.get("/api/rollouts", params={"run_id": "1", "cursor": cursor})
+        assert answer.status_code == 422, cursor
 
 
 @by_session
