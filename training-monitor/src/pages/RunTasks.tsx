@@ -100,7 +100,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 </td>
                 <td className="dim">{task.category ?? "–"}</td>
                 <td className="interval-cell">{recent.rate === null ? null : <IntervalBar value={recent.rate} low={recent.low} high={recent.high} />}</td>
-                <td className="right"><Link className="text-link" to={setPage({ ...of, phase: "step", min_step: Math.floor(0.75 * run.num_completed_steps) + 1 })}><b>{formatPercent(task.recent.rate)}</b></Link></td>
+                <td className="right">{task.recent.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: "step", min_step: Math.floor(0.75 * run.num_completed_steps) + 1 })}><b>{formatPercent(task.recent.rate)}</b></Link>}</td>
                 <td className="right dim">{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{formatPercent(task.success.rate)}</Link> : "–"}</td>
                 <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{task.num_groups > 0 ? formatSigned(Math.round(moved * 100)) : "–"}</td>
                 <td className="right">{task.held_out.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: ["baseline", "eval"] })}>{formatPercent(task.held_out.rate)}</Link>}</td>
