@@ -77,6 +77,7 @@ class RolloutFilter:
     cause: Annotated[str | None, Query(max_length=100, description="wrong_final_state, or a stop reason")] = None
     fault: Annotated[str | None, Query(max_length=300, description="its message, with # for ids and numbers")] = None
     failure_kind: Annotated[str | None, Query(max_length=100, description="of a turn that could not be read")] = None
+    check: Annotated[str | None, Query(max_length=10_000, description="what the validator looked at")] = None
     expected: Annotated[str | None, Query(max_length=10_000, description="by the validator")] = None
     actual: Annotated[str | None, Query(max_length=10_000, description="that the validator read")] = None
     device_id: _Name = None
@@ -160,7 +161,13 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     if wanted.failure_kind is not None:
         unread = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
-    checks = _given({ValidationRow.expected: wanted.expected, ValidationRow.actual: wanted.actual})
+    checks = _given(
+        {
+            ValidationRow.query: wanted.check,
+            ValidationRow.expected: wanted.expected,
+            ValidationRow.actual: wanted.actual,
+        }
+    )
     if checks:
         found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checks)))
     return found + [_has_word(word) for word in wanted.search.split()]

@@ -19,6 +19,7 @@ export const FIELDS: readonly Field[] = [
   { name: "stop_reason", label: "Stop reason" },
   { name: "failure_kind", label: "Unparseable" },
   { name: "fault", label: "Fault" },
+  { name: "check", label: "Check" },
   { name: "expected", label: "Expected" },
   { name: "actual", label: "Read" },
   { name: "device_id", label: "Device" },

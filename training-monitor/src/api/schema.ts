@@ -2958,6 +2958,8 @@ export interface operations {
                 fault?: string | null;
                 /** @description of a turn that could not be read */
                 failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
                 /** @description by the validator */
                 expected?: string | null;
                 /** @description that the validator read */
@@ -3172,6 +3174,8 @@ export interface operations {
                 fault?: string | null;
                 /** @description of a turn that could not be read */
                 failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
                 /** @description by the validator */
                 expected?: string | null;
                 /** @description that the validator read */
@@ -3293,6 +3297,8 @@ export interface operations {
                 fault?: string | null;
                 /** @description of a turn that could not be read */
                 failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
                 /** @description by the validator */
                 expected?: string | null;
                 /** @description that the validator read */
@@ -3415,6 +3421,8 @@ export interface operations {
                 fault?: string | null;
                 /** @description of a turn that could not be read */
                 failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
                 /** @description by the validator */
                 expected?: string | null;
                 /** @description that the validator read */
@@ -3971,6 +3979,8 @@ export interface operations {
                 fault?: string | null;
                 /** @description of a turn that could not be read */
                 failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
                 /** @description by the validator */
                 expected?: string | null;
                 /** @description that the validator read */

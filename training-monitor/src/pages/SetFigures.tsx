@@ -116,10 +116,10 @@ function Checks({ summary, set }: Props) {
             {shown.map((one) => (
               <tr key={JSON.stringify([one.query, one.expected, one.actual, one.success])}>
                 <td className="wrap dim">{one.query}</td>
-                <td className="wrap mono clamp-2">{one.expected}</td>
-                <td className="wrap mono clamp-2">{one.actual}</td>
+                <td className="wrap mono"><div className="clamp-2">{one.expected}</div></td>
+                <td className="wrap mono"><div className="clamp-2">{one.actual}</div></td>
                 <td><Outcome success={one.success} /></td>
-                <td className="right"><Link className="text-link" to={narrowed(set, { expected: one.expected, actual: one.actual })}>{one.count.toLocaleString("en-US")}</Link></td>
+                <td className="right"><Link className="text-link" to={narrowed(set, { check: one.query, expected: one.expected, actual: one.actual })}>{one.count.toLocaleString("en-US")}</Link></td>
               </tr>
             ))}
           </tbody>

@@ -116,7 +116,7 @@ function RateText({ rate, to }: { rate: Rate; to: string }) {
 
 function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   const failed = { ...examinedOf(task), verdict: "failure" };
-  const checks = task.failed_checks.map((one) => ({ name: `${one.query}: expected “${one.expected}”, got “${one.actual}”`, count: one.count, to: setPage({ ...failed, expected: one.expected, actual: one.actual }) }));
+  const checks = task.failed_checks.map((one) => ({ name: `${one.query}: expected “${one.expected}”, got “${one.actual}”`, count: one.count, to: setPage({ ...failed, check: one.query, expected: one.expected, actual: one.actual }) }));
   const causes = task.stop_reasons.map((one) => ({ ...one, to: setPage({ ...failed, cause: one.name }) }));
   const unread = task.turn_failures.map((one) => ({ ...one, to: setPage({ ...examinedOf(task), failure_kind: one.name }) }));
   const sections = [
