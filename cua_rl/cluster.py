@@ -33,11 +33,17 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 PACKAGE = Path(__file__).parent
 _START_S, _POLL_S = 120.0, 0.1
 _RESERVE_POLL_S = 1.0
+_PULSE_S = 5.0
 _CLOSE_S = 15.0  # longer than what actors own gets to end
 _WHY_CHARACTERS = 200  # the last line says why, at length
 _OBJECT_STORE_BYTES = 2**30  # at most; what is larger than 100 kB goes through it
 # Ray ends a process whose cluster is gone for a minute; ours ends by itself, after what a step has to save
 _PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
+# an answer that cannot be delivered for 20 s would be dropped, and who asked would learn of it five minutes later
+_ACTOR_OPTIONS: Mapping[str, object] = {
+    "max_restarts": 0,
+    "runtime_env": {"env_vars": {"RAY_grpc_keepalive_timeout_ms": "120000"}},
+}
 
 
 class ActorLost(CuaError):
@@ -81,6 +87,15 @@ class Actor:
         except self._ray.exceptions.RayError as error:
             why = str(error).strip() or type(error).__name__
             raise ActorLost(why.splitlines()[-1][:_WHY_CHARACTERS]) from error
+
+    async def stay_in_touch(self) -> None:
+        """Ask every few seconds until cancelled; raises what `call` does.
+
+        A connection on which nothing is sent notices neither that it works again nor that the other side has left it.
+        """
+        while True:
+            await asyncio.sleep(_PULSE_S)
+            await self.call("__ray_ready__")
 
     async def end(self) -> None:
         """Let it `close`, and end its process, at the latest after 15 s."""
@@ -151,7 +166,7 @@ class Cluster:
         Actors are spread over the nodes.
         """
         self.require()
-        options = {"num_cpus": num_cpus, "max_restarts": 0, "max_concurrency": max_concurrency}
+        options = {"num_cpus": num_cpus, "max_concurrency": max_concurrency, **_ACTOR_OPTIONS}
         made = self._ray.remote(kind).options(scheduling_strategy="SPREAD", **options)
         return Actor(self._ray, self, made.remote(*arguments))
 
@@ -168,7 +183,7 @@ class Cluster:
         actors: list[Actor] = []
         try:
             for index, room in enumerate(rooms):
-                options = {"num_cpus": room.get("CPU", 0), "num_gpus": room.get("GPU", 0), "max_restarts": 0}
+                options = {"num_cpus": room.get("CPU", 0), "num_gpus": room.get("GPU", 0), **_ACTOR_OPTIONS}
                 place = strategies.PlacementGroupSchedulingStrategy(group, index)
                 made = self._ray.remote(kind).options(scheduling_strategy=place, **options)
                 actors.append(Actor(self._ray, self, made.remote()))

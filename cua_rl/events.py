@@ -83,8 +83,14 @@ class GroupEnded:
     source: RolloutSource
     group: RolloutGroup
     advantages: tuple[float, ...] | None
+    turn_advantages: tuple[tuple[float, ...], ...] = ()
+    """Those of the turns of each rollout of `group.compared`; empty, all or one, if every turn has its rollout's."""
     replaced_by: Task | None = None
     """The task of an additional group that the step runs because this group is constant."""
+
+    def of_turns(self, index: int) -> tuple[float, ...]:
+        """The advantages of the turns of a compared rollout, if they have their own."""
+        return self.turn_advantages[index] if self.turn_advantages else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,10 @@ class StepTrained:
     training_logprobs: Mapping[str, tuple[tuple[int, tuple[float, ...]], ...]]
     """Per rollout id: (turn index, the trainer's log-probabilities of that turn's sampled tokens)."""
     metrics: Mapping[str, float]
+    trained_on: str | None = None
+    """The machine that trained it."""
+    adapter_sha256: str | None = None
+    """Of the adapter's weights after the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

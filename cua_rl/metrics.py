@@ -110,6 +110,7 @@ METRICS: Mapping[str, str] = {
     "optim/num_substeps": "optimizer updates inside this step",
     "optim/num_micro_batches": "forward and backward passes of this step",
     "optim/trained_tokens": "tokens that contribute to the loss",
+    "optim/micro_batch_tokens": "maximum tokens of one forward pass",
     "optim/total_tokens": "tokens of all training sequences, images included",
     "optim/encoded_images": "screenshots encoded by the vision tower in forward-backward passes",
     "trainer/tokens": "tokens processed by the language model in all passes of the step, images included",

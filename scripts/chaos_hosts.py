@@ -7,12 +7,18 @@
     a rollout worker, a model server ───────── a rollout worker, a model server
 
 The hosts are nodes of a Ray cluster, whose head is host a. They share no folder: each hides the other's from its
-processes. When the run has taken two steps, the cable is dead for `cut_s` seconds. Then the rollout worker of host b,
-its model server, rank 1 of the trainer and Ray itself there get SIGKILL, one after the other, each after two more
-steps. Programs that end are started again, as systemd would do.
+processes. Programs that end are started again, as systemd would do. One after the other, each after two more steps:
 
-At the end, what `chaos_kill` demands must hold, the run must have ended by itself, and held-out success must have risen
-by more than two standard errors. Prints what each disturbance took until the second step after it, and a JSON line.
+    cable:    is dead for `cut_s` seconds
+    worker:   the rollout worker of host b gets SIGKILL
+    server:   its model server gets SIGKILL
+    rank:     rank 1 of the trainer gets SIGKILL
+    node:     Ray itself gets SIGKILL on host b
+    weights:  its model server comes back with another model, and must be refused, and then with its own
+
+Then the run gets SIGTERM, is resumed, and takes two more steps. At the end, what `chaos_kill` demands must hold, and
+held-out success must have risen by more than two standard errors. Prints what each disturbance took until the second
+step after it, and a JSON line.
 """
 
 import asyncio
@@ -21,6 +27,8 @@ import json
 import os
 import random
 import secrets
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +45,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.environments.browser.site_relay import copy
 from cua_rl.host.processes import OwnedProcess
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary, wait_until
 
@@ -50,10 +59,13 @@ class ChaosHostsConfig:
     """Two hosts and what happens to them."""
 
     folder: Path = chz.field(doc="folder for the folders of the hosts and the database; must not exist")
-    steps: int = chz.field(default=12, doc="training steps of the run; the disturbances need ten")
+    steps: int = chz.field(default=400, doc="training steps before which everything must have happened")
     group_size: int = chz.field(default=8, doc="rollouts per group")
     groups_per_batch: int = chz.field(default=8, doc="groups per step")
     max_lag: int = chz.field(default=1, doc="max_steps_off_policy of the run, 0 for synchronous training")
+    what: str = chz.field(
+        default="cable,worker,server,rank,node,weights", doc="what happens, in this order, as said above"
+    )
     cut_s: float = chz.field(default=30.0, doc="how long the cable is dead, seconds")
     seed: int = chz.field(default=0, doc="seed of the moments of death")
     options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
@@ -175,17 +187,40 @@ async def kill_in(program: OwnedProcess, word: str) -> None:
     processes_of(program.command_pid(), word)[0].kill()
 
 
+def other_weights(weights: bytes) -> bytes:
+    """A model of the same shape: in the file's header, the first two layers have changed places."""
+    end = 8 + int.from_bytes(weights[:8], "little")
+    first, second, none = b"layers.0.", b"layers.1.", b"layers.-."
+    header = weights[:end].replace(first, none).replace(second, first).replace(none, second)
+    return header + weights[end:]
+
+
+async def return_with(weights: bytes, b: Host, server: OwnedProcess, run: OwnedProcess, said: str) -> None:
+    """Let the model server of a host come back with these weights, and wait until the run says what it thinks of it."""
+    await wait_until(lambda: bool(processes_of(server.command_pid(), "vllm")), "for the model server")
+    num_before = _log(run).count(said)
+    partial = b.folder / "weights"
+    await asyncio.to_thread(partial.write_bytes, weights)
+    partial.replace(b.folder / "model" / "model.safetensors")
+    await kill_in(server, "vllm")
+    await wait_until(lambda: _log(run).count(said) > num_before, f"for {said!r}")
+
+
+async def return_with_others(b: Host, server: OwnedProcess, run: OwnedProcess) -> None:
+    """Let the model server of a host come back with another model, and then with its own."""
+    own = await asyncio.to_thread((TINY_QWEN3_VL / "model.safetensors").read_bytes)
+    refused = "expected the server's base model to give the trainer's log-probabilities"
+    await return_with(other_weights(own), b, server, run, refused)
+    await return_with(own, b, server, run, " is back, in_service=2")
+
+
 def run_options(config: ChaosHostsConfig, a: Host, b: Host) -> list[str]:
     """Options of the training recipe on host a."""
     off_policy = ("loss=ppo", "clip_low=0.5", "clip_high=1", f"max_steps_off_policy={config.max_lag}")
     return [
         *("log_path=run", f"base_url=http://{a.address}:8000,http://{b.address}:8000"),
         *("trainer.num_nodes=1", "trainer.num_processes=2", "rollout_workers=2"),
-        *(
-            f"max_steps={config.steps}",
-            f"group_size={config.group_size}",
-            f"groups_per_batch={config.groups_per_batch}",
-        ),
+        *(f"group_size={config.group_size}", f"groups_per_batch={config.groups_per_batch}"),
         *("eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}", "monitor=false"),
         *(off_policy if config.max_lag else ()),
         *config.options.split(),
@@ -193,27 +228,29 @@ def run_options(config: ChaosHostsConfig, a: Host, b: Host) -> list[str]:
 
 
 async def disturb(config: ChaosHostsConfig, b: Host, programs: Mapping[str, OwnedProcess], run_folder: Path) -> None:
-    """Let everything happen to host b, one thing after the other, and see the run go on each time."""
+    """Let everything happen, one thing after the other, and see the run go on each time."""
+    server, node = programs["server"], programs["node"]
     disturbances: Mapping[str, Callable[[], Awaitable[None]]] = {
-        f"the cable was cut for {config.cut_s:g} s": lambda: cut(b, config.cut_s),
-        "the rollout worker was killed": lambda: kill_in(programs["node"], "RolloutWorker"),
-        "the model server was killed": lambda: kill_in(programs["server"], "vllm"),
-        "rank 1 was killed": lambda: kill_rank(programs["node"], 1),
-        "the node was killed": lambda: kill_in(programs["node"], "raylet/raylet"),
+        "cable": lambda: cut(b, config.cut_s),
+        "worker": lambda: kill_in(node, "RolloutWorker"),
+        "server": lambda: kill_in(server, "vllm"),
+        "rank": lambda: kill_rank(node, 1),
+        "node": lambda: kill_in(node, "raylet/raylet"),
+        "weights": lambda: return_with_others(b, server, programs["run"]),
     }
     rng, step = random.Random(config.seed), 2
-    for what, happen in disturbances.items():
+    for what in config.what.split(","):
         await wait_until(lambda step=step: len(read_steps(run_folder)) >= step, f"for step {step}")
         await asyncio.sleep(rng.uniform(0.0, 2.0))
         before, began = len(read_steps(run_folder)), time.monotonic()
-        await happen()
-        step = before + 2  # the first may have been over but for its line
+        await disturbances[what]()
+        step = len(read_steps(run_folder)) + 2  # the first may have been over but for its line
         await wait_until(lambda step=step: len(read_steps(run_folder)) >= step, f"for step {step}")
         print(f"  {what} at step {before}, +2 steps after {time.monotonic() - began:.1f} s", flush=True)
 
 
-async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database_url: str) -> int:
-    """The run and what happens to it; returns the exit status of the run."""
+async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database_url: str) -> tuple[int, int]:
+    """The run and what happens to it; returns its exit status, and the steps that it must have."""
     secret = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -223,20 +260,23 @@ async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database
     server = a.program("server", *served, f"host={a.address}", environment=secret)
     cluster = f"{a.address}:6379"
     told = {"DATABASE_URL": database_url, "RAY_ADDRESS": cluster} | secret
-    run = a.program("train", "cua_rl.recipes.train", *run_options(config, a, b), environment=told)
+    train = ("cua_rl.recipes.train", *run_options(config, a, b))
+    run = a.program("train", *train, f"max_steps={config.steps}", environment=told)
     # room for a rollout worker on each host, and for the trainer on host b
     ray = ("ray.scripts.scripts", "start", "--block", "--object-store-memory=200000000")
     first = (*ray, "--head", "--port=6379", "--include-dashboard=false", "--num-cpus=1")
     head = a.program("node", *first, f"--node-ip-address={a.address}", environment=secret)
     other = (*ray, f"--address={cluster}", "--num-cpus=3", f"--node-ip-address={b.address}")
     programs = {
-        "server": b.program("server", *served, f"host={b.address}", environment=secret),
+        "server": b.program("server", *served, f"host={b.address}", "model_name=model", environment=secret),
         "node": b.program("node", *other, environment=secret),
+        "run": run,
     }
+    await asyncio.to_thread(shutil.copytree, TINY_QWEN3_VL, b.folder / "model")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(head)
         await wait_until(lambda: "Ray runtime started" in _log(head), "for the head of the cluster")
-        kept = [asyncio.create_task(keep_running(program)) for program in (server, *programs.values())]
+        kept = [asyncio.create_task(keep_running(one)) for one in (server, programs["server"], programs["node"])]
         stack.push_async_callback(_end, kept)
         servers = (server, programs["server"])
         await wait_until(lambda: all("model server:" in _log(one) for one in servers), "for the model servers")
@@ -249,7 +289,13 @@ async def train_and_disturb(config: ChaosHostsConfig, a: Host, b: Host, database
         if not disturbing.done():
             raise SystemExit(f"the run ended with status {await ended} before all had happened; see {run.log_path}")
         await disturbing
-        return await ended
+        os.kill(run.command_pid(), signal.SIGTERM)
+        if await ended != 128 + signal.SIGTERM:
+            raise SystemExit(f"expected the run to end with status 143, got {await ended}; see {run.log_path}")
+        num_steps = len(read_steps(a.folder / "run")) + 2
+        go_on = ("behavior_if_log_dir_exists=resume", f"max_steps={num_steps}")
+        async with a.program("resumed", *train, *go_on, environment=told) as resumed:
+            return await resumed.wait(), num_steps
 
 
 def _log(program: OwnedProcess) -> str:
@@ -267,10 +313,10 @@ async def cli_main(config: ChaosHostsConfig) -> None:
     with connected_hosts(config.folder.absolute()) as (a, b):
         run_folder = a.folder / "run"
         async with open_database(config.folder, a) as urls:
-            status = await train_and_disturb(config, a, b, urls[1])
+            status, num_steps = await train_and_disturb(config, a, b, urls[1])
             expected = ExpectedRun(
                 run_folder=run_folder,
-                num_steps=config.steps,
+                num_steps=num_steps,
                 group_size=config.group_size,
                 groups_per_batch=config.groups_per_batch,
                 max_lag=config.max_lag,

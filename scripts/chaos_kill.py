@@ -3,7 +3,8 @@
     python -m scripts.chaos_kill folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
 
 Kills are SIGKILL; with `preemptions=0.5`, half of them are SIGTERM, after which the run must end by itself, as a
-scheduler expects it, with status 143.
+scheduler expects it, with status 143. With `stages=true` all are SIGTERM, in the rollouts of a step, in its training,
+while it is saved, and in an evaluation, one after the other.
 
 Without `base_url` the script starts one vLLM server that outlives all attempts, so that a restart costs seconds. The
 database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run. With
@@ -13,10 +14,11 @@ a step without them before the run itself is killed.
 What must hold at the end: the run is complete; every task instance was trained exactly once; every group that was on
 record as ended and untrained when the run was killed has been trained; no attempt loses more than one step, although no
 checkpoint is due before the end; no place in a group has two rollouts; no turn was too old; nothing is left running;
-and every step's training data can be rebuilt from the database, bit for bit. With `compare=true`, final success must
-also be within three standard errors of a run that nobody killed; for a synchronous run, whose sampling is seeded, the
-line says in how many steps the rewards are equal and how far the gradient norms are apart (all, and by rounding, as far
-as vLLM's kernels do not depend on the batch).
+every evaluation that was due is there, with each of its rollouts once; and every step's training data can be rebuilt
+from the database, bit for bit. With `compare=true`, final success must also be within three standard errors of a run
+that nobody killed; for a synchronous run, whose sampling is seeded, the line says in how many steps the rewards are
+equal and how far the gradient norms are apart (all, and by rounding, as far as vLLM's kernels do not depend on the
+batch).
 """
 
 import asyncio
@@ -36,6 +38,7 @@ from typing import Any
 
 import chz
 import psutil
+from sqlalchemy import text
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
@@ -43,13 +46,14 @@ from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import find_training
 from cua_rl.database.session import open_sessions
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.reporting.pace import evaluations_due
 from cua_rl.run_folder.log_directory import newest_checkpoint, prepare_log_directory
 from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, read_summary
+from scripts.run_stages import STAGES, Stage, WatchedRun
 
-NUM_EVAL_ROLLOUTS = 64
 GRACE_S = 60.0  # what schedulers give: Kubernetes 30 s unless told otherwise, deploy/ 120 and 300 s
 SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
 POLL_S = 0.1
@@ -62,9 +66,11 @@ class ChaosConfig:
     folder: Path = chz.field(doc="folder for the run, its database and the server's log")
     kills: int = chz.field(default=20, doc="kills before the run may end by itself")
     preemptions: float = chz.field(default=0.0, doc="share of the kills that are SIGTERM")
+    stages: bool = chz.field(default=False, doc="SIGTERM in each stage in turn, with an evaluation every two steps")
     steps: int = chz.field(default=30, doc="training steps of the run")
     group_size: int = chz.field(default=4, doc="rollouts per group")
     groups_per_batch: int = chz.field(default=4, doc="groups per step")
+    num_eval_rollouts: int = chz.field(default=64, doc="rollouts of each evaluation")
     max_lag: int = chz.field(default=2, doc="max_steps_off_policy of the run, 0 for synchronous training")
     base_url: str | None = chz.field(default=None, doc="a vLLM server that runs already; None starts one")
     replicas: int = chz.field(default=1, doc="vLLM servers to start; one of several is killed in each attempt")
@@ -86,10 +92,16 @@ class Chaos:
     kept_ids: set[str] = field(default_factory=set[str])
     faults: list[str] = field(default_factory=list[str])
     """What was wrong with an attempt."""
+    attempt: asyncio.subprocess.Process | None = None
+    """The last one."""
 
     @property
     def run_folder(self) -> Path:
         return self.config.folder / "run"
+
+    @property
+    def eval_every(self) -> int:
+        return 2 if self.config.stages else 0
 
     def command(self, folder: Path) -> list[str]:
         """The training recipe, small enough that a step takes about a second."""
@@ -102,7 +114,8 @@ class Chaos:
                 f"group_size={config.group_size}",
                 f"groups_per_batch={config.groups_per_batch}",
             ),
-            *(f"max_steps={config.steps}", "save_every=0", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
+            *(f"max_steps={config.steps}", "save_every=0"),
+            *(f"eval_every={self.eval_every}", f"num_eval_rollouts={config.num_eval_rollouts}"),
             *("behavior_if_log_dir_exists=resume", f"rollout_workers={config.workers}"),
             *(*loss, *config.options.split()),
         ]
@@ -113,13 +126,19 @@ class Chaos:
             await server.wait_until_ready()
         environment = dict(os.environ) | {"DATABASE_URL": self.database_url, "HF_HUB_OFFLINE": "1"}
         with (self.config.folder / "output.txt").open("ab") as output:
-            return await asyncio.create_subprocess_exec(
+            self.attempt = await asyncio.create_subprocess_exec(
                 *self.command(folder or self.run_folder),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
+        return self.attempt
+
+    def leave(self) -> None:
+        """End an attempt that still runs."""
+        if self.attempt is not None and self.attempt.returncode is None:
+            self.attempt.kill()
 
     def num_steps(self) -> int:
         """Completed steps by the metrics file."""
@@ -130,7 +149,6 @@ class Chaos:
         deadline = time.monotonic() + self.config.timeout_s
         while self.num_steps() < num_steps and process.returncode is None:
             if time.monotonic() > deadline:
-                process.kill()
                 raise SystemExit(f"waited {self.config.timeout_s:.0f} s for step {num_steps}; see {self.config.folder}")
             await asyncio.sleep(POLL_S)
 
@@ -143,10 +161,30 @@ class Chaos:
             await self.wait_for_steps(process, before + rng.randint(1, 2))
             await self.kill_parts(process, rng)
             await asyncio.sleep(rng.uniform(0.0, 3.0))
+        sent = signal.SIGTERM if rng.random() < self.config.preemptions else signal.SIGKILL
+        return await self.end(process, sent, number, began)
+
+    async def end_in(self, stage: Stage, rng: random.Random, number: int) -> bool:
+        """One attempt and its end by SIGTERM in this stage; False if the run was complete before."""
+        process, began = await self.start(), time.monotonic()
+        run = WatchedRun(self.run_folder, process.pid, self.eval_every)
+        await self.wait_for_steps(process, self.num_steps() + 1)
+        while process.returncode is None:
+            if await asyncio.to_thread(run.is_in, stage):
+                if stage in ("rollouts", "evaluation"):  # they last
+                    await asyncio.sleep(rng.uniform(0.0, 1.0))
+                    if not await asyncio.to_thread(run.is_in, stage):
+                        continue
+                break
+            await asyncio.sleep(0.005)
+        print(f"SIGTERM in {stage}", end=", ", flush=True)
+        return await self.end(process, signal.SIGTERM, number, began)
+
+    async def end(self, process: asyncio.subprocess.Process, sent: signal.Signals, number: int, began: float) -> bool:
+        """End an attempt that began then, and note what that cost; False if it has ended before."""
         if process.returncode is not None:
             return False
-        sent = signal.SIGTERM if rng.random() < self.config.preemptions else signal.SIGKILL
-        lived_s, sent_at = time.monotonic() - began, time.monotonic()
+        lived_s, sent_at, sent_unix_s = time.monotonic() - began, time.monotonic(), time.time()
         process.send_signal(sent)
         try:
             async with asyncio.timeout(GRACE_S):
@@ -163,7 +201,7 @@ class Chaos:
             self.faults.append(f"kill {number}: {sent.name} lost {lost} steps")
         print(
             f"kill {number}: {sent.name} after {lived_s:.1f} s, gone after {took_s:.1f} s, {self.num_steps()} steps, "
-            f"{lost} of them lost, {kept} ended groups wait",
+            f"{lost} of them lost, {kept} ended groups wait, {await self.count_cut(sent_unix_s)} were cut short",
             flush=True,
         )
         return True
@@ -208,6 +246,17 @@ class Chaos:
         self.kept_ids |= ids
         return lost, len(ids)
 
+    async def count_cut(self, sent_unix_s: float) -> str:
+        """Rollouts that ended with the run, of steps and evaluations."""
+        query = text(
+            """SELECT count(g.step_id) AS of_steps, count(g.eval_id) AS of_evaluations
+               FROM rollouts r JOIN groups g ON g.id = r.group_pk
+               WHERE r.status = 'cancelled' AND r.ended_at > to_timestamp(:at)"""
+        )
+        async with open_sessions(self.database_url) as sessions, sessions() as session:
+            row = (await session.execute(query, {"at": sent_unix_s})).one()
+        return f"{row.of_steps} rollouts of steps and {row.of_evaluations} of evaluations"
+
     async def compare(self) -> dict[str, Any]:
         """Train the same run without kills, and compare the two."""
         folder = self.config.folder / "reference"
@@ -217,7 +266,7 @@ class Chaos:
             "steps_with_equal_rewards": sum(one[0] == other[0] for one, other in pairs),
             "largest_gradient_gap_frac": max(abs(one[1] - other[1]) / max(1e-9, other[1]) for one, other in pairs),
         }
-        return equal | _compare_success(self.run_folder, folder, NUM_EVAL_ROLLOUTS)
+        return equal | _compare_success(self.run_folder, folder, self.config.num_eval_rollouts)
 
     async def verdict(self) -> list[str]:
         """Everything that is wrong with the record."""
@@ -229,6 +278,8 @@ class Chaos:
             groups_per_batch=config.groups_per_batch,
             max_lag=config.max_lag,
             kept_ids=self.kept_ids,
+            evaluated=[0, *evaluations_due(eval_every=self.eval_every, after=1, total_steps=config.steps)],
+            num_eval_rollouts=config.num_eval_rollouts,
         )
         return [*self.faults, *await find_faults(self.database_url, expected)]
 
@@ -265,9 +316,18 @@ async def cli_main(config: ChaosConfig) -> None:
         url = config.base_url or ",".join(server.base_url for server in servers)
         postgres = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
         chaos = Chaos(config, url, (await stack.enter_async_context(postgres)).url, servers)
+        stack.callback(chaos.leave)
         num_kills = 0
-        while num_kills < config.kills and await chaos.kill_at_random(rng, num_kills + 1):
+        while num_kills < config.kills:
+            stage = STAGES[num_kills % len(STAGES)]
+            kill = (
+                chaos.end_in(stage, rng, num_kills + 1) if config.stages else chaos.kill_at_random(rng, num_kills + 1)
+            )
+            if not await kill:
+                break
             num_kills += 1
+        if config.stages and num_kills < config.kills:
+            chaos.faults.append(f"the run was complete after {num_kills} of {config.kills} kills; raise steps")
         process = await chaos.start()
         await chaos.wait_for_steps(process, config.steps)
         status = await process.wait()

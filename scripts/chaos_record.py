@@ -17,10 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.session import open_sessions
-from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.rebuild_datums import rebuild_step
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.run_folder.recorded_run import RecordedTraining
 
 TIMEOUT_S = 600.0  # for the slowest step, or the start of a model server
 POLL_S = 0.1
@@ -37,6 +36,9 @@ class ExpectedRun:
     max_lag: int
     kept_ids: Collection[str] = field(default_factory=frozenset[str])
     """Groups that were on record as ended and untrained when a run was killed."""
+    evaluated: Sequence[int] | None = None
+    """The steps after which it evaluates; None does not look."""
+    num_eval_rollouts: int = 0
 
 
 def read_steps(run_folder: Path) -> list[dict[str, Any]]:
@@ -100,10 +102,19 @@ async def _find_faults(session: AsyncSession, expected: ExpectedRun) -> list[str
     faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
     faults += await _doubled(session, training.id)
     faults += await _running(session, training.id)
+    if expected.evaluated is not None:
+        faults += await _wrong_evaluations(session, training.id, expected.evaluated, expected.num_eval_rollouts)
     faults += await _too_old(session, training.id, expected.max_lag)
-    image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
+    run = RecordedTraining(
+        folder=Path(training.log_path),
+        settings={},
+        session=session,
+        key=training.id,
+        steps=steps,
+        image_token_id=training.image_token_id,
+    )
     for step in steps:
-        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id, {})).is_equal:
+        if step.datums_sha256 and not (await rebuild_step(run, step)).is_equal:
             faults.append(f"step {step.step} was trained on other datums than the record has")
     return faults
 
@@ -134,6 +145,23 @@ async def _running(session: AsyncSession, training_id: int) -> list[str]:
         select(func.count()).select_from(Eval).where(Eval.training_id == training_id, Eval.status != "completed")
     )
     return [f"{count} rollouts and {evals} evaluations still run"] if count or evals else []
+
+
+async def _wrong_evaluations(
+    session: AsyncSession, training_id: int, steps: Sequence[int], num_rollouts: int
+) -> list[str]:
+    """Evaluations that were not due, are missing, or have another number of rollouts."""
+    query = (
+        select(Eval.step, func.count())
+        .join(Group, Group.eval_id == Eval.id)
+        .join(RolloutRow, RolloutRow.group_pk == Group.id)
+        .where(Eval.training_id == training_id, RolloutRow.status == "completed")
+        .group_by(Eval.id)
+        .order_by(Eval.step)
+    )
+    found = [(step, count) for step, count in await session.execute(query)]
+    wanted = [(step, num_rollouts) for step in steps]
+    return [] if found == wanted else [f"expected evaluations (step, rollouts) {wanted}, got {found}"]
 
 
 async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> list[str]:

@@ -26,8 +26,8 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 16_600,
-    "all code lines": 62_290,
+    "core code lines": 17_100,
+    "all code lines": 65_620,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

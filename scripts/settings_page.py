@@ -20,12 +20,14 @@ from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
+from cua_rl.recipes.replay_step import ReplayConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.serve_tinker import ServeTinkerConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
+from cua_rl.run.suite import SuiteConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -43,6 +45,7 @@ class Recipe:
 RECIPES = (
     Recipe(module="train", config_class=CLIConfig, presets=TRAIN_PRESETS),
     Recipe(module="evaluate", config_class=EvaluateConfig, presets=EVALUATE_PRESETS),
+    Recipe(module="suite", config_class=SuiteConfig),
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="plan", config_class=PlanConfig),
@@ -55,6 +58,7 @@ RECIPES = (
     Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
     Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
+    Recipe(module="replay_step", config_class=ReplayConfig),
     Recipe(module="prune", config_class=PruneConfig),
 )
 

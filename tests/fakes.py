@@ -164,6 +164,9 @@ class FakeTrainer:
             for datum in datums
         )
 
+    async def begin_step(self) -> None:
+        return
+
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         self.calls.append("forward")
         return list(self._rows(datums))

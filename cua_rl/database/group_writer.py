@@ -69,8 +69,11 @@ def _end_groups(
         group = event.group
         replayed = enumerate(group.replayed, start=len(group.rollouts))
         for position, (index, rollout) in enumerate(replayed):
-            advantage = event.advantages[index] if event.advantages else None
-            _insert_replay(connection, scope, parent.group_pk, rollout, position=position, advantage=advantage)
+            credit = {
+                "advantage": event.advantages[index] if event.advantages else None,
+                "turn_advantages": list(event.of_turns(index)) or None,
+            }
+            _insert_replay(connection, scope, parent.group_pk, rollout, position=position, credit=credit)
         num_successes = sum(rollout.success for rollout in group.rollouts)
         summary = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
         figures[parent.group_pk] = {"status": "completed", "ended_at": ended_at, **summary}
@@ -130,7 +133,13 @@ def _members(event: GroupEnded, parent: Parent) -> list[EndedRollout]:
     advantages = event.advantages or [None] * len(event.group.rollouts)
     return [
         *(
-            EndedRollout(parent=parent, rollout=rollout, position=position, advantage=advantages[position])
+            EndedRollout(
+                parent=parent,
+                rollout=rollout,
+                position=position,
+                advantage=advantages[position],
+                turn_advantages=event.of_turns(position),
+            )
             for position, rollout in enumerate(event.group.rollouts)
         ),
         *(
@@ -158,7 +167,13 @@ def ensure_group(
 
 
 def _insert_replay(
-    connection: Connection, scope: Scope, group_pk: int, rollout: Rollout, *, position: int, advantage: float | None
+    connection: Connection,
+    scope: Scope,
+    group_pk: int,
+    rollout: Rollout,
+    *,
+    position: int,
+    credit: Mapping[str, object],
 ) -> None:
     rollout_pk = connection.scalar(
         select(RolloutRow.id).where(
@@ -169,7 +184,7 @@ def _insert_replay(
         raise DatabaseError(f"expected replayed rollout {rollout.rollout_id!r} of an earlier step, got no such row")
     connection.execute(
         insert(Replay)
-        .values(group_pk=group_pk, rollout_pk=rollout_pk, position=position, advantage=advantage)
+        .values(group_pk=group_pk, rollout_pk=rollout_pk, position=position, **credit)
         .on_conflict_do_nothing(index_elements=["group_pk", "position"])
     )
 

@@ -139,6 +139,10 @@ class Step(SourceColumns, Base):
     """The version that the step produced."""
     datums_sha256: Mapped[str | None]
     num_datums: Mapped[int | None]
+    trained_on: Mapped[str | None]
+    """The machine that trained it: with another, sums are rounded differently."""
+    adapter_sha256: Mapped[str | None]
+    """Of the adapter's weights after it."""
     rollouts_ended_at: Mapped[datetime | None]
 
 
@@ -242,7 +246,11 @@ class RolloutRow(Base):
     success: Mapped[bool | None]
     reward: Mapped[float | None]
     reward_parts: Mapped[JsonDict | None]
+    turn_rewards: Mapped[list[float] | None]
+    """What each turn earned, of the reward; None if all of it is earned by how the rollout ends."""
     advantage: Mapped[float | None]
+    turn_advantages: Mapped[list[float] | None]
+    """One per turn; None if every turn has the rollout's."""
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float | None]
     """`started_at` exactly as the run measured it."""
@@ -269,6 +277,7 @@ class Replay(Base):
     position: Mapped[int] = mapped_column(primary_key=True)
     rollout_pk: Mapped[int] = _foreign_key("rollouts.id", index=True)
     advantage: Mapped[float]
+    turn_advantages: Mapped[list[float] | None]
 
 
 class Environment(Base):
@@ -363,6 +372,8 @@ class TurnRow(Base):
     durations_s: Mapped[JsonDict]
     action: Mapped[JsonDict | None]
     action_error: Mapped[str | None]
+    state: Mapped[str | None]
+    """The device's name for the state that the turn saw; None if it has none."""
     before_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     after_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     created_at: Mapped[datetime] = _now()

@@ -5,6 +5,7 @@ Of pruned screenshots only the hashes are left: they are images without `data`, 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -76,22 +77,36 @@ async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Se
     return [rollout for rollout, row in ordered if row.pruned_at is None]
 
 
-async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[tuple[float, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAdvantages:
+    """Those of a group, as `events.GroupEnded` has them."""
+
+    advantages: tuple[float, ...]
+    turn_advantages: tuple[tuple[float, ...], ...] = ()
+
+
+async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[RecordedAdvantages]:
     """The advantages of a step's groups, aligned with `load_groups` and each group's `compared`."""
     group_rows = await _load_group_rows(session, training_id, step, "step")
     query = (
-        select(RolloutRow.group_pk, RolloutRow.advantage)
+        select(RolloutRow.group_pk, RolloutRow.advantage, RolloutRow.turn_advantages)
         .where(RolloutRow.group_pk.in_([row.id for row in group_rows]), RolloutRow.status == "completed")
         .order_by(RolloutRow.position)
     )
-    by_group: dict[int, list[float]] = defaultdict(list)
-    for group_pk, advantage in await session.execute(query):
+    by_group: dict[int, list[tuple[float, tuple[float, ...]]]] = defaultdict(list)
+    for group_pk, advantage, of_turns in await session.execute(query):
         if advantage is None:
             raise DatabaseError(f"expected an advantage for every rollout of step {step}, got NULL in group {group_pk}")
-        by_group[group_pk].append(advantage)
+        by_group[group_pk].append((advantage, tuple(of_turns or ())))
     for replay in await _load_replays(session, [row.id for row in group_rows]):
-        by_group[replay.group_pk].append(replay.advantage)
-    return [tuple(by_group[row.id]) for row in group_rows]
+        by_group[replay.group_pk].append((replay.advantage, tuple(replay.turn_advantages or ())))
+    return [
+        RecordedAdvantages(
+            advantages=tuple(advantage for advantage, _ in by_group[row.id]),
+            turn_advantages=tuple(own for _, own in by_group[row.id]),
+        )
+        for row in group_rows
+    ]
 
 
 async def _load_group_rows(session: AsyncSession, training_id: int, step: int, phase: Phase) -> Sequence[Group]:
@@ -185,6 +200,7 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
                 grammar=row.grammar or "",
             ),
             agent=agent,
+            state=row.state or "",
         )
         by_rollout[row.rollout_pk].append(turn)
     return by_rollout
@@ -208,9 +224,12 @@ def _build_rollout(
         stop_reason=StopReason(row.stop_reason),
         answer=row.answer,
         validation=validation,
-        reward=None if row.reward is None else Reward(total=row.reward, parts=parts),
+        reward=None
+        if row.reward is None
+        else Reward(total=row.reward, parts=parts, of_turns=tuple(row.turn_rewards or ())),
         error=row.error,
         started_at=row.started_unix_s,
         duration_s=row.duration_s,
         judgement=judgement,
+        max_turns=row.max_turns,
     )

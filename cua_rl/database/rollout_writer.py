@@ -53,16 +53,14 @@ class EndedRollout:
     rollout: Rollout
     position: int
     advantage: float | None
+    turn_advantages: tuple[float, ...] = ()
 
 
 def start_rollouts(
     connection: Connection, scope: Scope, starts: Sequence[tuple[RolloutStarted, datetime]], parents: Sequence[Parent]
 ) -> None:
     """Insert running rollouts with their devices; existing rows stay unchanged."""
-    rows = [
-        _running_values(event, parent, at) | {"max_turns": event.max_turns}
-        for (event, at), parent in zip(starts, parents, strict=True)
-    ]
+    rows = [_running_values(event, parent, at) for (event, at), parent in zip(starts, parents, strict=True)]
     keys = ensure_rollouts(connection, scope.require_training(), rows)
     devices = [
         {"rollout_pk": keys[event.rollout_id], "device_id": event.device_id, "status": "running", "started_at": at}
@@ -146,6 +144,7 @@ def _running_values(member: RolloutStarted | Rollout, parent: Parent, started_at
         "member_index": member.member_index,
         "device_id": member.device_id,
         "worker": member.worker,
+        "max_turns": member.max_turns,
         "started_at": started_at,
     }
 
@@ -168,7 +167,9 @@ def _end_values(member: EndedRollout, num_stored: int) -> dict[str, object]:
         "success": rollout.success,
         "reward": None if reward is None else reward.total,
         "reward_parts": None if reward is None else reward.parts,
+        "turn_rewards": None if reward is None else list(reward.of_turns) or None,
         "advantage": member.advantage,
+        "turn_advantages": list(member.turn_advantages) or None,
         "started_at": started_at,
         "started_unix_s": rollout.started_at,
         "duration_s": rollout.duration_s,

@@ -231,7 +231,8 @@ def _void(connection: Connection, scope: Scope, training_id: int, event: Trainin
     """
     first_step, kept_groups = event.first_step, Group.group_id.in_(event.kept_group_ids)
     again: dict[str, object] = {"attempt_id": scope.attempt_id, "task_pks": [], "metrics": None, "ended_at": None}
-    untrained = dict.fromkeys(("trained_policy_version", "datums_sha256", "num_datums", "rollouts_ended_at"))
+    of_training = ("trained_policy_version", "datums_sha256", "num_datums", "trained_on", "adapter_sha256")
+    untrained = dict.fromkeys((*of_training, "rollouts_ended_at"))
     unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
     for table, parent, is_later, values in (
         (Step, Group.step_id, Step.step >= first_step, {**again, "status": "rollouts", **untrained}),
@@ -332,6 +333,8 @@ def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at
         trained_policy_version=event.policy_version,
         datums_sha256=event.datums_sha256,
         num_datums=event.num_datums,
+        trained_on=event.trained_on,
+        adapter_sha256=event.adapter_sha256,
         metrics=event.metrics,
         ended_at=at,
     )

@@ -110,7 +110,8 @@ def _parse_fault(value: object) -> HarnessFault:
     fields = cast("Json", value) if isinstance(value, Mapping) else {"message": value}
     kind = fields.get("kind")
     known = cast("FaultKind", kind) if kind in get_args(FaultKind) else "harness"
-    return HarnessFault(kind=known, message=str(fields.get("message", "")))
+    message = str(fields.get("message", "")).encode(errors="backslashreplace").decode()  # no log takes half a character
+    return HarnessFault(kind=known, message=message)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import comb, fsum, lcm, sqrt
+from functools import cache
+from math import comb, exp, fsum, lcm, lgamma, log, log1p, sqrt
 from random import Random
 
 Z_95 = 1.96
@@ -163,6 +164,43 @@ def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
         without, having = [*chances, *[0.0] * size], [*[0.0] * size, *chances]
         chances = [(one + other) / 2 for one, other in zip(without, having, strict=True)]
     return min(1.0, fsum(chance for i, chance in enumerate(chances) if abs(2 * i - sum(sizes)) >= observed))
+
+
+def regression_p_value(num_worse: int, num_better: int) -> float:
+    """One-sided p value of McNemar's exact test (1947) that a model is no worse: 7 against 1 -> 9 / 2^8 = 0.035.
+
+    Tasks on which both agree say nothing; of the others, half would be worse by chance. The mid-p variant finds more
+    (M. W. Fagerland, S. Lydersen and P. Laake, 2013), but only the exact test promises how often it is wrong.
+    """
+    num = num_worse + num_better
+    return sum(comb(num, count) for count in range(num_worse, num + 1)) / 2**num
+
+
+@cache
+def regression_power(num_tasks: int, worse: float, better: float, false_alarms: float) -> float:
+    """Probability that `regression_p_value` is at most `false_alarms`, if each task gets worse or better so often.
+
+    The conditional power, averaged over how many of the tasks differ (M. A. Schork and G. W. Williams, 1980). With
+    worse = better, it is the probability of a false alarm.
+    """
+    power = 0.0
+    for num, chance in enumerate(_binomial(num_tasks, worse + better)):
+        rates = _binomial(num, worse / (worse + better))
+        # the fewest of `num` that raise an alarm; ways to get `count` of them, and at least as many
+        count, ways, tail, most = num, 1, 1, int(Fraction(false_alarms) * 2**num)
+        while tail <= most and count:
+            ways, count = ways * count // (num - count + 1), count - 1
+            tail += ways
+        power += chance * fsum(rates[count + 1 :])
+    return power
+
+
+def _binomial(num: int, rate: float) -> list[float]:
+    """The probability of each count of successes in so many trials."""
+    if rate in (0.0, 1.0):
+        return [float(count == num * rate) for count in range(num + 1)]
+    choices = (lgamma(num + 1) - lgamma(count + 1) - lgamma(num - count + 1) for count in range(num + 1))
+    return [exp(ways + count * log(rate) + (num - count) * log1p(-rate)) for count, ways in enumerate(choices)]
 
 
 def paired_interval(differences: Sequence[Fraction]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ _KINDS: Mapping[str, frozenset[str]] = {
     "none": frozenset({"go_forward", "forward", "hold_key", "left_mouse_down", "left_mouse_up", "mouse_down"})
     | {"mouse_up", "mousedown", "mouseup", "key_down", "key_up", "keydown", "keyup", "triple_click", "tripleclick"}
     | {"middle_click", "middleclick", "hscroll", "new_tab", "tab_close", "tab_focus", "bash", "str_replace_editor"}
-    | {"str_replace_based_edit_tool", "moverel", "dragrel"},
+    | {"str_replace_based_edit_tool", "moverel", "dragrel", "select_option", "left_out"},
 }
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 """What our tools do about an action of this name."""

@@ -8,7 +8,7 @@ the display if its size differs, or shares of it if neither is above 1 and one i
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import hypot
+from math import dist, hypot
 from typing import TypeGuard
 
 from cua_rl.agent.tools import ACTION_NAMES, MAX_COORDINATE, MAX_WAIT_S, tool_for
@@ -25,7 +25,7 @@ WHEEL_CLICK_PX = 100.0
 """Scrolled by one click of a mouse wheel, unless the import sets another; programs differ."""
 _LARGEST = 1e6  # pixels, seconds or clicks: JSON may contain NaN, and integers too large for a float
 _PAGE_SHARE = 0.6  # share of the screen to scroll if only a direction is given
-_TAP_SHARE = 0.04  # a touch that ends within this share of the screen is a tap (Android in the Wild)
+_TAP_SHARE = 0.04  # a touch that ends within this distance, in shares of the screen, is a tap (Android in the Wild)
 _PATH_PX = 10.0  # a drag is straight if its path stays this close to the line
 _SWIPE_MARGIN = 50  # of MAX_COORDINATE: swipes from the edge of a phone are gestures of the system
 _MAX_PRESSES = 100  # of one call; each becomes a turn
@@ -172,9 +172,7 @@ class _Reading:
             raise self.error(f"where the {'swipe' if self.is_phone else 'drag'} starts and ends")
         if start is None:
             return [{"action": "left_click_drag", "coordinate": end}]
-        is_tap = action_names.KIND_OF[self.action.name] == "touch" and all(
-            abs(there - here) <= _TAP_SHARE * MAX_COORDINATE for here, there in zip(start, end, strict=True)
-        )
+        is_tap = action_names.KIND_OF[self.action.name] == "touch" and dist(start, end) <= _TAP_SHARE * MAX_COORDINATE
         if is_tap:
             return [{"action": "click" if self.is_phone else "left_click", "coordinate": start}]
         if self.is_phone:
@@ -339,7 +337,8 @@ class _Reading:
                 if pair is not None:
                     del self.left[x_name], self.left[y_name]
                     return self.relative(*pair)
-            for name in (f"{prefix}_coordinate", f"{prefix}_point") if prefix else ("coordinate", "point", "position"):
+            names = [f"{prefix}_{word}" for word in ("coordinate", "point", "coord")]
+            for name in names if prefix else ("coordinate", "point", "position"):
                 pair = _pair(self.left.get(name))
                 if pair is not None:
                     del self.left[name]

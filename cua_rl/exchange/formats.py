@@ -1,4 +1,4 @@
-"""Reads GUI trajectories of others: JSON files with images beside or inside them.
+"""Reads GUI trajectories of others, with images beside or inside the files (`cua_rl.exchange.files`).
 
 - ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
   github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
@@ -7,8 +7,7 @@
 - AndroidControl (arXiv:2406.03679, github.com/google-research/google-research/tree/master/android_control): the fields
   of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON; actions may be JSON in strings.
 - Conversations of the APIs of OpenAI, Anthropic and Google (`cua_rl.exchange.provider_logs`).
-
-A file holds one trajectory, a list of them, or one on each line (.jsonl).
+- Data sets in the shapes of their publishers (`cua_rl.exchange.data_sets`).
 """
 
 import json
@@ -16,10 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal
 
 from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.code_actions import parse_code
+from cua_rl.exchange.data_sets import (
+    read_agentnet,
+    read_aguvis,
+    read_android_in_the_wild,
+    read_gui_odyssey,
+    read_mind2web,
+    read_osworld,
+)
+from cua_rl.exchange.files import find_files, is_conversation, read_values
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
@@ -27,7 +35,10 @@ from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.json_values import is_array
 
-Format = Literal["atif", "adp", "android_control", "openai", "anthropic", "gemini"]
+Format = Literal[
+    "atif", "adp", "android_control", "openai", "anthropic", "gemini", "aitw", "gui_odyssey", "agentnet", "aguvis",
+    "mind2web", "osworld",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +54,13 @@ class Told:
 
 def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
     """The trajectories of a file or folder, each as a function that parses it; raises `ConfigError`."""
-    files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
-    if not files:
-        raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
+    files = find_files(path)
     told = told or Told()
     root = (path if path.is_dir() else path.parent).absolute()
     is_empty = True
     for file in files:
         images = Images(folder=file.absolute().parent, root=root, display=told.display)
-        for where, value in _read_values(file):
+        for where, value in read_values(file, root):
             is_empty = False
             yield partial(_parse, value, where, images, told)
     if is_empty:
@@ -87,38 +96,7 @@ def _parse(value: object, where: str, images: Images, told: Told) -> ForeignTraj
             f"{'a file that does not say it' if device is None else f'{device} for a file of {found.kind}'}; set "
             "device=android, device=linux (a desktop) or device=browser"
         )
-    return replace(found, kind=device, wheel_click_px=told.wheel_click_px)
-
-
-def _read_values(file: Path) -> Iterator[tuple[str, object]]:
-    """Trajectories with their places."""
-    place = str(file)
-    try:
-        if file.suffix == ".jsonl":
-            with file.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    place = f"{file}, line {number}"
-                    if line.strip():
-                        yield place, json.loads(line)
-            return
-        content: object = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"expected JSON in {place!r}, got {error}; correct path, or convert the file to JSON"
-        ) from None
-    values = content if is_array(content) and not _is_conversation(content) else [content]
-    for number, value in enumerate(values, start=1):
-        yield f"{file}, trajectory {number}", value
-
-
-def _is_conversation(value: object) -> TypeGuard[Sequence[Row]]:
-    """Whether a list is one conversation of an API, not a list of trajectories."""
-    first = value[0] if is_array(value) and value else None
-    return (
-        is_row(first)
-        and not {"steps", "messages", "input", "contents"} & first.keys()
-        and (bool({"role", "type"} & first.keys()))
-    )
+    return replace(found, kind=device, wheel_click_px=told.wheel_click_px, format=kind)
 
 
 def detect_format(value: object, where: str) -> Format:
@@ -127,24 +105,17 @@ def detect_format(value: object, where: str) -> Format:
     keys = fields.keys()
     if "steps" in keys and str(fields.get("schema_version", "")).startswith("ATIF-v1"):
         return "atif"
-    if {"id", "content"} <= keys:
-        return "adp"
-    if {"goal", "actions"} <= keys:
-        return "android_control"
-    if "input" in keys or "items" in keys:
-        return "openai"
-    if "contents" in keys:
-        return "gemini"
-    if "messages" in keys:
-        return "anthropic"
-    if _is_conversation(value):
+    for kind, needed in _KEYS_OF:
+        if needed <= keys:
+            return kind
+    if is_conversation(value):
         if any("parts" in item for item in value):
             return "gemini"
         return "openai" if any("type" in item for item in value) else "anthropic"
     raise ConfigError(
-        "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), with goal and actions "
-        "(AndroidControl), or a conversation with input (OpenAI), messages (Anthropic) or contents (Gemini) in "
-        f"{where}, got {sorted(keys) or value!r}; docs/trajectories.md has the shape of each"
+        "expected a trajectory with schema_version ATIF-v1 and steps, or with the keys of another format ("
+        f"{'; '.join(', '.join(sorted(needed)) for _, needed in _KEYS_OF)}) in {where}, got {sorted(keys) or value!r}; "
+        "docs/trajectories.md has the shape of each"
     )
 
 
@@ -285,6 +256,19 @@ def _success_of(details: Row) -> bool:
     return told if isinstance(told, bool) else str(told).lower() not in ("false", "0", "failure", "failed")
 
 
+_KEYS_OF: Sequence[tuple[Format, frozenset[str]]] = [
+    ("adp", frozenset({"id", "content"})),
+    ("android_control", frozenset({"goal", "actions"})),
+    ("gui_odyssey", frozenset({"task_info", "steps"})),
+    ("agentnet", frozenset({"task_id", "traj"})),
+    ("aguvis", frozenset({"image", "conversations"})),
+    # keys of one name come from read_values
+    *((kind, frozenset({kind})) for kind in ("mind2web", "osworld", "aitw")),
+    ("openai", frozenset({"input"})),
+    ("openai", frozenset({"items"})),
+    ("gemini", frozenset({"contents"})),
+    ("anthropic", frozenset({"messages"})),
+]
 _ITEMS = {"openai": "items", "anthropic": "messages", "gemini": "contents"}
 _READERS: dict[Format, Callable[[Row, Recorder], ForeignTrajectory]] = {
     "atif": _read_atif,
@@ -293,4 +277,10 @@ _READERS: dict[Format, Callable[[Row, Recorder], ForeignTrajectory]] = {
     "openai": read_openai,
     "anthropic": read_anthropic,
     "gemini": read_gemini,
+    "aitw": read_android_in_the_wild,
+    "gui_odyssey": read_gui_odyssey,
+    "agentnet": read_agentnet,
+    "aguvis": read_aguvis,
+    "mind2web": read_mind2web,
+    "osworld": read_osworld,
 }

@@ -11,7 +11,8 @@ Formats: https://huggingface.co/docs/datasets/about_dataset_features, https://pa
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -32,6 +33,8 @@ _TURN_NUMBERS = ("prompt_token_ids", "sampled_tokens", "sampling_logprobs", "tra
 _TOP = ("rollout_id", "task_id", "seed", "phase", "step", "group_id", "member_index", "reward", "success", "advantage")
 _TOLD = tuple[str | None, str, tuple[bytes, ...], tuple[dict[str, object], ...]]
 """What the reader says: why it cannot read on, or the columns of a row: record, images, turns."""
+Columns = tuple[str, Sequence[bytes], Sequence[Row]]
+_MIND2WEB = ("annotation_id", "confirmed_task", "operation", "pos_candidates", "target_action_index")
 _CARD = """---
 configs:
 - config_name: default
@@ -160,27 +163,40 @@ def read_parquet(folder: Path, *, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> 
 
     A process of its own reads each file within `max_memory_bytes`: kilobytes of Parquet can hold terabytes.
     """
-    spawn = get_context("spawn")
     for path in sorted((folder / "data").glob("*.parquet")):
-        rows, sent = spawn.Pipe(duplex=False)
-        reader = spawn.Process(target=_send_rows, args=(path, sent, max_memory_bytes), daemon=True)
-        reader.start()
-        sent.close()  # so that the pipe ends with the reader
-        try:
-            while payload := rows.recv_bytes(max_memory_bytes):
-                complaint, *columns = decode(payload, _TOLD)
-                if complaint is not None:
-                    raise ConfigError(complaint)
-                yield _from_columns(*columns)
-        except EOFError:
-            raise ConfigError(_unreadable(path, max_memory_bytes, "a reader that did not survive it")) from None
-        finally:
-            reader.kill()
-            reader.join()
-            rows.close()
+        for columns in _read_apart(path, _read_rows, max_memory_bytes):
+            yield _from_columns(*columns)
 
 
-def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
+def read_mind2web(path: Path) -> Iterator[Row]:
+    """The rows of a file of Multimodal-Mind2Web, with screenshots in base64; raises `ConfigError` for another file."""
+    require_pyarrow()
+    for told, (screenshot,), _ in _read_apart(path, _read_mind2web_rows, _MAX_MEMORY_BYTES):
+        yield {**json.loads(told), "screenshot": b64encode(screenshot).decode()}
+
+
+def _read_apart(path: Path, read: Callable[[Path], Iterator[Columns]], max_memory_bytes: int) -> Iterator[Columns]:
+    """What `read` yields in a process of its own."""
+    spawn = get_context("spawn")
+    rows, sent = spawn.Pipe(duplex=False)
+    reader = spawn.Process(target=_send_rows, args=(path, read, sent, max_memory_bytes), daemon=True)
+    reader.start()
+    sent.close()  # so that the pipe ends with the reader
+    try:
+        while payload := rows.recv_bytes(max_memory_bytes):
+            complaint, *columns = decode(payload, _TOLD)
+            if complaint is not None:
+                raise ConfigError(complaint)
+            yield (columns[0], columns[1], columns[2])
+    except EOFError:
+        raise ConfigError(_unreadable(path, max_memory_bytes, "a reader that did not survive it")) from None
+    finally:
+        reader.kill()
+        reader.join()
+        rows.close()
+
+
+def _send_rows(path: Path, read: Callable[[Path], Iterator[Columns]], rows: Connection, max_memory_bytes: int) -> None:
     """Send the rows of a file and nothing, or a complaint."""
     arrow, _ = _arrow(), _arrow("pyarrow.parquet")
     arrow.set_cpu_count(1)  # every thread takes memory of its own
@@ -190,9 +206,8 @@ def _send_rows(path: Path, rows: Connection, max_memory_bytes: int) -> None:
         limit = num_pages * getpagesize() + max_memory_bytes
         setrlimit(RLIMIT_AS, (limit, limit))
     try:
-        for row in _read_rows(path):
-            told = (None, row["record"], [image["bytes"] for image in row["images"]], row["turns"])
-            rows.send_bytes(encode(told, _TOLD))
+        for columns in read(path):
+            rows.send_bytes(encode((None, *columns), _TOLD))
         rows.send_bytes(b"")
     except ConfigError as error:
         rows.send_bytes(encode((str(error), "", (), ()), _TOLD))
@@ -208,7 +223,7 @@ def _unreadable(path: Path, max_memory_bytes: int, what: str) -> str:
     )
 
 
-def _read_rows(path: Path) -> Iterator[Row]:
+def _read_rows(path: Path) -> Iterator[Columns]:
     file = _arrow("pyarrow.parquet").ParquetFile(path)
     if missing := {"record", "images", "turns"} - set(file.schema_arrow.names):
         raise ConfigError(
@@ -216,7 +231,20 @@ def _read_rows(path: Path) -> Iterator[Row]:
             f"{sorted(missing)}; export rollouts with it, or convert the data set to ATIF"
         )
     for batch in file.iter_batches(batch_size=1, columns=["record", "images", "turns"], use_threads=False):
-        yield from batch.to_pylist()
+        for row in batch.to_pylist():
+            yield row["record"], [image["bytes"] for image in row["images"]], row["turns"]
+
+
+def _read_mind2web_rows(path: Path) -> Iterator[Columns]:
+    file = _arrow("pyarrow.parquet").ParquetFile(path)
+    if missing := {*_MIND2WEB, "screenshot"} - set(file.schema_arrow.names):
+        raise ConfigError(
+            f"expected the columns of Multimodal-Mind2Web in {str(path)!r}, got none called {sorted(missing)}; import "
+            "the folder of a data set of ours, which has run.json, or convert other Parquet files to ATIF"
+        )
+    for batch in file.iter_batches(batch_size=1, columns=[*_MIND2WEB, "screenshot"], use_threads=False):
+        for row in batch.to_pylist():
+            yield json.dumps({name: row[name] for name in _MIND2WEB}), [row["screenshot"]["bytes"]], ()
 
 
 def _from_columns(record: str, images: Sequence[bytes], turns: Sequence[Row]) -> EncodedRecord:

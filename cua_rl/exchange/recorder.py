@@ -98,6 +98,9 @@ class ForeignTrajectory:
     """Actions that only looked at the screen, which are not steps."""
     num_starts: int = 0
     """Actions at the beginning that went to an app or page, which are not steps: the task begins there."""
+    num_unseen: int = 0
+    """Actions at the beginning whose screens were not recorded, which are not steps."""
+    format: str = ""
     wheel_click_px: float = WHEEL_CLICK_PX
 
 
@@ -116,6 +119,7 @@ class Recorder:
     is_seen_after: bool = False
     num_looks: int = 0
     num_starts: int = 0
+    num_unseen: int = 0
     zooms: set[object] = field(default_factory=set[object])
     """Calls whose images are parts of the screen."""
 
@@ -174,4 +178,5 @@ class Recorder:
             success=success,
             num_looks=self.num_looks,
             num_starts=self.num_starts,
+            num_unseen=self.num_unseen,
         )

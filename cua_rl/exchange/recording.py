@@ -167,7 +167,13 @@ def _group_events(
     )
     has_advantages = 0 < len(advantages) == len(scored)
     of_all = (*advantages, *(replay.advantage for replay in replays))
-    ended = GroupEnded(source=_source_of(source), group=group, advantages=of_all if has_advantages else None)
+    of_turns = (*(member.turn_advantages for member in scored), *(replay.turn_advantages for replay in replays))
+    ended = GroupEnded(
+        source=_source_of(source),
+        group=group,
+        advantages=of_all if has_advantages else None,
+        turn_advantages=of_turns,
+    )
     starts = [_rollout_started(source, member, task) for member in members if member.rollout.device_id is not None]
     end = max(member.rollout.started_at + member.rollout.duration_s for member in members)
     return [*starts, _at(end, ended)]
@@ -183,7 +189,7 @@ def _rollout_started(source: SourceRecord, member: RolloutRecord, task: Task) ->
         member_index=rollout.member_index,
         task=task,
         device_id=rollout.device_id or "",
-        max_turns=member.max_turns or task.max_turns,
+        max_turns=rollout.max_turns or task.max_turns,
     )
     return _at(rollout.started_at, started)
 

@@ -39,6 +39,7 @@ class ReplayRecord:
     group_id: str
     rollout_id: str
     advantage: float
+    turn_advantages: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,9 @@ class RolloutRecord:
     group_id: str
     task: TaskRecord
     rollout: Rollout
-    max_turns: int | None = None
     advantage: float | None = None
+    turn_advantages: tuple[float, ...] = ()
+    """One per turn; empty if every turn has the rollout's."""
     training_logprobs: tuple[Logprobs | None, ...] = field(default=())
     """One entry per turn; None where the trainer did not see the turn."""
 
@@ -138,7 +140,7 @@ async def load_rollout_records(
         facts = {
             fact.rollout_id: fact
             for fact in await session.execute(
-                select(RolloutRow.id, RolloutRow.rollout_id, RolloutRow.advantage, RolloutRow.max_turns).where(
+                select(RolloutRow.id, RolloutRow.rollout_id, RolloutRow.advantage, RolloutRow.turn_advantages).where(
                     RolloutRow.group_pk == row.id
                 )
             )
@@ -157,8 +159,8 @@ async def load_rollout_records(
                 group_id=group.group_id,
                 task=_unknown_task(rollout) if task is None else _task_record(task),
                 rollout=rollout,
-                max_turns=facts[rollout.rollout_id].max_turns,
                 advantage=facts[rollout.rollout_id].advantage,
+                turn_advantages=tuple(facts[rollout.rollout_id].turn_advantages or ()),
                 training_logprobs=tuple(logprobs[facts[rollout.rollout_id].id][turn.index] for turn in rollout.turns),
             )
             for rollout in (*group.rollouts, *group.faulty)
@@ -178,15 +180,17 @@ async def _load_source(session: AsyncSession, row: Step | Eval) -> SourceRecord:
         if await session.scalar(pruned.where(Group.step_id == row.id).limit(1)) is not None:
             fingerprint = None
         query = (
-            select(Group.group_id, RolloutRow.rollout_id, Replay.advantage)
+            select(Group.group_id, RolloutRow.rollout_id, Replay.advantage, Replay.turn_advantages)
             .join(Group, Replay.group_pk == Group.id)
             .join(RolloutRow, Replay.rollout_pk == RolloutRow.id)
             .where(Group.step_id == row.id, _IS_WHOLE)
             .order_by(Replay.group_pk, Replay.position)
         )
         replays = [
-            ReplayRecord(group_id=group_id, rollout_id=rollout_id, advantage=advantage)
-            for group_id, rollout_id, advantage in await session.execute(query)
+            ReplayRecord(
+                group_id=group_id, rollout_id=rollout_id, advantage=advantage, turn_advantages=tuple(of_turns or ())
+            )
+            for group_id, rollout_id, advantage, of_turns in await session.execute(query)
         ]
     return SourceRecord(
         phase="step" if is_step else row.phase,

@@ -135,6 +135,7 @@ async def _replay(
         error=None,
         started_at=started_at,
         duration_s=0.0,
+        max_turns=len(calls),
     )
     record = RolloutRecord(
         phase="step",
@@ -142,7 +143,6 @@ async def _replay(
         group_id=f"imported-{name}",
         task=task,
         rollout=rollout,
-        max_turns=len(calls),
         advantage=0.0,
         training_logprobs=(None,) * len(turns),
     )

@@ -68,7 +68,8 @@ def encode_record(record: RolloutRecord, image_token_id: int) -> EncodedRecord:
     places = {sha: place for place, sha in enumerate(images)}
     logprobs = record.training_logprobs or (None,) * len(rollout.turns)
     row: Row = {
-        **{name: getattr(record, name) for name in ("phase", "step", "group_id", "max_turns", "advantage")},
+        **{name: getattr(record, name) for name in ("phase", "step", "group_id", "advantage")},
+        "turn_advantages": list(record.turn_advantages),
         "task": asdict(record.task),
         **{name: getattr(rollout, name) for name in _PLAIN},
         "stop_reason": str(rollout.stop_reason),
@@ -76,6 +77,7 @@ def encode_record(record: RolloutRecord, image_token_id: int) -> EncodedRecord:
         "success": None if rollout.validation is None else rollout.validation.success,
         "reward": None if rollout.reward is None else rollout.reward.total,
         "reward_parts": None if rollout.reward is None else dict(rollout.reward.parts),
+        "turn_rewards": [] if rollout.reward is None else list(rollout.reward.of_turns),
         "validation": None if rollout.validation is None else asdict(rollout.validation),
         "judgement": None if rollout.judgement is None else asdict(rollout.judgement),
         "turns": [
@@ -88,7 +90,7 @@ def encode_record(record: RolloutRecord, image_token_id: int) -> EncodedRecord:
 
 _PLAIN = (
     *("rollout_id", "task_id", "seed", "group_index", "member_index", "device_id", "answer", "error", "started_at"),
-    "duration_s",
+    *("duration_s", "max_turns"),
 )
 _PLAIN_MODEL = (
     *("response_id", "policy_version", "stop", "text", "prompt_matches_renderer", "started_at", "duration_s"),
@@ -115,6 +117,7 @@ def _encode_turn(turn: Turn, places: Mapping[str, int], image_token_id: int) -> 
         "agent_response_id": agent.response_id,
         "action": encode_actions(agent.action, agent.more_actions),
         "action_error": agent.action_error,
+        "state": turn.state,
         "before": None if agent.before is None else places[agent.before.sha256],
         "after": None if agent.after is None else places[agent.after.sha256],
         "durations_s": dict(agent.durations_s),
@@ -129,14 +132,17 @@ def decode_record(encoded: EncodedRecord) -> RolloutRecord:
     if judgement is not None:
         judgement = {**judgement, "votes": tuple(JudgeVote(**vote) for vote in judgement["votes"])}
     return RolloutRecord(
-        **{name: row[name] for name in ("phase", "step", "group_id", "max_turns", "advantage")},
+        **{name: row[name] for name in ("phase", "step", "group_id", "advantage")},
+        turn_advantages=tuple(row.get("turn_advantages", ())),  # files of earlier versions have none
         task=_decode_task(row["task"]),
         rollout=Rollout(
             **{name: row[name] for name in _PLAIN},
             turns=tuple(_decode_turn(turn, encoded.images) for turn in turns),
             stop_reason=StopReason(row["stop_reason"]),
             validation=None if row["validation"] is None else Validation(**row["validation"]),
-            reward=None if row["reward"] is None else Reward(total=row["reward"], parts=row["reward_parts"]),
+            reward=None
+            if row["reward"] is None
+            else Reward(total=row["reward"], parts=row["reward_parts"], of_turns=tuple(row.get("turn_rewards", ()))),
             judgement=None if judgement is None else Judgement(**judgement),
         ),
         training_logprobs=tuple(
@@ -170,6 +176,7 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
             durations_s=row["durations_s"],
             more_actions=decode_more_actions(row["action"]),
         ),
+        state=row.get("state", ""),
     )
 
 
@@ -211,7 +218,8 @@ def decode_run(row: Row) -> RunRecord:
 
 def _decode_source(row: Row) -> SourceRecord:
     known: Row = {**row, "tasks": tuple(map(_decode_task, row["tasks"]))}
-    known["replays"] = tuple(ReplayRecord(**replay) for replay in row["replays"])
+    replays: list[Row] = [{**one, "turn_advantages": tuple(one.get("turn_advantages", ()))} for one in row["replays"]]
+    known["replays"] = tuple(ReplayRecord(**replay) for replay in replays)
     return SourceRecord(**known)
 
 

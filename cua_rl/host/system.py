@@ -113,6 +113,12 @@ def peak_resident_bytes(platform: str = sys.platform) -> int:
     return largest if platform == MACOS else 1024 * largest  # macOS counts bytes, Linux KiB
 
 
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of the processor where the system names it, else its kind."""
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    return found[1] if found else os.uname().machine
+
+
 def free_memory_frac(platform: str = sys.platform) -> float:
     """Share of the machine's memory that is available; 1.0 where the system does not say."""
     meminfo = Path("/proc/meminfo")

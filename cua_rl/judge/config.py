@@ -62,6 +62,7 @@ class JudgeConfig:
     force: bool = setting(False, "train with a judge that judge.min_precision would refuse")
 
     prompt_text: str = setting("", "the system prompt", by_run=True)
+    grader_text: str = setting("", "the grader that takes the judge's place, as JSON; none if empty", by_run=True)
 
     @property
     def prompt_sha256(self) -> str:

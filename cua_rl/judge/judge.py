@@ -38,7 +38,7 @@ class Judge:
         self._base_url, self._model = config.base_url, config.model
         self._api_key = api_key
         self._client: AsyncOpenAI | None = None
-        self._slots = asyncio.Semaphore(config.max_concurrent)
+        self.slots = asyncio.Semaphore(config.max_concurrent)
 
     async def judge(self, case: Case, *, decides: bool) -> Judgement:
         """Collect all votes on an attempt; without a majority, the judgement has no verdict.
@@ -51,10 +51,10 @@ class Judge:
         messages = build_messages(config.prompt_text, case, config.screenshots)
 
         async def vote() -> JudgeVote:
-            async with self._slots:
+            async with self.slots:
                 clock = time.monotonic()
                 try:
-                    answer = await self._ask({"model": self._model, "messages": messages, **config.extra})
+                    answer = await self.ask({"model": self._model, "messages": messages, **config.extra})
                 except JudgeError as error:
                     return JudgeVote(success=None, error=self._hide_key(error), duration_s=time.monotonic() - clock)
                 return read_vote(answer, time.monotonic() - clock)
@@ -71,7 +71,7 @@ class Judge:
             cost_usd=config.cost_usd(votes),
         )
 
-    async def _ask(self, body: Mapping[str, object]) -> object:
+    async def ask(self, body: Mapping[str, object]) -> object:
         """The endpoint's answer; raises `JudgeError` if there is none, `ConfigError` if it refuses the request."""
         from openai import APIStatusError
 
@@ -95,7 +95,7 @@ class Judge:
                     f"({self._hide_key(status)[:300]}); correct judge.model, judge.base_url, judge.extra or "
                     "JUDGE_API_KEY"
                 ) from None
-            raise
+            raise JudgeError(self._hide_key(failed)) from failed
 
     def _hide_key(self, error: Exception) -> str:
         """The error's message without the key, because endpoints may repeat it and errors are stored."""

@@ -5,7 +5,7 @@ All text of the agent and the device is inside JSON strings, so that none of it 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from cua_rl.types.conversation import EncodedImage
@@ -24,6 +24,8 @@ class Case:
     turns: Sequence[Turn]
     answer: str | None
     stop_reason: StopReason
+    item: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Fields of the task, for graders."""
 
 
 def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Part]:

@@ -136,6 +136,8 @@ class OursOfSource(OursOfStep):
 
 class OursOfRollout(Ours):
     advantage: float | None = None
+    turn_advantages: list[float] | None = None
+    turn_rewards: list[float] | None = None
     stop_reason: Name = None
     reward_parts: NamedValues | None = None
     started_unix_s: Seconds | None = None

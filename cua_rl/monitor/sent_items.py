@@ -217,6 +217,7 @@ class ItemMaker:
         advantages = event.advantages or (None,) * len(group.rollouts)
         for position, rollout in enumerate(group.rollouts):
             ours = {"group_id": group.group_id, "position": position, "advantage": advantages[position]}
+            ours |= {"turn_advantages": list(event.of_turns(position)) or None}
             yield from self._rollout_ended(event.source, rollout, at, ours)
         for position, rollout in enumerate(group.faulty):
             ours = {"group_id": group.group_id, "position": position}
@@ -257,6 +258,7 @@ class ItemMaker:
             "cua_rl": {
                 "stop_reason": str(rollout.stop_reason),
                 "reward_parts": None if reward is None else dict(reward.parts),
+                "turn_rewards": None if reward is None else list(reward.of_turns) or None,
                 "started_unix_s": rollout.started_at,
                 "duration_s": rollout.duration_s,
                 "answer": rollout.answer,

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 import cua_rl.models
-from cua_rl.database.models import TurnRow
+from cua_rl.database.models import RolloutRow, TurnRow
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite
@@ -83,7 +83,7 @@ async def load_turn_tokens(run: RunAccess, rollout_id: str, turn_index: int) -> 
         raise NotFoundError(
             f"expected a turn {turn_index} in rollout {rollout_id!r}, got none; it has {rollout.num_turns}"
         )
-    return _turn_tokens(row, rollout.advantage, await find_token_texts(run.training.config))
+    return _turn_tokens(row, _advantage(rollout, turn_index), await find_token_texts(run.training.config))
 
 
 async def load_rollout_tokens(run: RunAccess, rollout_id: str) -> list[schemas.TurnTokens]:
@@ -92,7 +92,13 @@ async def load_rollout_tokens(run: RunAccess, rollout_id: str) -> list[schemas.T
     query = select(TurnRow).where(TurnRow.rollout_pk == rollout.id).order_by(TurnRow.turn_index)
     rows = (await run.session.scalars(query)).all()
     texts = await find_token_texts(run.training.config)
-    return [_turn_tokens(row, rollout.advantage, texts) for row in rows]
+    return [_turn_tokens(row, _advantage(rollout, row.turn_index), texts) for row in rows]
+
+
+def _advantage(rollout: RolloutRow, turn_index: int) -> float | None:
+    """A turn's own, or else the rollout's."""
+    own = rollout.turn_advantages or ()
+    return own[turn_index] if turn_index < len(own) else rollout.advantage
 
 
 def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None) -> schemas.TurnTokens:

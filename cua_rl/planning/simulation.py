@@ -245,6 +245,9 @@ class _Trainer:
     world: _World
     policy_version: int = 0
 
+    async def begin_step(self) -> None:
+        return
+
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         return [datum.sampling_logprobs for datum in datums]
 

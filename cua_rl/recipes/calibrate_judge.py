@@ -25,10 +25,10 @@ from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.evaluation.judge_calibration import Confusion, Judged, calibration_json, confusion, confusion_by
 from cua_rl.judge.config import JudgeConfig, check_judge_settings
-from cua_rl.judge.judge import Judge
 from cua_rl.judge.request import Case
 from cua_rl.monitor.databases import Database
 from cua_rl.reporting.step_line import num_of
+from cua_rl.rollout.outcome import Judge
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.errors import ConfigError, JudgeError

@@ -19,10 +19,11 @@ import chz
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.run_folder.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_damage, load_adapter_folder
+from cua_rl.run_folder.checkpoints import ADAPTER_CONFIG, find_damage, load_adapter_folder
 from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.run_folder.model_card import ExportKind, format_model_card
 from cua_rl.run_folder.model_folder import fetch_weights, find_model, pinned_name, repository_of
+from cua_rl.training.folders import ADAPTER_WEIGHTS
 from cua_rl.types.errors import ConfigError, boundary
 
 _MUCH_LOST = 0.1

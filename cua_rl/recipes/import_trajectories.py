@@ -1,7 +1,7 @@
 """Read trajectories into a new run, for `recipes.sft data=rollouts` and for the monitor:
 `python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
 
-It reads what `recipes.export_trajectories` wrote, without loss, and JSON files of others (docs/trajectories.md), whose
+It reads what `recipes.export_trajectories` wrote, without loss, and files of others (docs/trajectories.md), whose
 actions become calls of our tools in the prompts of our agent, in the tokens of `model_name`.
 """
 
@@ -33,6 +33,7 @@ from cua_rl.exchange.recording import RunWriter, write_run
 from cua_rl.exchange.records import RolloutRecord, RunRecord, SourceRecord
 from cua_rl.exchange.replayed import replay
 from cua_rl.exchange.rows import decode_record, decode_run, read_json
+from cua_rl.exchange.samples import Samples
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
@@ -49,36 +50,42 @@ class ImportTrajectoriesConfig:
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
     log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
-    format: Format | None = setting(None, "JSON files of others: their format; None detects it for each trajectory")
+    format: Format | None = setting(None, "files of others: their format; None detects it for each trajectory")
     device: DeviceKind | None = setting(
         None,
-        "JSON files of others: the kind of device, which decides what actions are taught; None reads it in the file",
+        "files of others: the kind of device, which decides what actions are taught; None reads it in the file",
     )
     display: str | None = setting(
         None,
-        "JSON files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
+        "files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
         "thousandths; None is what the file says, or the screenshot's",
     )
     wheel_click_px: float = setting(
         WHEEL_CLICK_PX,
-        "JSON files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
+        "files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
         within=(0, 10_000),
     )
     model_name: str | None = setting(
         None,
-        "JSON files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
+        "files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
         "tiny model",
     )
     max_pixels: int | None = setting(
         None,
-        "JSON files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
+        "files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
         "the model's limit",
         at_least=4096,
     )
     unreadable: Literal["stop", "skip"] = setting(
-        "stop", "JSON files of others: what to do about a trajectory with an action or image that cannot be read"
+        "stop", "files of others: what to do about a trajectory with an action or image that cannot be read"
     )
-    limit: int | None = setting(None, "JSON files of others: maximum number of trajectories to import", at_least=1)
+    limit: int | None = setting(None, "files of others: maximum number of trajectories to import", at_least=1)
+    samples: int = setting(
+        12,
+        "files of others: number of screenshots to draw with their actions, in samples/ of the new run: look at them "
+        "before training",
+        at_least=0,
+    )
 
 
 async def cli_main(config: ImportTrajectoriesConfig) -> None:
@@ -95,6 +102,8 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
             await asyncio.to_thread(shutil.rmtree, folder)
         raise
     print(f"{num_of(writer.num_rollouts, 'rollout')} with {num_of(writer.num_turns, 'turn')} in {folder}")
+    if (folder / "samples").is_dir():
+        print(f"look at them: {folder / 'samples'} has actions drawn on their screenshots")
     print(f"train on them: python -m cua_rl.recipes.sft data=rollouts from_run={config.log_path}")
 
 
@@ -122,6 +131,9 @@ class _Foreign:
     num_trajectories: int
     renderer: Renderer
     skips: bool
+    samples: Samples
+    formats: Counter[str] = field(default_factory=Counter[str])
+    """Trajectories imported of each format."""
     counts: Counter[str] = field(default_factory=Counter[str])
     """What was left out or ends early, and why."""
     examples: dict[str, str] = field(default_factory=dict[str, str])
@@ -150,7 +162,8 @@ class _Foreign:
                     metrics={},
                 )
                 writer.write(source, records)
-        print(f"{writer.num_rollouts} of {self.num_trajectories} trajectories imported")
+        shares = ", ".join(f"{number} {name}" for name, number in self.formats.most_common())
+        print(f"{writer.num_rollouts} of {self.num_trajectories} trajectories imported ({shares or 'none'})")
         for what, number in (+self.counts).most_common():
             print(f"  {number} {what}: {self.examples[what]}" if what in self.examples else f"  {number} {what}")
         if not writer.num_rollouts:
@@ -174,11 +187,14 @@ class _Foreign:
                 self._count("left out, unreadable", str(error))
             else:
                 records.append(made.record)
+                self.formats[named.format] += 1
+                self.samples.draw(made.record)
                 if made.ends_before is not None:
                     self._count(f"end before {made.ends_before}, which our tools lack", named.where)
                 for what, number in {
                     "actions only look at the screen: no turns": named.num_looks,
                     "first actions go to an app or page: no turns, the rollouts begin there": named.num_starts,
+                    "first actions without a screenshot before them: no turns, rollouts begin later": named.num_unseen,
                 }.items():
                     self.counts[what] += number
         return records
@@ -209,7 +225,7 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{name}: expected it only for JSON files of others, got {value!r} for a data set of ours; leave it out"
+                f"{name}: expected it only for files of others, got {value!r} for a data set of ours; leave it out"
             )
     if (path / "data").is_dir():
         require_pyarrow()
@@ -258,7 +274,12 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         sources=(),
     )
     return _Foreign(
-        run=run, read=read, num_trajectories=num_trajectories, renderer=renderer, skips=config.unreadable == "skip"
+        run=run,
+        read=read,
+        num_trajectories=num_trajectories,
+        renderer=renderer,
+        skips=config.unreadable == "skip",
+        samples=Samples(folder=folder / "samples", limit=config.samples),
     )
 
 

@@ -47,6 +47,7 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
+from cua_rl.sampling.canary import require_canary_room
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import installed_platform
@@ -118,6 +119,9 @@ class Host:
     async def drop_model(self, name: str) -> None:
         await self.trainer.drop_model(name)
 
+    async def revive(self) -> None:
+        await self.trainer.trainer_metrics()  # it is started again for any request
+
 
 async def cli_main(config: ServeTinkerConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Serve until interrupted."""
@@ -156,6 +160,7 @@ async def prepare(config: ServeTinkerConfig, environ: Mapping[str, str]) -> Prep
     check_trainer(config.trainer, environ)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=1)
     renderer = make_image_renderer(model_path, None, config.server.max_pixels)
+    require_canary_room(renderer, max_model_len)
     server = with_values(
         config.server,
         model_path=model_path,

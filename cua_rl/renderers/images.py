@@ -105,7 +105,7 @@ def largest_image_tokens(model_path: Path, max_pixels: int | None) -> int:
 MAX_PIXELS = 40_000_000
 """Largest image: an 8K screen has 33 million pixels, and each takes three bytes once decoded."""
 _PNG = b"\x89PNG\r\n\x1a\n"
-_START_OF_SCAN = b"\xff\xda"
+_START_OF_SCAN, _END_OF_JPEG = b"\xff\xda", b"\xff\xd9"
 _MAX_CHUNKS, _MAX_SCANS = 65_536, 100
 """Of a PNG and a JPEG, which encoders stay far below: each takes a few bytes, but a decoder up to 3 us and 25 ms."""
 
@@ -131,7 +131,9 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 
 def _require_few_parts(data: bytes) -> None:
-    """Raise `ValueError` for an image that takes long to decode for its size in bytes and pixels."""
+    """Raise `ValueError` for an image that takes long to decode for its size in bytes and pixels, or has no end."""
+    if (b"IEND" if data.startswith(_PNG) else _END_OF_JPEG) not in data:
+        raise ValueError("cut off")
     place, num_chunks = len(_PNG), 0
     while data.startswith(_PNG) and place < len(data) and num_chunks <= _MAX_CHUNKS:
         place, num_chunks = place + 12 + int.from_bytes(data[place : place + 4]), num_chunks + 1

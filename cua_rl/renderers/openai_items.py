@@ -227,6 +227,9 @@ def _chat_answer(fields: Json, images: ImageUrls, at: FieldPath) -> list[Item]:
     name = "reasoning_content" if fields.get("reasoning_content") else "reasoning"
     items: list[Item] = [Reasoning(text=text_at(fields, name, at))] if isinstance(fields.get(name), str) else []
     calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
+    for part, advice in (("function_call", "send tool_calls"), ("audio", "send its text"), ("refusal", "send content")):
+        if fields.get(part):
+            raise (at / part).error("nothing", fields[part], advice)
     message = _message(fields, images, at)
     if any(isinstance(part, TextPart) and part.text for part in message.content) or not (items or calls):
         items.append(message)

@@ -28,6 +28,10 @@ class Evidence:
     """Actions already tried on an identical screen, except waiting: the first try had no effect or led back here."""
     first_success_turn: int | None = None
     """Turns taken when the goal first held; None if it never did, or was not checked."""
+    milestone_turns: tuple[int | None, ...] = ()
+    """The same of each milestone of the task, where they were checked; 0 if it held before the first turn."""
+    grade: float | None = None
+    """What a grader gave (docs/rft_graders.md); None if it was not asked, or nothing was done."""
 
     @property
     def success(self) -> bool:
@@ -56,6 +60,8 @@ def build_evidence(
     *,
     max_turns: int,
     first_success_turn: int | None = None,
+    grade: float | None = None,
+    milestone_turns: tuple[int | None, ...] = (),
 ) -> Evidence:
     done = [turn.agent for turn in turns]
     executed = [turn for turn in done if turn.action is not None and turn.action_error is None]
@@ -78,4 +84,6 @@ def build_evidence(
         num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in done),
         num_repeated_actions=len(tried) - len(set(tried)),
         first_success_turn=first_success_turn,
+        grade=grade,
+        milestone_turns=milestone_turns,
     )

@@ -16,6 +16,8 @@ from cua_rl.rewards.reward import (
     completion_reward,
     comprehensive_reward,
     efficiency_reward,
+    grade_reward,
+    pay_milestones,
     score_reward,
     shaped_reward,
 )
@@ -33,21 +35,33 @@ REWARDS: Mapping[str, RewardFunction] = {
     "comprehensive": comprehensive_reward,
 }
 
+RFT_GRADER = "rft_grader:"
+"""Before the name of a grader's file."""
 
-def load_reward(name: str, clip: float | None = None) -> RewardFunction:
+
+def load_reward(name: str, clip: float | None = None, milestones: float = 0.0) -> RewardFunction:
     """The reward function with this name, its rewards from -`clip` to `clip`; the rest becomes the part "bound".
 
+    With `milestones` it also pays this much for a task's milestones (`pay_milestones`).
     A user's function takes `Evidence` and returns a `Reward` or a number; it is called with a solved and an unsolved
     example, so that mistakes show before training. Raises `ConfigError` if there is no such function, or it does not
     work like this.
     """
+    if milestones:
+        return pay_milestones(load_reward(name, clip), milestones)
     if clip is not None:
         return _clipped(load_reward(name), clip)
     if name in REWARDS:
         return REWARDS[name]
+    if name.startswith(RFT_GRADER):
+        return grade_reward
     if ":" not in name:
         near = difflib.get_close_matches(name, REWARDS, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else "a function of your own is written module:function"
+        advice = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else "a function of your own is written module:function, a grader rft_grader:file.json"
+        )
         raise ConfigError(f"reward: expected one of {', '.join(REWARDS)}, got {name!r}; {advice}")
     reward = _checked(name, _import_function(name))
     for evidence in _EXAMPLES:

@@ -6,6 +6,7 @@ standing still or repeating gets no more than the first try. Otherwise giving up
 most of its tasks, which it then never learns.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import fsum
@@ -44,6 +45,26 @@ def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Rewar
     return replace(sum_parts({**parts, "bound": min(max(total, low), high) - total}), total=bounded)
 
 
+def pay_milestones(function: RewardFunction, amount: float) -> RewardFunction:
+    """The reward of `function`, and `amount` in equal shares for the milestones that the rollout itself reached.
+
+    A share is paid once, to the turn that reached it first: reaching it again, or staying, earns nothing, and nothing
+    is taken back. A solved task earns all of it, the rest with its last turn, however it was solved: no unsolved one
+    gets more, and a way around the milestones costs nothing.
+    """
+
+    def reward(evidence: Evidence) -> Reward:
+        given = function(evidence)
+        reachable = [turn for turn in evidence.milestone_turns if turn != 0]
+        if not reachable or not evidence.num_turns:
+            return given
+        reached = Counter(turn or evidence.num_turns for turn in reachable if turn is not None or evidence.success)
+        of_turns = tuple(amount * reached[index + 1] / len(reachable) for index in range(evidence.num_turns))
+        return replace(sum_parts({**given.parts, "milestones": fsum(of_turns)}), of_turns=of_turns)
+
+    return reward
+
+
 def binary_reward(evidence: Evidence) -> Reward:
     """1 if the device's state shows the goal, else 0; the agent's claim does not count."""
     return sum_parts({"success": 1.0 if evidence.success else 0.0})
@@ -53,6 +74,11 @@ def score_reward(evidence: Evidence) -> Reward:
     """The validator's score from 0 to 1 if it has one, as gym servers do; else as `binary`."""
     score = evidence.validation.score
     return sum_parts({"score": score}) if score is not None else binary_reward(evidence)
+
+
+def grade_reward(evidence: Evidence) -> Reward:
+    """What a grader gave; 0 for a rollout that ended before its first turn, which has nothing to grade."""
+    return sum_parts({"grade": evidence.grade or 0.0})
 
 
 def completion_reward(evidence: Evidence) -> Reward:

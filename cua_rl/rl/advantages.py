@@ -1,13 +1,19 @@
-"""Group-relative advantages: a rollout is good or bad compared with the others of its group."""
+"""Group-relative advantages: a rollout, or a turn, is good or bad compared with the others of its group."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from io import BytesIO
+from itertools import chain
 from math import fsum, sqrt
-from typing import Literal
 
-from cua_rl.types.rollout import Datum, RolloutGroup
+from PIL import Image
 
-AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
+from cua_rl.rl.config import AdvantageKind, CreditSettings, RolloutAdvantageKind
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Datum, Rollout, RolloutGroup, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +22,120 @@ class ScoredGroup:
 
     group: RolloutGroup
     advantages: tuple[float, ...]
+    turn_advantages: tuple[tuple[float, ...], ...] = ()
+    """Those of each rollout's turns; empty, all or one, if every turn has its rollout's."""
+
+    @property
+    def has_signal(self) -> bool:
+        return any(chain(self.advantages, *self.turn_advantages))
+
+    def members(self) -> Iterator[tuple[Rollout, float, tuple[float, ...]]]:
+        """Each compared rollout with its advantage and those of its turns, if they have their own."""
+        of_turns = self.turn_advantages or ((),) * len(self.advantages)
+        return zip(self.group.compared, self.advantages, of_turns, strict=True)
 
 
-def score_group(group: RolloutGroup, kind: AdvantageKind) -> ScoredGroup:
-    rewards = group.compared_rewards
-    advantages = (0.0,) * len(rewards) if group.is_constant else group_advantages(rewards, kind)
-    return ScoredGroup(group=group, advantages=advantages)
+def score_group(group: RolloutGroup, kind: AdvantageKind, credit: CreditSettings | None = None) -> ScoredGroup:
+    """Compare the rollouts of a group, or also their turns, for which screenshots may have to be decoded."""
+    credit, rewards = credit or CreditSettings(), group.compared_rewards
+    zeros = (0.0,) * len(rewards)
+    match kind:
+        case "state_groups":
+            name_of = partial(state_of, moving_top=credit.moving_top or 0.0)
+        case "turn_returns":
+            name_of = _index_of
+        case _:
+            advantages = zeros if group.is_constant else group_advantages(rewards, kind)
+            return ScoredGroup(group=group, advantages=advantages)
+    if group.is_incomplete:
+        return ScoredGroup(group=group, advantages=zeros)
+    advantages = group_advantages(rewards, "leave_one_out")
+    of_turns = compare_turns(group.compared, advantages, credit, name_of)
+    return ScoredGroup(group=group, advantages=advantages, turn_advantages=of_turns)
 
 
-def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[float, ...]:
+def compare_turns(
+    rollouts: Sequence[Rollout],
+    advantages: Sequence[float],
+    credit: CreditSettings,
+    name_of: Callable[[Turn], Hashable | None],
+) -> tuple[tuple[float, ...], ...]:
+    """Per rollout, the advantage of each turn: (1 - w) * the rollout's + w * that among turns with the same name.
+
+    Among them, a turn's return is compared with the mean over the turns of the *other* rollouts (GiGPO, arXiv
+    2505.10978, with RLOO's baseline). Its own rollout's turns do not count: their returns contain what it earns itself,
+    and a baseline that depends on an action biases the gradient. A turn without a name (None), or whose name no other
+    rollout has, keeps the rollout's advantage.
+    """
+    returns = [turn_returns(rollout, credit.discount) for rollout in rollouts]
+    names = [tuple(map(name_of, rollout.turns)) for rollout in rollouts]
+    found: defaultdict[Hashable, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for member, (own_names, own_returns) in enumerate(zip(names, returns, strict=True)):
+        for name, value in zip(own_names, own_returns, strict=True):
+            if name is not None:
+                found[name][member].append(value)
+    baselines: dict[tuple[Hashable, int], float] = {}
+    for name, of_members in found.items():
+        values = list(chain(*of_members.values()))
+        total = fsum(values)
+        for member, own in of_members.items():
+            if len(own) < len(values):
+                is_constant = len(set(values)) == 1  # the rounding error of a mean must not be trained on
+                others = (total - fsum(own)) / (len(values) - len(own))
+                baselines[name, member] = values[0] if is_constant else others
+    weight = credit.turn_weight
+    return tuple(
+        tuple(
+            (1 - weight) * advantage + weight * (value - baselines[name, member])
+            if (name, member) in baselines
+            else advantage
+            for name, value in zip(names[member], returns[member], strict=True)
+        )
+        for member, advantage in enumerate(advantages)
+    )
+
+
+def turn_returns(rollout: Rollout, discount: float) -> tuple[float, ...]:
+    """What is earned from each turn on, later turns discounted: [0.5, 0] and 1 for success, 0.9 -> [0.5 + 0.9, 1].
+
+    What a solved rollout gets for its end, it gets at its last turn. An unsolved one gets it when its turns are up,
+    however early it ends: otherwise a discount would pay for giving up (what is left of a small reward is more, the
+    sooner it comes) or for delay (a penalty is less, the later it comes).
+    """
+    assert rollout.reward is not None, "a rollout without a reward is not compared"
+    num_turns = len(rollout.turns)
+    of_turns = rollout.reward.of_turns or (0.0,) * num_turns
+    allowed = num_turns if rollout.success else max(rollout.max_turns or 0, num_turns)
+    following = (rollout.reward.total - fsum(of_turns)) * discount ** (allowed - num_turns)
+    returns: list[float] = []
+    for index in reversed(range(num_turns)):
+        following = of_turns[index] + (following if index == num_turns - 1 else discount * following)
+        returns.append(following)
+    return tuple(reversed(returns))
+
+
+def state_of(turn: Turn, *, moving_top: float) -> str | None:
+    """The state that a turn saw: the device's name for it, else the screenshot's without the share at the top that
+    moves by itself; None for text alone.
+    """
+    if turn.state or turn.agent.before is None:
+        return turn.state or None
+    shown = turn.agent.before
+    return masked_sha256(shown, moving_top) if moving_top and shown.data else shown.sha256
+
+
+def masked_sha256(shown: EncodedImage, moving_top: float) -> str:
+    """SHA-256 of the pixels below the share `moving_top` of the height."""
+    with Image.open(BytesIO(shown.data)) as image:
+        width_px, height_px = image.size
+        return sha256(image.crop((0, round(moving_top * height_px), width_px, height_px)).tobytes()).hexdigest()
+
+
+def _index_of(turn: Turn) -> int:
+    return turn.index
+
+
+def group_advantages(rewards: Sequence[float], kind: RolloutAdvantageKind) -> tuple[float, ...]:
     """Centre rewards in their group: [1, 0, 0, 1] -> [.5, -.5, -.5, .5] (Dr. GRPO, arXiv 2503.20783).
 
     "mean_std" also divides by the population standard deviation (GRPO, arXiv 2402.03300): [1, 0, 0, 0] -> [1.73, -.58,

@@ -228,7 +228,7 @@ class _AsyncRun:
                 batch=batch,
                 result=result,
                 old_version=old_version,
-                new_version=self._trainer_version,
+                adapter=None if saved is None else saved.adapter,
                 metrics=merge_metrics(checked, in_flight, published),
             )
             await record_step(self._settings, self._parts, trained, clock)
@@ -264,7 +264,7 @@ class _AsyncRun:
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
         metrics = lag_metrics(lags)
-        compared = (scored for scored in trained if train.has_kl_term or not scored.group.is_constant)
+        compared = (scored for scored in trained if train.has_kl_term or scored.has_signal)
         others = [*groups, *self._buffer.waiting]
         probes = [] if self._fresh_datums(compared) else self._fresh_datums(others)[:NUM_PROBES]
         if probes:

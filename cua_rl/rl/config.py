@@ -5,8 +5,10 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.fields import setting
-from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.training.config import LearningConfig, LossConfig
+
+RolloutAdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
+AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std", "state_groups", "turn_returns"]
 
 
 @chz.chz
@@ -24,7 +26,9 @@ class SamplingSettings:
         at_least=2,
     )
     watch_goal: bool = setting(
-        False, "check the goal on the device after every turn, for rewards that depend on when it was first reached"
+        False,
+        "check the goal, and the task's milestones, on the device after every turn, for rewards that depend on when "
+        "they were first reached",
     )
 
 
@@ -45,6 +49,42 @@ class CurriculumSettings:
         False,
         "if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
     )
+
+
+@chz.chz
+class CreditSettings:
+    """How the turns of a rollout share in what it earned (docs/losses.md)."""
+
+    turn_weight: float = setting(
+        0.5,
+        "advantages=state_groups and turn_returns: weight of a turn's own comparison, from 0, which is the rollout's "
+        "(leave_one_out), to 1",
+        at_least=0.0,
+    )
+    discount: float = setting(
+        1.0,
+        "state_groups and turn_returns: factor per turn on what is earned later; below 1 the gradient is biased "
+        "towards what is earned soon",
+        within=(0.0, 1.0),
+    )
+    moving_top: float | None = setting(
+        None,
+        "state_groups: share of a screenshot's height, from the top, that changes by itself, such as a status bar with "
+        "a clock, and is not compared; None: 0.06 on real Android devices, else 0",
+        at_least=0.0,
+    )
+    milestone_reward: float = setting(
+        0.0,
+        "what reaching all milestones of a task adds to its reward, each once, at the turn that reached it first; "
+        "above 0 they are checked after every turn",
+        at_least=0.0,
+    )
+
+    @chz.validate
+    def _shares_are_shares(self) -> None:
+        for name, value in (("turn_weight", self.turn_weight), ("moving_top", self.moving_top or 0.0)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"credit.{name}: expected a share from 0 to 1, got {value!r}; change it")
 
 
 @chz.chz
@@ -70,7 +110,8 @@ class LoopConfig(LearningConfig):
     advantages: AdvantageKind = setting(
         "mean",
         "mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
-        "subtract the mean of the others; batch_std: centre within the group, divide by the step's std",
+        "subtract the mean of the others; batch_std: centre within the group, divide by the step's std; state_groups: "
+        "compare turns that saw the same state; turn_returns: compare turns of the same index (group credit)",
     )
     kl_penalty_coef: float = setting(
         0.0, "coefficient of the per-token KL penalty against the reference model, in the reward", at_least=0.0
@@ -88,6 +129,7 @@ class LoopConfig(LearningConfig):
     loss: LossConfig = chz.field(default_factory=LossConfig)
     sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
     curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
+    credit: CreditSettings = chz.field(default_factory=CreditSettings)
     evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
 
     @property

@@ -12,6 +12,7 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import compress, groupby
 from operator import ne
+from typing import NamedTuple
 
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.types.rollout import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
@@ -57,11 +58,11 @@ def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_con
     num_retokenised = 0
     for scored in groups:
         group = scored.group
-        if group.is_incomplete or not (keeps_constant or any(scored.advantages)):
+        if group.is_incomplete or not (keeps_constant or scored.has_signal):
             continue
         built = [
-            build_datums(rollout, advantage, image_token_id, group_id=group.group_id)
-            for rollout, advantage in zip(group.compared, scored.advantages, strict=True)
+            build_datums(rollout, advantage, image_token_id, group_id=group.group_id, of_turns=of_turns)
+            for rollout, advantage, of_turns in scored.members()
         ]
         of_group = [datum for one in built for datum in one.datums]
         forks += sum((one.forks for one in built), Counter[ForkReason]())
@@ -75,21 +76,37 @@ def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_con
     )
 
 
-def build_datums(rollout: Rollout, advantage: float, image_token_id: int, *, group_id: str = "") -> RolloutDatums:
-    """Merge each turn of `rollout` into the sequence of the turn before it where the exact-prefix rule allows."""
-    turns = [(turn.index, turn.model) for turn in rollout.turns if turn.model.sampled_tokens]
+def build_datums(
+    rollout: Rollout, advantage: float, image_token_id: int, *, group_id: str = "", of_turns: Sequence[float] = ()
+) -> RolloutDatums:
+    """Merge each turn of `rollout` into the sequence of the turn before it where the exact-prefix rule allows.
+
+    Every turn has the rollout's `advantage`, or its own `of_turns`.
+    """
+    advantages = of_turns or (advantage,) * len(rollout.turns)
+    turns = [
+        _ScoredTurn(turn.index, turn.model, own)
+        for turn, own in zip(rollout.turns, advantages, strict=True)
+        if turn.model.sampled_tokens
+    ]
     forks: Counter[ForkReason] = Counter()
-    runs: list[list[tuple[int, ModelTurn]]] = []
-    for index, model in turns:
-        reason = fork_reason(runs[-1][-1][1], model, image_token_id) if runs else None
+    runs: list[list[_ScoredTurn]] = []
+    for turn in turns:
+        reason = fork_reason(runs[-1][-1].model, turn.model, image_token_id) if runs else None
         if runs and reason is None:
-            runs[-1].append((index, model))
+            runs[-1].append(turn)
             continue
         if reason is not None:
             forks[reason] += 1
-        runs.append([(index, model)])
-    datums = tuple(_merge(rollout.rollout_id, run, advantage, group_id) for run in runs)
+        runs.append([turn])
+    datums = tuple(_merge(rollout.rollout_id, run, group_id) for run in runs)
     return RolloutDatums(datums=datums, forks=forks)
+
+
+class _ScoredTurn(NamedTuple):
+    turn_index: int
+    model: ModelTurn
+    advantage: float
 
 
 def fork_reason(last: ModelTurn, following: ModelTurn, image_token_id: int) -> ForkReason | None:
@@ -106,12 +123,12 @@ def fork_reason(last: ModelTurn, following: ModelTurn, image_token_id: int) -> F
     return None
 
 
-def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: float, group_id: str) -> Datum:
-    last = run[-1][1]
+def _merge(rollout_id: str, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
+    last = run[-1].model
     model_input = ModelInput(chunks=(*last.prompt.chunks, EncodedTextChunk(tokens=last.sampled_tokens)))
     length = model_input.length
     mask, advantages, logprobs = [False] * length, [0.0] * length, [0.0] * length
-    for _, model in run:
+    for _, model, advantage in run:
         start = model.prompt.length
         for offset, logprob in enumerate(model.sampling_logprobs):
             mask[start + offset], advantages[start + offset], logprobs[start + offset] = True, advantage, logprob
@@ -121,10 +138,10 @@ def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: flo
         loss_mask=tuple(mask),
         advantages=tuple(advantages),
         sampling_logprobs=tuple(logprobs),
-        policy_versions=tuple(model.policy_version for _, model in run),
-        turn_indices=tuple(index for index, _ in run),
+        policy_versions=tuple(turn.model.policy_version for turn in run),
+        turn_indices=tuple(turn.turn_index for turn in run),
         group_id=group_id,
-        grammars=tuple((model.prompt.length, model.grammar) for _, model in run if model.grammar),
+        grammars=tuple((turn.model.prompt.length, turn.model.grammar) for turn in run if turn.model.grammar),
     )
 
 

@@ -29,6 +29,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepResult
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
+from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
 from cua_rl.types.rollout import AdapterRef, RolloutGroup, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,8 @@ async def score_and_record(
     first_index: int = 0,
 ) -> ScoredGroup:
     """Score and record a group; the step's first `num_groups_to_log`, from `first_index` on, are also shown."""
-    scored = score_group(group, settings.config.advantages)
+    # in a thread: comparing the states of turns may have to decode their screenshots
+    scored = await asyncio.to_thread(score_group, group, settings.config.advantages, settings.config.credit)
     place = group.index - first_index
     if place < settings.config.num_groups_to_log:
         parts.log.log_group(place, group.rewards)
@@ -154,7 +156,13 @@ async def score_and_record(
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, rewards)
     if group.group_id not in {kept.group_id for kept in settings.kept_groups.values()}:  # those are on record
         await parts.recorder.record(
-            GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
+            GroupEnded(
+                source=source,
+                group=group,
+                advantages=scored.advantages,
+                turn_advantages=scored.turn_advantages,
+                replaced_by=replaced_by,
+            )
         )
     return scored
 
@@ -223,9 +231,14 @@ class TrainedStep:
     result: TrainStepResult
     old_version: int
     """The policy version that the step began with."""
-    new_version: int
+    adapter: AdapterRef | None
+    """The policy that it made; None if it trained nothing."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the loop itself."""
+
+    @property
+    def new_version(self) -> int:
+        return self.old_version if self.adapter is None else self.adapter.policy_version
 
 
 async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:
@@ -255,6 +268,7 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
         epoch_metrics(trained.step, settings.config.groups_per_batch, settings.num_tasks),
     )
     datums, logprobs = trained.batch.datums, trained.result.training_logprobs
+    weights = None if trained.adapter is None else trained.adapter.path / ADAPTER_WEIGHTS
     await parts.recorder.record(
         StepTrained(
             step=trained.step,
@@ -266,6 +280,8 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
                 logprobs_by_turn, datums, logprobs, leave_out=trained.batch.replayed_ids
             ),
             metrics=metrics,
+            trained_on=trained.result.trained_on,
+            adapter_sha256=None if weights is None else await asyncio.to_thread(file_sha256, weights),
         )
     )
     parts.log.log_step(trained.step, metrics)

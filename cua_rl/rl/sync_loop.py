@@ -50,7 +50,7 @@ async def train(settings: stages.LoopSettings, parts: stages.LoopParts) -> None:
             batch=batch,
             result=result,
             old_version=old_version,
-            new_version=adapter.policy_version,
+            adapter=adapter if batch.datums else None,
         )
         await stages.record_step(settings, parts, trained, clock)
         del groups, batch, result, trained  # screenshots take gigabytes, while the next step collects as many

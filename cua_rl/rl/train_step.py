@@ -26,6 +26,8 @@ Rows = Sequence[tuple[float, ...]]
 class Trainer(Protocol):
     """What a step asks of the trainer; `training.client.TrainingClient` says what the methods do."""
 
+    async def begin_step(self) -> None: ...
+
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 
     async def reference_logprobs(
@@ -53,6 +55,8 @@ class TrainStepResult:
 
     training_logprobs: tuple[tuple[float, ...], ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    trained_on: str | None = None
+    """The machine that took the optimizer steps, if the trainer says."""
 
 
 async def train_step(
@@ -70,6 +74,7 @@ async def train_step(
     later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
     and turns of other versions than `policy_version` (None: all turns are of the current one).
     """
+    await trainer.begin_step()
     # a divergence is a mean over all tokens, a policy loss over those that would be trained on without it
     is_shared = config.loss.normalisation == "token_mean" and config.has_kl_term
     teaching = teaching_share(batch.datums) if is_shared else 1.0
@@ -89,6 +94,7 @@ async def train_step(
     rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
     rows: dict[int, tuple[float, ...]] = {}
     part_metrics: list[dict[str, float]] = []
+    trained_on: str | None = None
     for part in parts:
         chosen = [datums[index] for index in part]
         num_rollouts = rollouts_per_member * _num_members(chosen)
@@ -103,6 +109,7 @@ async def train_step(
             metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, chosen, output.training_logprobs))
         rows |= zip(part, output.training_logprobs, strict=True)
         taken = await trainer.optim_step(optim)
+        trained_on = taken.machine or None
         part_metrics.append(merge_metrics(output.metrics, {"optim/grad_norm": taken.grad_norm}))
     before = before or [rows[index] for index in range(len(datums))]
     metrics = merge_metrics(
@@ -112,7 +119,7 @@ async def train_step(
         await _measure_move(trainer, datums, before, config, batch.replayed_ids),
         await trainer.trainer_metrics(),
     )
-    return TrainStepResult(training_logprobs=tuple(before), metrics=metrics)
+    return TrainStepResult(training_logprobs=tuple(before), metrics=metrics, trained_on=trained_on)
 
 
 async def _complete_advantages(

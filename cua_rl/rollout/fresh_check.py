@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.device import Device
@@ -17,7 +17,7 @@ from cua_rl.environments.pool import DeviceSource
 from cua_rl.host.masking import mask_known
 from cua_rl.rollout.time_limits import time_limit
 from cua_rl.tasks.readiness import not_done, prepare, validate
-from cua_rl.tasks.task import Task
+from cua_rl.tasks.task import Task, Validate
 from cua_rl.types.errors import CheckError, ConfigError, TaskError
 from cua_rl.types.judgement import Validation
 
@@ -51,6 +51,14 @@ class FreshCheck:
             raise CheckError(str(error)) from error
         self._worked.add(task.task_id)
         return validation
+
+    async def holds(self, task: Task, check: Validate, device: Device) -> bool:
+        """Whether a check of the task, or a milestone, holds while the agent works; False if it cannot be read."""
+        try:
+            async with time_limit("validation", self.limits.validate_timeout_s):
+                return (await validate(replace(task, validate=check), device, None)).success
+        except (CheckError, TimeoutError):
+            return False
 
     async def verdict(self, task: Task, failure: CheckError) -> Validation:
         """The verdict on a rollout whose check failed: not done, if the check works on a fresh device.

@@ -27,6 +27,7 @@ class Outcome:
     judgement: Judgement | None = None
     max_turns: int = 0
     first_success_turn: int | None = None
+    milestone_turns: tuple[int | None, ...] = ()
     error: str | None = None
 
     @classmethod
@@ -55,6 +56,8 @@ class Outcome:
             turns,
             max_turns=self.max_turns,
             first_success_turn=self.first_success_turn,
+            grade=None if self.judgement is None else self.judgement.score,
+            milestone_turns=self.milestone_turns,
         )
 
 
@@ -85,7 +88,13 @@ async def ask_judge(
     if not turns:
         nothing_done = Validation(query="turns", expected="at least 1", actual="0", success=False)
         return replace(outcome, validation=nothing_done)
-    case = Case(instruction=outcome.instruction, turns=turns, answer=outcome.answer, stop_reason=outcome.stop_reason)
+    case = Case(
+        instruction=outcome.instruction,
+        turns=turns,
+        answer=outcome.answer,
+        stop_reason=outcome.stop_reason,
+        item={"task_id": task.task_id, "seed": task.seed, "instruction": outcome.instruction, **task.item},
+    )
     judgement = await judge.judge(case, decides=not is_validated)
     judged = replace(outcome, judgement=judgement)
     if is_validated:

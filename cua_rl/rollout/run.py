@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
@@ -18,6 +17,7 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
 from cua_rl.rollout.time_limits import time_limit
+from cua_rl.rollout.watched import Watched
 from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import CheckError, CuaError
@@ -59,7 +59,7 @@ class RolloutJob:
 class RolloutRunner:
     """Runs rollouts on pooled devices through one gateway.
 
-    With `watch_goal` the validator is asked after every turn, so that rewards know when the goal was first reached.
+    With `watch_goal` the validator and the milestones are asked after every turn: rewards know when they first held.
     The judge decides tasks without a validator; with `judge_all` it also judges the others, without deciding.
     """
 
@@ -115,6 +115,7 @@ class RolloutRunner:
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             judgement=outcome.judgement,
+            max_turns=min(job.task.max_turns, self.max_turns),
         )
 
     async def _attempt(self, job: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
@@ -138,25 +139,23 @@ class RolloutRunner:
         clock = RolloutClock(
             task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
         )
-        first_success_turn: int | None = None
+        watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
 
         async def on_turn(done: AgentTurn) -> None:
-            nonlocal first_success_turn
             clock.next_turn()
             with clock.call():
                 model = find_answer(done.response_id, self.gateway.turns(rollout_id))
-                turns.append(Turn(index=len(turns), model=model, agent=done))
+                state = "" if done.before is None else done.before.state
+                turns.append(Turn(index=len(turns), model=model, agent=done, state=state))
                 with clock.uncharged():  # the database may be unreachable
                     await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
-                if self.watch_goal and first_success_turn is None and task.validate is not None:
-                    with suppress(CheckError):  # it is asked again at the end
-                        is_reached = (await self._check.validate(task, device, None)).success
-                        first_success_turn = len(turns) if is_reached else None
+                await watched.look(len(turns))
 
         await self.recorder.record(job.started(device.device_id, max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
             await self._check.prepare(task, device)
             instruction = await instruct(task, device)
+            await watched.look(0)
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, device, self.gateway, clock=clock, on_turn=on_turn)
@@ -167,6 +166,7 @@ class RolloutRunner:
             instruction=instruction,
             answer=done.answer,
             max_turns=max_turns,
-            first_success_turn=first_success_turn,
+            first_success_turn=watched.first_success_turn,
+            milestone_turns=watched.milestone_turns,
             error=None if done.error is None else mask_known(done.error),  # it may quote a program's log
         )

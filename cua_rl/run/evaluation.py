@@ -24,13 +24,13 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.evaluate import compare_models, summarise
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted, TrainingStarted
-from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_records, read_records
 from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.reporting.progress import starting
 from cua_rl.reporting.step_line import num_of
 from cua_rl.rollout.group import GroupJob
+from cua_rl.rollout.outcome import Judge
 from cua_rl.run.decisions import evaluation_decisions, print_decisions, print_settings
 from cua_rl.run.devices import OpenDevices, open_devices
 from cua_rl.run.evaluation_config import EvaluateConfig

@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.config import JudgeConfig
+from cua_rl.judge.grader import Grader
+from cua_rl.judge.grader_file import look_up, read_grader
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge
+from cua_rl.rewards.load_reward import RFT_GRADER
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.task_loader import TaskSet
@@ -39,6 +42,39 @@ def make_judge_config(settings: JudgeConfig) -> JudgeConfig | None:
             "one with them; put the key into JUDGE_API_KEY"
         )
     return with_values(settings, prompt_text=_read_prompt(settings.prompt))
+
+
+def has_judge(config: RolloutConfig) -> bool:
+    """Whether something decides tasks without a validator: a judge, or a grader."""
+    return config.judge.model is not None or config.reward.startswith(RFT_GRADER)
+
+
+def plan_grader(settings: JudgeConfig, reward: str, *task_sets: TaskSet) -> JudgeConfig:
+    """The grader in the judge's place; raises `ConfigError` for one that cannot grade these tasks."""
+    path = Path(reward.removeprefix(RFT_GRADER))
+    file = read_grader(path)
+    for name, value, default in (("votes", settings.votes, 1), ("prompt", settings.prompt, None)):
+        if value != default:
+            raise ConfigError(
+                f"judge.{name}: expected it without a grader, which has its own, got {value!r}; leave it out"
+            )
+    config = make_judge_config(settings)
+    if file.models and config is None:
+        raise ConfigError(
+            f"judge.base_url: expected the endpoint and judge.model, which grader {file.name!r} asks in place of "
+            f"{file.models[0].model!r}, got none; set judge.base_url and judge.model, and JUDGE_API_KEY"
+        )
+    given = {"task_id": "", "seed": 0, "instruction": ""}
+    for template in (template for tasks in task_sets for template in tasks.templates):
+        for variable in sorted(one for one in file.variables if one.startswith("item")):
+            try:
+                look_up(variable, {"item": {**given, **template.item}})
+            except KeyError:
+                raise ConfigError(
+                    f"reward: expected tasks with the field {variable}, which {str(path)!r} names, got "
+                    f'{template.task_id!r} without it; add it under "item" in the task (docs/rft_graders.md)'
+                ) from None
+    return with_values(config or settings, grader_text=file.text)
 
 
 def plan_judge(
@@ -75,6 +111,10 @@ async def prepare_judge(
     """The judge of a run: it can be reached, and is precise enough if it decides `tasks`; raises `ConfigError`."""
     is_told = config.agent.name == "harness"
     used = (tasks,) if held_out is None else (tasks, held_out)
+    if config.reward.startswith(RFT_GRADER):
+        grader = plan_grader(config.judge, config.reward, *used)
+        await check_judge(grader)
+        return grader
     judge = plan_judge(config.judge, config.reward, *used, is_told_to_agents=is_told)
     await check_judge(judge)
     if judge is not None and tasks.is_judged:
@@ -141,10 +181,13 @@ def _problem(config: JudgeConfig, log_dir: str | None) -> str | None:
 
 
 @asynccontextmanager
-async def open_judge(config: JudgeConfig, environ: Mapping[str, str] = os.environ) -> AsyncGenerator[Judge]:
-    """The judge, with its key from the environment."""
+async def open_judge(config: JudgeConfig, environ: Mapping[str, str] = os.environ) -> AsyncGenerator[Judge | Grader]:
+    """The judge or grader, with the key of its endpoint from the environment."""
+    if config.base_url is None:
+        yield Grader(config, None)
+        return
     async with Judge(config, environ.get("JUDGE_API_KEY")) as judge:
-        yield judge
+        yield Grader(config, judge) if config.grader_text else judge
 
 
 def _read_prompt(path: str | None) -> str:

@@ -29,7 +29,7 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.judge import prepare_judge
+from cua_rl.run.judge import has_judge, prepare_judge
 from cua_rl.run.preflight import prepare_prompts
 from cua_rl.run.rollout_config import IN_PIXELS
 from cua_rl.run.rollouts import check_agent
@@ -158,7 +158,7 @@ async def prepare_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
         seed=config.seed,
         split="eval",
         device=devices.backend.abilities,
-        has_judge=config.judge.model is not None,
+        has_judge=has_judge(config),
     )
     tasks = tuple(held_out.held_out(config.num_tasks))
     judge = await prepare_judge(config, held_out)

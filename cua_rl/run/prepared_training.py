@@ -22,7 +22,7 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.devices import PreparedDevices, complete_sources, prepare_devices, require_own_model, split_sources
-from cua_rl.run.judge import prepare_judge
+from cua_rl.run.judge import has_judge, prepare_judge
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import prepare_prompts, require_monitor
 from cua_rl.run.resolve import resolve
@@ -39,6 +39,7 @@ from cua_rl.run_folder.model_folder import (
     repository_of,
     require_trainable,
 )
+from cua_rl.sampling.canary import require_canary_room
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint, tasks_sha256
 from cua_rl.tasks.task import Task
@@ -123,6 +124,7 @@ async def prepare_training(
     )
     if config.training == "local":
         check_trainer(config.trainer, environ, is_here=config.machine is None)
+        require_canary_room(renderer, max_model_len)
     service = await find_service(config, environ, max_model_len) if config.training == "tinker" else None
     config, max_images = await prepare_prompts(config, devices, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
@@ -142,7 +144,7 @@ async def prepare_training(
         devices=devices,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
-        reward=load_reward(config.reward, config.reward_clip),
+        reward=load_reward(config.reward, config.reward_clip, config.credit.milestone_reward),
         judge=judge,
         memory=memory,
         checkpoint_path=reference
@@ -157,14 +159,14 @@ async def prepare_training(
 
 def load_task_sets(config: CLIConfig, devices: PreparedDevices) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
-    has_judge, device = config.judge.model is not None, devices.backend.abilities
+    is_judged, device = has_judge(config), devices.backend.abilities
     sources, eval_sources = complete_sources(config.tasks, config.devices), None
     if config.eval_tasks is not None:
         sources, eval_sources = split_sources(sources, complete_sources(config.eval_tasks, config.devices))
-    train_tasks = load_tasks(sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
+    train_tasks = load_tasks(sources, seed=config.seed, split="train", device=device, has_judge=is_judged)
     if eval_sources is None:
         return train_tasks, None
-    held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
+    held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=is_judged)
     require_disjoint(train_tasks, held_out)
     return train_tasks, held_out
 

@@ -21,6 +21,8 @@ from cua_rl.types.errors import ConfigError
 
 FLOAT32_ROUNDING = 0.02
 """Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
+STATUS_BAR = 0.06
+"""Share of an Android screen: 24 dp of at least 800, or up to 52 dp beside a camera."""
 
 
 def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIConfig, MemoryBudget]:
@@ -63,6 +65,9 @@ def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIC
     config = with_values(config, server=server, trainer=trainer, max_concurrent_rollouts=memory.num_rollouts)
     if trainer.parity_limit is None:
         config = with_values(config, trainer=with_values(trainer, parity_limit=rounding_limit(config)))
+    if config.credit.moving_top is None:
+        has_clock = config.device != "simulator" and config.box_type == "android"
+        config = with_values(config, credit=with_values(config.credit, moving_top=STATUS_BAR if has_clock else 0.0))
     return config, memory
 
 

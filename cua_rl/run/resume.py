@@ -111,6 +111,7 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
             scored=score_group(
                 replace(group, is_incomplete=len(group.rollouts) < config.sampling.min_group_size),
                 config.advantages,
+                config.credit,
             ),
             last_step=min(last_step, config.max_steps),
         )

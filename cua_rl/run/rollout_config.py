@@ -157,7 +157,7 @@ class RolloutConfig(RunConfig):
     reward: str = setting(
         "binary",
         "reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
-        "for tasks that a judge decides), or module:function",
+        "for tasks that a judge decides), module:function, or rft_grader:FILE with a grader of OpenAI's fine-tuning",
     )
     reward_clip: float | None = setting(
         None,

@@ -26,10 +26,11 @@ from cua_rl.environments.contract import Environment
 from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.judge.config import JudgeConfig
-from cua_rl.judge.judge import Judge
 from cua_rl.machine.gpus import copies_of
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.rewards.load_reward import RFT_GRADER
 from cua_rl.rewards.reward import RewardFunction
+from cua_rl.rollout.outcome import Judge
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.devices import OpenDevices
 from cua_rl.run.judge import open_judge
@@ -149,7 +150,7 @@ def make_runner(
         reward=reward,
         watch_goal=watch_goal,
         judge=judge,
-        judge_all=config.judge.mode == "compare",
+        judge_all=config.judge.mode == "compare" or config.reward.startswith(RFT_GRADER),
         recorder=recorder,
         max_turns=config.max_turns,
         time_limits=config.devices,
@@ -193,7 +194,7 @@ async def open_runners(
             judge=None if judge is None else await stack.enter_async_context(open_judge(judge)),
             log_folder=log_folder,
             recorder=recorder,
-            watch_goal=config.sampling.watch_goal,
+            watch_goal=config.sampling.watch_goal or config.credit.milestone_reward > 0,
         )
 
 

@@ -9,6 +9,7 @@ The package `tinker` is imported only here, and only by runs with training=tinke
 
 import asyncio
 import json
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -156,6 +157,9 @@ class TinkerTrainer:
         self._client: Any = None
         self.policy_version = 0
         """Optimizer steps so far."""
+
+    async def begin_step(self) -> None:
+        return
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         assert temperature == 1.0, "check_tinker has refused others"
@@ -315,15 +319,30 @@ class TinkerSampler:
             if len(sequence.tokens) != len(sequence.logprobs):
                 raise ValueError("expected a log-probability for each token, got fewer or more")
             _require_finite(sequence.logprobs)
-            self._renderer.decode(sequence.tokens)  # raises for what is no token
+            num_tokens, is_stopped = await asyncio.to_thread(self._length, sequence.tokens, params.stops)
             sampled = Sampled(
                 prompt_ids=tuple(turn.prompt.token_ids(self._renderer.image_token_id)),
-                tokens=tuple(sequence.tokens),
-                logprobs=tuple(sequence.logprobs),
-                is_complete=sequence.stop_reason == "stop",
+                tokens=tuple(sequence.tokens[:num_tokens]),
+                logprobs=tuple(sequence.logprobs[:num_tokens]),
+                is_complete=is_stopped or sequence.stop_reason == "stop",
                 cached_tokens=answer.prompt_cache_hit_tokens,
             )
         return sampled, used
+
+    def _length(self, tokens: Sequence[int], stops: Sequence[str]) -> tuple[int, bool]:
+        """How many tokens an answer has that ends with the one that completes a stop, and whether there is one.
+
+        The wire takes texts or tokens to stop at, and the end of turn is a token: the rest is left out here, which
+        changes nothing of what is before it. Raises `ValueError` for what is no token.
+        """
+
+        def has_stop(length: int) -> bool:
+            text = self._renderer.decode(tokens[:length])
+            return any(stop in text for stop in stops)
+
+        is_stopped = has_stop(len(tokens))
+        lengths = range(len(tokens) + 1)
+        return bisect_left(lengths, True, key=has_stop) if is_stopped else len(tokens), is_stopped
 
     async def _client_of(self, adapter: AdapterRef | None) -> Any:
         path = None if adapter is None else adapter.path

@@ -82,6 +82,7 @@ class ClusterTrainer:
             starts.append(self._call(node, "start", *common, log_path, places | {"NODE_RANK": str(index)}))
         logger.info("trainer nodes: %s", "; ".join(await asyncio.gather(*starts)))
         self._ends = [asyncio.create_task(node.call("ended"), name="trainer-node") for node in self._nodes]
+        self._ends += [asyncio.create_task(node.stay_in_touch(), name="trainer-pulse") for node in self._nodes]
 
     async def ask(self, payload: bytes) -> bytes:
         """Rank 0's answer to an encoded request; raises `TrainerDeathError` as soon as anything of a node has died."""

@@ -3,16 +3,16 @@
 import json
 import re
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Literal
 
 from cua_rl.reporting.json_lines import read_records
+from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
 from cua_rl.types.errors import ConfigError, boundary
 
 MANIFEST_NAME = "checkpoint.json"
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def find_damage(folder: Path) -> str | None:
@@ -86,9 +86,8 @@ def _compare_with_manifest(folder: Path) -> str | None:
         file = folder / name
         if not file.is_file():
             return f"{file} is missing"
-        with file.open("rb") as stream:
-            if file_digest(stream, "sha256").hexdigest() != digest:
-                return f"{file} is not what was saved: its sha256 differs from the manifest's"
+        if file_sha256(file) != digest:
+            return f"{file} is not what was saved: its sha256 differs from the manifest's"
     return None
 
 

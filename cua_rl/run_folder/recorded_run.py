@@ -1,17 +1,101 @@
-"""The database of a recorded run: its own, or the one that the environment names."""
+"""A recorded run: its database, its own or the one that the environment names, and what its steps trained on."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.database.models import Training
+from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.database.models import Step, Training
 from cua_rl.database.postgres import read_own_database
+from cua_rl.database.queries import find_training, latest_trainings, load_steps
+from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import find_database
 from cua_rl.monitor.databases import Database, open_database
 from cua_rl.monitor.run_folders import has_database
+from cua_rl.rl.advantages import ScoredGroup
+from cua_rl.rl.datums import Batch, build_batch
+from cua_rl.run_folder.earlier_attempt import settings_at
+from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTraining:
+    """A training run of the past."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    """Its config.json."""
+    session: AsyncSession
+    key: int
+    steps: Sequence[Step]
+    """Those that have ended, in order."""
+    image_token_id: int
+
+    async def load_groups(self, step: int) -> list[ScoredGroup]:
+        """What a step was given, in its order; pruned screenshots have no bytes."""
+        min_group_size = stored_setting(self.settings_at(step), "sampling.min_group_size") or 1
+        recorded = await load_groups(self.session, self.key, step)
+        advantages = await load_advantages(self.session, self.key, step)
+        return [
+            ScoredGroup(
+                group=replace(group, is_incomplete=len(group.rollouts) < min_group_size),
+                advantages=values.advantages,
+                turn_advantages=values.turn_advantages,
+            )
+            for group, values in zip(recorded, advantages, strict=True)
+        ]
+
+    def build_batch(self, step: int, groups: Sequence[ScoredGroup]) -> Batch:
+        """The datums that a step made of its groups."""
+        settings = self.settings_at(step)
+        keeps_constant = bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef"))
+        return build_batch(groups, self.image_token_id, keeps_constant=keeps_constant)
+
+    def settings_at(self, step: int) -> Mapping[str, Any]:
+        """Those of a step: the run may have been resumed with others."""
+        return settings_at(self.settings, step)
+
+
+def count_pruned(groups: Sequence[ScoredGroup]) -> int:
+    """Rollouts whose screenshots were removed."""
+    return sum(
+        any(not image.data for turn in rollout.turns for image in turn.model.prompt.images)
+        for scored in groups
+        for rollout in scored.group.compared
+    )
+
+
+@asynccontextmanager
+async def open_training(folder: Path, environ: Mapping[str, str], setting: str) -> AsyncGenerator[RecordedTraining]:
+    """The training run in a folder; `setting` is what named it. Raises `ConfigError` for another folder."""
+    settings = load_settings(folder, setting) if (folder / "config.json").is_file() else {}
+    if "model_path" not in settings:  # an evaluation has several models
+        raise ConfigError(
+            f"{setting}: expected the folder of a training run, got {str(folder)!r} without its config.json; "
+            "name the folder that the run printed"
+        )
+    async with open_run_database(str(folder), environ, setting) as (database, name), database.sessions() as session:
+        if name is None:  # the run's own database holds no other run, and the folder may have been moved
+            training = next(iter(await latest_trainings(session, limit=1)), None)
+        else:
+            training = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
+        if training is None:
+            raise DatabaseError(f"expected a run in {folder} in the database, got none; check {setting}")
+        steps = [step for step in await load_steps(session, training.id) if step.trained_policy_version is not None]
+        yield RecordedTraining(
+            folder=folder,
+            settings=settings,
+            session=session,
+            key=training.id,
+            steps=steps,
+            image_token_id=training.image_token_id,
+        )
 
 
 @asynccontextmanager

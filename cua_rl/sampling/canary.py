@@ -13,7 +13,7 @@ from PIL import Image
 
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.types.conversation import EncodedImage, Message, TextPart, ToolCall
-from cua_rl.types.errors import AdapterError
+from cua_rl.types.errors import AdapterError, ConfigError
 from cua_rl.types.rollout import AdapterRef, Datum, EncodedTextChunk, ModelInput
 
 _PART_OF_CHANGE = 0.1
@@ -64,6 +64,16 @@ def image_canary(renderer: Renderer) -> ModelInput:
     picture.resize((side, side), Image.Resampling.NEAREST).save(encoded, "PNG")
     image = EncodedImage(data=encoded.getvalue(), format="png", width_px=side, height_px=side)
     return renderer.render((Message(role="user", content=(image, TextPart(text=IMAGE_QUESTION))),), ())
+
+
+def require_canary_room(renderer: Renderer, max_model_len: int) -> None:
+    """Raise `ConfigError` if a server of this context could not score the canaries."""
+    needed = 1 + max(image_canary(renderer).length, len(canary_tokens(renderer)))
+    if max_model_len < needed:
+        raise ConfigError(
+            f"server.max_model_len: expected at least {needed}, for the prompt that proves adapters, got "
+            f"{max_model_len}; raise it"
+        )
 
 
 def scored_tokens(prompt: ModelInput) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ _PROPERTIES = mapping(COMPUTER_USE.parameters["properties"])
 _ACTION = mapping(_PROPERTIES["action"])
 _AT_A_POINT = ("triple_click", "middle_click")
 _MORE_OF_ANTHROPIC = (*_AT_A_POINT, "left_mouse_down", "left_mouse_up", "hold_key")
+_MAX_SIDE = 65_536
+"""Pixels of a declared display, more than any has."""
 _PX_PER_CLICK = 50
 """How far one click of the wheel is taken to scroll, as on our desktops."""
 _NO_SCREENSHOT = "There is no screenshot yet, to which coordinates would refer: call screenshot first."
@@ -64,9 +66,10 @@ class ComputerTool:
                 return cls(kind=kind, size=None)
             names = [f"display_{side}{'_px' if kind == 'anthropic' else ''}" for side in ("width", "height")]
             width, height = (fields.get(name) for name in names)
-            if not (isinstance(width, int) and isinstance(height, int) and width > 0 and height > 0):
-                raise FieldPath(f"tools[{index}]").error(f"{' and '.join(names)} > 0", (width, height), "send both")
-            return cls(kind=kind, size=(width, height), zooms=fields.get("enable_zoom") is True)
+            if type(width) is int and type(height) is int and 0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE:
+                return cls(kind=kind, size=(width, height), zooms=fields.get("enable_zoom") is True)
+            wanted = f"{' and '.join(names)} from 1 to {_MAX_SIDE}"
+            raise FieldPath(f"tools[{index}]").error(wanted, (width, height), "send both")
         return None
 
     def read(self, request: Json, failures: Mapping[str, str]) -> Json:

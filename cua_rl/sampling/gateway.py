@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cua_rl.agent.agent import ModelAddress
@@ -40,7 +40,8 @@ from cua_rl.sampling.gateway_app import (
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.sampling.ignored_fields import IgnoredFields
+from cua_rl.sampling.ignored_fields import Api, IgnoredFields
+from cua_rl.sampling.messages_api import responses_request
 from cua_rl.sampling.openai_answers import Answer, items_by_id, response_object
 from cua_rl.sampling.replica import RequestRejected, advice_for
 from cua_rl.sampling.sampler import Sampled, Sampler, TurnRequest
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 logger = logging.getLogger(__name__)
-
-Api = Literal["responses", "chat"]
 
 MODEL_NAME = "policy"
 """The model name that agents see, whichever adapter serves them."""
@@ -88,6 +87,8 @@ class _Prompt:
     form: AnswerForm
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
+    ignored: tuple[str, ...]
+    """Fields of the agent's own request that have no effect."""
 
 
 class Gateway:
@@ -247,8 +248,11 @@ class Gateway:
         # rollouts have different seeds already; their requests need different ones too
         params = rollout.params.seeded(rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
+        sent = request
+        if api == "messages":
+            request = await asyncio.to_thread(responses_request, request)
         request = await self._images.inline(request)
-        prompt = await asyncio.to_thread(self._prepare, rollout, request, api, params)
+        prompt = await asyncio.to_thread(self._prepare, rollout, request, sent, api, params)
         max_tokens = prompt.turn.params.max_tokens
         if prompt.turn.prompt.length + max_tokens > self._client.max_model_len:
             raise ContextOverflow(
@@ -281,7 +285,7 @@ class Gateway:
             model=MODEL_NAME,
             num_prompt_tokens=len(sampled.prompt_ids),
             num_sampled_tokens=len(sampled.tokens),
-            ignored=self._ignored.find(request, api, rollout.params, prompt.form),
+            ignored=prompt.ignored,
         )
         return answer, prompt.to_store
 
@@ -290,9 +294,12 @@ class Gateway:
             raise UnknownRollout(rollout_id)
         return self._rollouts[rollout_id]
 
-    def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, params: SamplingParams) -> _Prompt:
-        """Parse the request and render its prompt; runs in a thread, because the time grows with the request."""
-        is_responses = api == "responses"
+    def _prepare(self, rollout: _OpenRollout, request: Json, sent: Json, api: Api, params: SamplingParams) -> _Prompt:
+        """Parse the request and render its prompt; runs in a thread, because the time grows with the request.
+
+        `sent` is the request as the agent wrote it, in its own API.
+        """
+        is_responses = api != "chat"
         computer = ComputerTool.find(request) if is_responses else None
         if computer is not None:
             request = computer.read(request, rollout.failures)
@@ -328,6 +335,7 @@ class Gateway:
             form=form,
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
+            ignored=self._ignored.find(sent, api, rollout.params, form),
         )
 
     async def _sample(

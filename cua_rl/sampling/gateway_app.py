@@ -5,14 +5,13 @@ Every request carries the key of its rollout, as `Authorization: Bearer`, as `X-
 setting for a key, in the path: `/rollouts/<rollout_id>/keys/<key>/v1/`. The key is checked before the body is read.
 """
 
-import asyncio
 import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httpx
 from starlette.applications import Starlette
@@ -26,7 +25,8 @@ from cua_rl.host.request_limits import BodyBudget, RequestRefused, bearer_key, h
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.request_error import ContextOverflow, RequestError
 from cua_rl.sampling.computer_tool import ComputerTool
-from cua_rl.sampling.messages_api import message_events, message_object, responses_request
+from cua_rl.sampling.ignored_fields import Api
+from cua_rl.sampling.messages_api import message_events, message_object
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.errors import ConfigError, SamplingError
@@ -65,7 +65,7 @@ class Answerer(Protocol):
     """Answers the requests of rollouts: the gateway."""
 
     async def answer(
-        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"], *, is_trained: bool = True
+        self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True
     ) -> Answer: ...
 
     def access(self, rollout_id: str) -> RolloutAccess | None: ...
@@ -94,8 +94,7 @@ def make_gateway_app(
 
     async def messages(request: Request, body: Mapping[str, Any]) -> Response:
         rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
-        asked = await asyncio.to_thread(responses_request, body)
-        answer = await gateway.answer(rollout_id, asked, "responses", is_trained=is_trained)
+        answer = await gateway.answer(rollout_id, body, "messages", is_trained=is_trained)
         message = message_object(answer, body)
         return _reply(answer, message_events(message) if body.get("stream") else message)
 
@@ -151,7 +150,7 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
         body = await read_json(request, held, access.images.with_names)
         if not is_object(body):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
-        _require_echo(body)
+        _require_text(body)
         return await endpoint(request, body)
 
 
@@ -170,11 +169,16 @@ def _is_trained(request: Request) -> bool:
     return said == "yes"
 
 
-def _require_echo(body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for fields that a Response repeats but that cannot be written as JSON, such as NaN."""
-    echoed = {
-        name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice")
-    }
+_WRITTEN_AGAIN = (
+    *("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice"),
+    *("text", "response_format", "output_config", "output_format", "stop", "stop_sequences"),
+)
+"""Fields that a Response repeats, or that the model server gets."""
+
+
+def _require_text(body: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for fields that are written again but cannot be written as JSON, such as NaN."""
+    echoed = {name: body.get(name) for name in _WRITTEN_AGAIN}
     try:
         json.dumps(echoed, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:

@@ -13,7 +13,6 @@ from cua_rl.sampling.openai_answers import Answer, event_bytes
 from cua_rl.types.json_values import Json, JsonDict, is_object, mapping
 
 _COMPUTER = "computer_20"
-_KEPT = ("temperature", "top_p", "top_k", "thinking", "stream")
 
 
 def _schema(required: str, **kinds: str) -> JsonDict:
@@ -55,23 +54,23 @@ def responses_request(body: Json) -> JsonDict:
         raise RequestError(
             expected="a user message at the end", got="one of the assistant", do="leave out the beginning of the answer"
         )
+    if body.get("mcp_servers"):
+        raise FieldPath("mcp_servers").error("none", body["mcp_servers"], "describe their tools with input_schema")
     tools = [
         _tool(mapping_at(tool, FieldPath(f"tools[{index}]")), FieldPath(f"tools[{index}]"))
         for index, tool in enumerate(optional_list_at(body.get("tools"), FieldPath("tools")))
     ]
-    choice, output = mapping(body.get("tool_choice")), dict(mapping(body.get("output_config")))
-    text_format = output.pop("format", None) or body.get("output_format")  # the earlier name
+    choice = mapping(body.get("tool_choice"))
+    text_format = mapping(body.get("output_config")).get("format") or body.get("output_format")  # the earlier name
     return {
         "tool_choice": _choice(choice) if choice else body.get("tool_choice"),
         "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
         "text": {"format": text_format},
-        "output_config": output,
         "input": items,
         "instructions": "\n".join(_texts(body.get("system"), FieldPath("system"))) or None,
         "tools": tools,
         "max_output_tokens": body.get("max_tokens"),
         "stop": body.get("stop_sequences"),
-        **{name: body[name] for name in _KEPT if name in body},
     }
 
 

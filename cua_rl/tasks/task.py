@@ -2,19 +2,20 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.fields import Fields
+from cua_rl.types.json_values import is_object
 from cua_rl.types.judgement import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
 
-HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags")
+HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags", "item")
 """Keys that every task in a dictionary may have."""
 DEFAULT_MAX_TURNS = 10
 
@@ -42,10 +43,14 @@ class Task:
     tags: tuple[str, ...] = ()
     prepare: Prepare | None = None
     """Runs on the leased device before the agent sees it."""
+    milestones: tuple[Validate, ...] = ()
+    """Sub-goals on the way, which `validate` does not need; asked with None as the answer."""
     read_instruction: Read | None = None
     """Reads the instruction from the prepared device, if only the device has it; None: `instruction` is used."""
     world: object = None
     """What its environment makes the device from, such as the initial state of a simulated phone."""
+    item: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
+    """Fields that graders compare with, such as a reference answer; agents do not see them."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
         return DeviceRequest(task_id=self.task_id, seed=self.seed, world=self.world, rollout_id=rollout_id)
@@ -60,6 +65,8 @@ class Template(ABC):
     difficulty: Difficulty
     max_turns: int
     tags: tuple[str, ...] = ()
+    item: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
+    """As of its tasks."""
 
     @abstractmethod
     def make_task(self, seed: int) -> Task:
@@ -102,6 +109,7 @@ class Template(ABC):
         *,
         validate: Validate | None,
         prepare: Prepare | None = None,
+        milestones: tuple[Validate, ...] = (),
         read_instruction: Read | None = None,
         world: object = None,
     ) -> Task:
@@ -116,8 +124,10 @@ class Template(ABC):
             validate=validate,
             tags=self.tags,
             prepare=prepare,
+            milestones=milestones,
             read_instruction=read_instruction,
             world=world,
+            item=self.item,
         )
 
     def _name_parts(self) -> tuple[str, str, str]:
@@ -134,3 +144,11 @@ def read_category(given: Fields) -> Category:
 def read_difficulty(given: Fields) -> Difficulty:
     """The difficulty of a task in a dictionary; raises `ConfigError`."""
     return cast("Difficulty", given.choice("difficulty", get_args(Difficulty)) or "medium")
+
+
+def read_item(given: Fields) -> Mapping[str, object]:
+    """The fields for graders of a task in a dictionary; raises `ConfigError`."""
+    item = given.raw.get("item", {})
+    if not is_object(item):
+        raise given.error("item", 'an object such as {"reference_answer": "42"}')
+    return item

@@ -45,6 +45,7 @@ _CLEAN_S = 15.0
 _KEPT_ANSWERS = timedelta(hours=2)
 _KEPT_UNUSED = timedelta(hours=1)
 """Weights that were saved for one sampling session are kept as long after the last sample, the newest ones longer."""
+_DIED = "the trainer died whenever it carried this out, which is passed over from now on; the service's log says more"
 _RUN_STATUSES: Mapping[str, Literal["completed", "failed", "cancelled"]] = {
     "success": "completed",
     "errored": "failed",
@@ -219,7 +220,7 @@ class Models:
         return None
 
     async def _carry_out(self, run: ModelRun, request: Waiting, work: Work) -> None:
-        """Carry out a request and record its end; raises `TrainerDeathError`."""
+        """Carry out a request and record its end; raises `TrainerDeathError` if the trainer is gone for good."""
         status = "refused"  # passed over when requests are repeated, because it never reached the model
         try:
             async with self._places.place(run) as model:
@@ -234,21 +235,22 @@ class Models:
                 is_due = isinstance(work, OptimConfig) and time.monotonic() >= run.snapshot_due_at
                 if is_due or isinstance(work, Load):
                     await self._save_snapshot(run, model)
-        except TrainerDeathError:
-            raise
         except (TrainingError, ConfigError, DiskFullError, RequestRefused) as error:
             logger.warning("request %s:%d (%s) failed: %s", run.id, run.next_seq, request.kind, error)
-            category = "user" if isinstance(error, RequestRefused) else "server"
-            await self._end(run, status, _Outcome(answer=_failure(str(error), category)))
+            message, category = str(error), "user" if isinstance(error, RequestRefused) else "server"
+            if isinstance(error, TrainerDeathError):
+                await self._places.recover(run)  # first: if no request helps, none is at fault
+                message = _DIED
+            await self._end(run, status, _Outcome(answer=_failure(message, category)))
 
     async def _save_snapshot(self, run: ModelRun, model: Trained) -> None:
-        """Save a snapshot after a request, which counts even if this fails; raises `TrainerDeathError`."""
+        """Save a snapshot after a request, which counts even if this fails."""
         try:
             await self._places.save_snapshot(run, model, run.next_seq)
-        except TrainerDeathError:
-            raise
         except (TrainingError, DiskFullError) as error:
             logger.warning("no snapshot after %s:%d, the next step tries again: %s", run.id, run.next_seq, error)
+            if isinstance(error, TrainerDeathError):
+                await self._places.recover(run)
 
     async def _end(self, run: ModelRun, status: str, outcome: _Outcome) -> None:
         """Record the end of a request with all that follows from it, in one transaction."""

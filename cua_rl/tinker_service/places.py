@@ -29,7 +29,7 @@ from cua_rl.tinker_service.trained_sequences import MOST_SHOWN
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import ConfigError, TrainerDeathError, TrainingError
+from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,10 @@ class TrainerHost(Protocol):
         ...
 
     async def drop_model(self, name: str) -> None: ...
+
+    async def revive(self) -> None:
+        """Start a trainer that has died again, as it was; raises `TrainerDeathError` if that fails."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +150,7 @@ class Places:
     async def place(self, run: ModelRun) -> AsyncGenerator[Trained]:
         """The model in the trainer while the block runs, as its requests so far have made it.
 
-        Raises `TrainingError` if they have another outcome this time.
+        Raises `TrainingError` if one fails that did not.
         """
         async with self._change:
             try:
@@ -200,6 +204,14 @@ class Places:
                 await self._drop(run)
                 self._change.notify_all()
 
+    async def recover(self, run: ModelRun) -> None:
+        """Let a model at whose request the trainer has died come back as it is on record.
+
+        Raises `TrainerDeathError` if the trainer is gone for good.
+        """
+        await self._host.revive()
+        await self.leave(run)
+
     async def _drop(self, run: ModelRun) -> None:
         del self._taken[run.id]
         await self._host.drop_model(run.name)
@@ -217,29 +229,29 @@ class Places:
                 TinkerRequest.seq_id.between(run.snapshot_seq + 1, run.next_seq - 1),
                 TinkerRequest.status.in_(("done", "failed")),
             )
-            for row in await self._store.read(query.order_by(TinkerRequest.seq_id)):
+            for row in await self._effective(await self._store.read(query.order_by(TinkerRequest.seq_id))):
                 work = await asyncio.to_thread(read_work, row.kind, row.body, self._reader)
-                if row.status == "done" or isinstance(work, Pass | OptimConfig):
-                    await self._repeat(run, model, work, row)
+                if not (isinstance(work, Save | Create) or (isinstance(work, Pass) and work.is_forward_only)):
+                    await self.apply(run, model, work, row.body_sha256, row.seq_id)
         except BaseException:
             await self._host.drop_model(run.name)
             raise
         return model
 
-    async def _repeat(self, run: ModelRun, model: Trained, work: Work, row: Row[*tuple[Any, ...]]) -> None:
-        """Let a request take effect once more; raises `TrainingError` unless it ends as before."""
-        if isinstance(work, Save | Create) or (isinstance(work, Pass) and work.is_forward_only):
-            return
-        try:
-            await self.apply(run, model, work, row.body_sha256, row.seq_id)
-        except TrainerDeathError:
-            raise
-        except (TrainingError, ConfigError):
-            if row.status != "failed":
-                raise
-        else:
+    async def _effective(self, rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Row[*tuple[Any, ...]]]:
+        """The requests but those that failed, of which the trainer may have died, and the passes that these dropped."""
+        kept: list[Row[*tuple[Any, ...]]] = []
+        step: list[Row[*tuple[Any, ...]]] = []
+        for row in rows:
             if row.status == "failed":
-                raise TrainingError(f"expected request {run.id}:{row.seq_id} to fail as before; start a new model")
+                work = await asyncio.to_thread(read_work, row.kind, row.body, self._reader)
+                if isinstance(work, OptimConfig) or (isinstance(work, Pass) and not work.is_forward_only):
+                    step = []
+                continue
+            step.append(row)
+            if row.kind in ("optim_step", "load_weights"):
+                kept, step = [*kept, *step], []
+        return kept + step
 
     async def apply(self, run: ModelRun, model: Trained, work: Work, digest: bytes, seq_id: int) -> bytes:
         """Let a request take effect on the model in the trainer; returns its answer, empty if it only saves."""

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 from cua_rl.renderers.families import Family
 from cua_rl.training import wire
 from cua_rl.training.config import LoraSpec
+from cua_rl.training.folders import ADAPTER_WEIGHTS
 from cua_rl.training.layers import FusedLoraLinear
-from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from cua_rl.training.model_files import ADAPTER_CONFIG_FILE
 from cua_rl.types.errors import TrainingError
 
 _FIRST = "default"
@@ -154,7 +155,7 @@ class Adapters:
     def save(self, folder: Path) -> None:
         """Write a peft adapter into an existing folder."""
         on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in self._state().items()}
-        save_file(on_cpu, folder / ADAPTER_FILE)
+        save_file(on_cpu, folder / ADAPTER_WEIGHTS)
         settings = self._peft.peft_config[self._in_use.key].to_dict()
         settings |= {"inference_mode": True, "base_model_name_or_path": None}
         plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
@@ -162,7 +163,7 @@ class Adapters:
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote into the adapter in use; raises `TrainingError` if it is not such an adapter."""
-        saved = load_file(folder / ADAPTER_FILE)
+        saved = load_file(folder / ADAPTER_WEIGHTS)
         expected = {name: tensor.shape for name, tensor in self._state().items()}
         found = {name: tensor.shape for name, tensor in saved.items()}
         if expected != found:

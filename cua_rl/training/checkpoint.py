@@ -4,7 +4,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cua_rl.training.folders import write_folder
+from cua_rl.training.folders import file_sha256, write_folder
 from cua_rl.types.errors import TrainingError
 
 _MANIFEST = "checkpoint.json"
@@ -38,7 +37,8 @@ def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Pat
         contents = {"policy_version": state.policy_version, "optimizer": state.optimizer, "rng": state.rng}
         with (folder / _STATE).open("wb") as file:  # given a path, PyTorch does not say that the disk is full
             torch.save(contents, file)
-        files = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+        written = sorted(file for file in folder.rglob("*") if file.is_file())
+        files = {str(file.relative_to(folder)): file_sha256(file) for file in written}
         manifest = {"format": _FORMAT, "policy_version": state.policy_version, "files": files}
         (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2))
 
@@ -56,8 +56,7 @@ def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> Trainer
     if manifest.get("format") != _FORMAT:
         raise TrainingError(f"expected checkpoint format {_FORMAT} at {str(path)!r}, got {manifest.get('format')!r}")
     for name, expected in manifest["files"].items():
-        file = path / name
-        actual = _sha256(file) if file.is_file() else "no file"
+        actual = file_sha256(path / name) or "no file"
         if actual != expected:
             raise TrainingError(
                 f"checkpoint {str(path)!r} is damaged: expected {name} with sha256 {expected}, got {actual}; "
@@ -122,8 +121,3 @@ def _places(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
     """Where the optimizer's parameters, one group after the other, are among `parameters`."""
     numbers = {id(parameter): place for place, parameter in enumerate(parameters)}
     return [numbers[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()

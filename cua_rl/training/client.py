@@ -138,8 +138,9 @@ class TrainingClient(ModelClient):
     It is a client of the model that the trainer begins with; `create_model` adds others on the same base model. Without
     an `endpoint` it runs on this machine, and its output goes to `log_path`.
 
-    If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
-    between, and restored to where they were (`recovery.py`); callers only see that a request takes longer.
+    If a trainer process dies, all are started again and restored to where they were (`recovery.py`); callers only see
+    that a request takes longer. One at which that happens more than `config.max_restarts` times fails, without a trace;
+    the next one finds a trainer that is started again once more.
     """
 
     def __init__(
@@ -159,8 +160,8 @@ class TrainingClient(ModelClient):
         self._models: dict[str, ModelClient] = {"": self}
         self._cuts = log_path.with_suffix(".cuts")
         self._num_cuts = 0
-        self._num_failed_starts = 0
-        """Deaths since the last optimizer step."""
+        self._death: TrainerDeathError | None = None
+        """Of the trainer, until it is started again."""
         self.num_restarts = 0
 
     async def trainer_metrics(self) -> dict[str, float]:
@@ -169,6 +170,10 @@ class TrainingClient(ModelClient):
         return merge_metrics(
             require(reply, wire.TrainerMetricsOutput).metrics, {"trainer/restarts": float(self.num_restarts)}
         )
+
+    async def begin_step(self) -> None:
+        """Let what follows depend on weights and datums alone, to the last bit."""
+        require(await self._exchange_undisturbed(self, wire.BeginStep()), wire.Done)
 
     async def create_model(self, name: str, spec: LoraSpec) -> ModelClient:
         """Train another adapter beside the others; raises `ConfigError` if memory or the settings do not allow it."""
@@ -239,45 +244,36 @@ class TrainingClient(ModelClient):
                     del self._models[name]
                 case _:
                     pass
-            if isinstance(reply, wire.OptimStepOutput):
-                self._num_failed_starts = 0
-                if journal.is_cut_due:
-                    await self._cut(model)
+            if isinstance(reply, wire.OptimStepOutput) and journal.is_cut_due:
+                await self._cut(model)
             return reply
 
     async def _carry_out(self, model: ModelClient, request: wire.Request) -> wire.Reply:
-        """The answer, if necessary of a restarted trainer."""
+        """The answer, if necessary of a restarted trainer; raises the last death if there are too many."""
+        # one that has never been ready, or whose requests were not noted, is not what it was
+        num_deaths, most = 0, self._config.max_restarts if self.journal.entries else 0
         while True:
             try:
+                if self._death is not None:
+                    await self._bring_back(self._death, most)
                 return await self._send(model, request)
             except TrainerDeathError as death:
-                if not self.journal.entries:  # it has never been ready
+                self._death, num_deaths = death, num_deaths + 1
+                if num_deaths > most:
                     raise
-                await self._restart(death)
+                logger.warning("the trainer died, time %d of at most %d at one request: %s", num_deaths, most, death)
 
-    async def _restart(self, death: TrainerDeathError) -> None:
-        """Start the trainer again and bring it to where it was; raises the last death if that happens too often."""
-        while True:
-            if self._num_failed_starts >= self._config.max_restarts:
-                raise death
-            self._num_failed_starts += 1
-            self.num_restarts += 1
-            logger.warning(
-                "the trainer died and is started again, time %d of %d since the last optimizer step: %s",
-                self._num_failed_starts,
-                self._config.max_restarts,
-                death,
-            )
-            await self._endpoint.close()
-            try:
-                await self._endpoint.open()
-                for model in list(self._models.values()):
-                    for earlier, expected in model.journal.entries:
-                        require_same(earlier, expected, await self._send(model, earlier))
-            except TrainerDeathError as again:
-                death = again
-            else:
-                return
+    async def _bring_back(self, death: TrainerDeathError, most: int) -> None:
+        """Start the trainer again and bring it to where it was."""
+        if not most:
+            raise death
+        self.num_restarts += 1
+        await self._endpoint.close()
+        await self._endpoint.open()
+        for model in list(self._models.values()):
+            for earlier, expected in model.journal.entries:
+                require_same(earlier, expected, await self._send(model, earlier))
+        self._death = None
 
     async def _cut(self, model: ModelClient) -> None:
         """Save a model's state, so that a trainer that is started again begins from here."""

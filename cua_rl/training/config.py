@@ -102,8 +102,8 @@ class TrainerConfig:
     )
     max_restarts: int = setting(
         2,
-        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
-        "between; 0 ends the run",
+        "start the trainer again after one of its processes died, at most this many times for one request; 0 ends "
+        "the run",
         at_least=0,
     )
     parity_limit: float | None = setting(

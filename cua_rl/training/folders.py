@@ -3,9 +3,12 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from hashlib import file_digest
 from pathlib import Path
 
 from cua_rl.types.errors import writing
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
@@ -53,6 +56,14 @@ def link_folder(source: Path, path: Path) -> None:
             shutil.copyfile(file, linked)
 
     write_folder(path, lambda folder: shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True))
+
+
+def file_sha256(file: Path) -> str | None:
+    """The hash of a file's contents; None if there is no such file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -5,7 +5,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForImageTextToText
 
+from cua_rl.host.system import processor_name
 from cua_rl.renderers.families import FAMILIES, Family
 from cua_rl.training.adapters import Adapters
 from cua_rl.training.batching import MicroBatch
@@ -301,6 +302,16 @@ def find_device(gpus: Sequence[str]) -> torch.device:
         f"trainer.gpus: expected GPUs that PyTorch can use ({', '.join(gpus)} are assigned), it says: {reason}; see "
         "what nvidia-smi says and run set-up again (make setup), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
     )
+
+
+@cache
+def describe_machine(device: torch.device, num_processes: int) -> str:
+    """What decides how sums are rounded: processor, threads, processes, and the version of PyTorch."""
+    if device.type == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    else:
+        processor = f"{processor_name()}, threads {torch.get_num_threads()}"
+    return f"{processor}, processes {num_processes}, torch {torch.__version__}"
 
 
 def _find_family(path: Path) -> Family:

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cua_rl.training.folders import ADAPTER_WEIGHTS
 from cua_rl.types.errors import ConfigError
 
-ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _INDEX_FILE = "model.safetensors.index.json"
@@ -111,7 +111,7 @@ def _load_updates(adapter: Path) -> dict[str, _Update]:
             f"expected a plain LoRA adapter in {str(adapter)!r}, got one with {', '.join(unknown) or 'biases'}; merge "
             "it with peft"
         )
-    tensors = {name: tensor.float() for name, tensor in load_file(adapter / ADAPTER_FILE).items()}
+    tensors = {name: tensor.float() for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
     scale = settings["lora_alpha"] / settings["r"]
     updates: dict[str, _Update] = {}
     for name, a in tensors.items():

@@ -84,7 +84,7 @@ class Journal:
     def add(self, request: wire.Request, reply: wire.Reply) -> None:
         """Note a request that was answered. One that failed may have dropped gradients: it must fail again."""
         has_gradient = isinstance(request, wire.ForwardBackward) and request.with_gradient
-        if has_gradient or isinstance(request, _BEGINNINGS | wire.LoadState | wire.OptimStep):
+        if has_gradient or isinstance(request, _BEGINNINGS | wire.LoadState | wire.BeginStep | wire.OptimStep):
             self.entries.append((request, type(reply)))
 
     @property

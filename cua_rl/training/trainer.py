@@ -34,7 +34,7 @@ from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_terms import TokenLoss
 from cua_rl.training.losses import token_losses
 from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
-from cua_rl.training.model import PolicyModel
+from cua_rl.training.model import PolicyModel, describe_machine
 from cua_rl.training.models import Models
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
@@ -102,6 +102,10 @@ class Trainer:
     def policy_version(self) -> int:
         """Completed optimizer steps of the model in use."""
         return self.models.now.policy_version
+
+    def begin_step(self) -> None:
+        """Forget the features of earlier steps' screenshots."""
+        self._cache.clear()
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
         """Log-probabilities under the policy, the reference model, or the base model."""
@@ -190,6 +194,7 @@ class Trainer:
             "optim/num_micro_batches": float(len(batch.micro_batches)),
             "optim/trained_tokens": float(len(all_logprobs)),
             "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
+            "optim/micro_batch_tokens": float(self._row_tokens),
             "optim/encoded_images": float(num_encoded_images),
         }
         return wire.ForwardBackwardOutput(
@@ -302,6 +307,7 @@ class Trainer:
             grad_norm=norm.item(),
             learning_rate=optim.learning_rate,
             num_trained_tokens=num_trained_tokens,
+            machine=describe_machine(self.model.device, self._ranks.size),
         )
 
     def save_state(self, path: Path) -> None:

@@ -168,8 +168,9 @@ def encode_images(
 class FeatureCache:
     """Features of the most recently used screenshots in main memory, at most `max_bytes` of them.
 
-    Features depend only on the image and the frozen tower, so they never become stale; an adapter on the language model
-    does not change them. All levels of a screenshot (merger and deepstack) are one entry.
+    Features depend only on the image and the frozen tower (in their last bits also on what was encoded with them), so
+    they never become stale; an adapter on the language model does not change them. All levels of a screenshot (merger
+    and deepstack) are one entry.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -179,6 +180,11 @@ class FeatureCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._entries.clear()
+        self.num_bytes = 0
 
     def missing(self, images: Mapping[str, ImageChunk]) -> dict[str, ImageChunk]:
         """The images whose features are not held."""

@@ -33,6 +33,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginStep:
+    """Forget the features of earlier steps' screenshots; answered by `Done`.
+
+    Their last bits depend on which others were encoded with them, so a step that used them could not be made again.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """Log-probabilities of the trained tokens; answered by `ForwardOutput`."""
 
@@ -155,6 +163,7 @@ class ForModel:
 
 Request = (
     Start
+    | BeginStep
     | Forward
     | ForwardBackward
     | OptimStep
@@ -205,6 +214,8 @@ class OptimStepOutput:
     learning_rate: float
     num_trained_tokens: int
     """Trained tokens since the last step."""
+    machine: str = ""
+    """What computed it: on another kind of machine, sums are rounded differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

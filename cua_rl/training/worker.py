@@ -148,6 +148,8 @@ class _Worker:
 def _keep(trainer: Trainer, request: wire.Request) -> None:
     """Requests about which models and folders there are."""
     match request:
+        case wire.BeginStep():
+            trainer.begin_step()
         case wire.SaveState(path=path):
             trainer.save_state(path)
         case wire.LoadState(path=path, with_optimizer=with_optimizer):

@@ -22,13 +22,15 @@ class EncodedImage:
     """A screenshot as encoded bytes: one object from the device through prompt and training to the database.
 
     `sha256` (hex) of the bytes is its identity. The size is that of the image as it is shown, with its EXIF
-    orientation applied.
+    orientation applied. `state` is the device's name for the state that it shows, if it has one; a turn keeps it, and
+    messages between processes leave it out.
     """
 
     data: bytes
     format: ImageFormat
     width_px: int
     height_px: int
+    state: str = field(default="", compare=False, repr=False)
     sha256: str = field(init=False)
 
     def __post_init__(self) -> None:

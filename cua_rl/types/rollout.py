@@ -139,8 +139,7 @@ class ModelTurn:
     policy_version: int
     stop: str
     """"stop" if the model ended its answer, "length" if it ran into `max_tokens`."""
-    text: str
-    """The sampled text without the end-of-turn token."""
+    text: str  # the sampled text without the end-of-turn token
     failure: ParseFailure | None
     prompt_matches_renderer: bool
     request: Mapping[str, object]
@@ -170,8 +169,7 @@ class AgentTurn:
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None = None
     """The error message to the model if its answer could not be parsed or its action could not be executed."""
-    after: EncodedImage | None = None
-    """None if nothing was executed."""
+    after: EncodedImage | None = None  # None if nothing was executed
     durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds per stage: respond, ground, execute, observe."""
     more_actions: tuple[Action, ...] = ()
@@ -186,10 +184,10 @@ class AgentTurn:
 class Turn:
     """One turn of a rollout: the model's side as the gateway recorded it, and the agent's side."""
 
-    index: int
-    """0-based."""
+    index: int  # from 0
     model: ModelTurn
     agent: AgentTurn
+    state: str = ""  # the device's name for the state that the agent saw, if it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +196,7 @@ class Reward:
 
     total: float
     parts: Mapping[str, float]
+    of_turns: tuple[float, ...] = ()  # what each turn earned, of the total; the end earned the rest, or all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +220,7 @@ class Rollout:
     judgement: Judgement | None = None
     """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
     worker: str | None = None  # the rollout worker that ran it
+    max_turns: int | None = None  # that it was allowed, if known
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:
@@ -305,5 +305,5 @@ class Datum:
 
     @property
     def member(self) -> tuple[str, str]:
-        """The member of the group: all its datums share an advantage and a weight."""
+        """The member of the group: all its datums share a weight."""
         return self.group_id, self.rollout_id

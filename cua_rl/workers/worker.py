@@ -221,7 +221,7 @@ async def open_workplace(
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     train_tasks, eval_tasks = load_task_sets(config, prepared)
-    reward = load_reward(config.reward, config.reward_clip)
+    reward = load_reward(config.reward, config.reward_clip, config.credit.milestone_reward)
     own = await asyncio.to_thread(identify, config, model_path, train_tasks)
     if others := [part for part, digest in own.items() if digest != setup.identity[part]]:
         raise ConfigError(f"expected the run's {' and '.join(others)} on {socket.gethostname()}, got others; copy them")

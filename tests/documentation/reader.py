@@ -38,9 +38,11 @@ from cua_rl.recipes import (
     plan,
     prune,
     rebuild_datums,
+    replay_step,
     serve_model,
     serve_tinker,
     sft,
+    suite,
     train,
 )
 from cua_rl.recipes.gym_command import translate
@@ -54,6 +56,7 @@ from scripts.chaos_members import ChaosMembersConfig
 from scripts.chaos_ray import ChaosRayConfig
 from scripts.chaos_tinker import ChaosTinkerConfig
 from scripts.red_team.__main__ import RedTeamConfig
+from scripts.replay_runs import ReplayRunsConfig
 from scripts.tiny_models import make_tiny_model, make_tiny_page_model
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
@@ -78,6 +81,8 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
+    "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
+    "cua_rl.recipes.suite": suite.SuiteConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,
     "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
@@ -87,6 +92,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "scripts.chaos_ray": ChaosRayConfig,
     "scripts.chaos_tinker": ChaosTinkerConfig,
     "scripts.red_team": RedTeamConfig,
+    "scripts.replay_runs": ReplayRunsConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)
 WITHOUT_OPTIONS = {
@@ -99,6 +105,7 @@ WITHOUT_OPTIONS = {
     "scripts.settings_page": 0,
     "scripts.metrics_page": 0,
     "scripts.code_shape": 0,
+    "scripts.needed_turns": 0,
     "scripts.red_team.hosts": 0,
     "tests.evaluation.test_coverage": 1,
 }

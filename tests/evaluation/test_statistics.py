@@ -2,7 +2,7 @@ import operator
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
-from math import sqrt
+from math import prod, sqrt
 from random import Random
 from statistics import NormalDist
 
@@ -17,6 +17,8 @@ from cua_rl.evaluation.statistics import (
     pass_at_k,
     rate_interval,
     ratio_interval,
+    regression_p_value,
+    regression_power,
     sign_flip_test,
     student_quantile,
     sum_tasks,
@@ -207,3 +209,41 @@ def test_equal_models_are_told_apart_in_at_most_a_twentieth_of_evaluations(num_t
         num_told_apart += sign_flip_test(differences) <= 0.05
 
     assert num_told_apart / 600 <= 0.05 + 3 * sqrt(0.05 * 0.95 / 600)
+
+
+def test_one_sided_p_values_are_those_of_the_binomial_distribution() -> None:
+    # 7 worse, 1 better: (C(8, 7) + C(8, 8)) / 2^8; the two-sided 0.070 of Fagerland, Lydersen and Laake (2013), table 1
+    assert regression_p_value(7, 1) == 9 / 256
+    assert sign_flip_test([Fraction(-1)] * 7 + [Fraction(1)]) == pytest.approx(2 * 9 / 256)
+    assert regression_p_value(0, 0) == 1.0
+    assert regression_p_value(0, 5) == 1.0
+
+
+def test_the_power_is_that_of_all_outcomes_of_a_few_tasks() -> None:
+    worse, better, num_tasks = 0.4, 0.05, 7
+    chances = {-1: worse, 1: better, 0: 1 - worse - better}
+
+    expected = 0.0
+    for outcome in product(chances, repeat=num_tasks):
+        if regression_p_value(outcome.count(-1), outcome.count(1)) <= 0.05:
+            expected += prod(chances[each] for each in outcome)
+
+    assert regression_power(num_tasks, worse, better, 0.05) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("worse", "better"), [(0.15, 0.05), (0.1, 0.0), (0.3, 0.2)])
+def test_the_power_for_many_tasks_is_near_that_of_the_normal_approximation(worse: float, better: float) -> None:
+    # R. J. Connor (1987): n = (z_alpha sqrt(d) + z_power sqrt(d - fall^2))^2 / fall^2 with d tasks that differ
+    differ, fall, normal = worse + better, worse - better, NormalDist()
+
+    for power in (0.8, 0.9):
+        spread = normal.inv_cdf(0.95) * sqrt(differ) + normal.inv_cdf(power) * sqrt(differ - fall**2)
+        num_tasks = round((spread / fall) ** 2)
+        # the exact test is the more careful one, and its power is a saw's edge
+        assert power - 0.1 < regression_power(num_tasks, worse, better, 0.05) < power + 0.03
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.05, 0.3, 0.5])
+def test_without_a_fall_an_alarm_is_no_more_likely_than_promised(rate: float) -> None:
+    for num_tasks in (5, 64, 144):
+        assert regression_power(num_tasks, rate, rate, 0.05) <= 0.05

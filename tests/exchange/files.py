@@ -7,7 +7,19 @@ from pathlib import Path
 
 from PIL import Image
 
+from cua_rl.exchange.formats import Told
+from cua_rl.exchange.replayed import Replayed
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.types.actions import Action
+
 WIDTH_PX, HEIGHT_PX = 192, 320
+RENDERER = make_renderer(TINY_QWEN3_VL)
+BROWSER, LINUX, ANDROID = Told(device="browser"), Told(device="linux"), Told(device="android")
+
+
+def actions_of(made: Replayed) -> list[Action | None]:
+    return [turn.agent.action for turn in made.record.rollout.turns]
 
 
 def draw(number: int) -> bytes:

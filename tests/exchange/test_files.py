@@ -47,7 +47,7 @@ RUN = RunRecord(
             tasks=(TASK, TASK),
             started_at=2.5,
             metrics={"a/b": 0.1 + 0.2},
-            replays=(ReplayRecord(group_id="g", rollout_id="r", advantage=0.5),),
+            replays=(ReplayRecord(group_id="g", rollout_id="r", advantage=0.5, turn_advantages=(0.1, 0.2)),),
         ),
     ),
 )
@@ -70,8 +70,8 @@ def records() -> list[RolloutRecord]:
                 group_id="g\ud83d",
                 task=TASK,
                 rollout=rollout,
-                max_turns=5,
                 advantage=None if rollout.reward is None else rng.random(),
+                turn_advantages=() if rollout.reward is None else tuple(rng.random() for _ in rollout.turns),
                 training_logprobs=seen,
             )
         )

@@ -12,10 +12,7 @@ from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.foreign_actions import ForeignAction, NoCounterpart, UnknownAction, View, tool_arguments
 from cua_rl.exchange.formats import Told, read_trajectories
 from cua_rl.exchange.replayed import Replayed, replay
-from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types.actions import (
-    Action,
     Button,
     Click,
     Drag,
@@ -29,7 +26,7 @@ from cua_rl.types.actions import (
 )
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError
-from tests.exchange.files import HEIGHT_PX, WIDTH_PX, draw
+from tests.exchange.files import ANDROID, BROWSER, HEIGHT_PX, LINUX, RENDERER, WIDTH_PX, actions_of, draw
 from tests.exchange.published import (
     adp_of_a_phone,
     android_control_record,
@@ -40,9 +37,6 @@ from tests.exchange.published import (
     shot,
 )
 
-RENDERER = make_renderer(TINY_QWEN3_VL)
-BROWSER, LINUX, ANDROID = Told(device="browser"), Told(device="linux"), Told(device="android")
-
 
 async def imported(folder: Path, value: object, told: Told | None = None) -> Replayed:
     """The only trajectory of a file."""
@@ -50,10 +44,6 @@ async def imported(folder: Path, value: object, told: Told | None = None) -> Rep
     path.write_text(json.dumps(value))
     (parse,) = read_trajectories(path, told)
     return await replay(parse(), RENDERER, step=1, index=0, started_at=0.0)
-
-
-def actions_of(made: Replayed) -> list[Action | None]:
-    return [turn.agent.action for turn in made.record.rollout.turns]
 
 
 async def test_a_responses_log_of_openai(tmp_path: Path) -> None:

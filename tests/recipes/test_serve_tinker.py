@@ -19,6 +19,9 @@ from cua_rl.recipes.serve_tinker import (
     prepare,
     require_same_models,
 )
+from cua_rl.run.prepared_training import prepare_training
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 
@@ -45,6 +48,17 @@ async def test_what_is_left_open_is_chosen_before_anything_starts() -> None:
     assert prepared.config.server.max_lora_rank >= 8
     assert prepared.config.server.max_num_seqs is not None
     assert prepared.folder.name == "tinker-tiny"
+
+
+async def test_a_context_that_does_not_hold_the_proof_of_adapters_is_refused_before_anything_starts() -> None:
+    # 64 image tokens, and a token per byte of what the included model has no words for
+    needed = "server.max_model_len: expected at least 154, for the prompt that proves adapters"
+    with pytest.raises(ConfigError, match=f"{needed}, got 153; raise it"):
+        await prepare(with_values(ServeTinkerConfig(), server=ServerConfig(max_model_len=153)), {})
+    await prepare(with_values(ServeTinkerConfig(), server=ServerConfig(max_model_len=154)), {})
+    run = with_values(CLIConfig(), max_tokens=32, server=ServerConfig(max_model_len=153))
+    with pytest.raises(ConfigError, match=needed):
+        await prepare_training(run, {})
 
 
 def test_clients_name_a_folder_by_its_absolute_path_and_a_model_of_the_hub_without_a_revision(tmp_path: Path) -> None:

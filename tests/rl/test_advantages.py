@@ -1,9 +1,10 @@
 import pytest
 
-from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, group_advantages, score_group
+from cua_rl.rl.advantages import divide_by_batch_std, group_advantages, score_group
+from cua_rl.rl.config import RolloutAdvantageKind
 from tests.builders import datum, group, model_turn, prompt, rollout, text
 
-KINDS: tuple[AdvantageKind, ...] = ("mean", "mean_std", "leave_one_out", "batch_std")
+KINDS: tuple[RolloutAdvantageKind, ...] = ("mean", "mean_std", "leave_one_out", "batch_std")
 
 
 def test_rewards_are_centred_in_their_group() -> None:
@@ -26,7 +27,7 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_constant_group_gets_exact_zeros_even_where_the_mean_is_rounded(kind: AdvantageKind) -> None:
+def test_a_constant_group_gets_exact_zeros_even_where_the_mean_is_rounded(kind: RolloutAdvantageKind) -> None:
     for reward, size in ((0.1, 8), (0.9, 8), (1 / 3, 7), (0.1, 3)):
         assert group_advantages([reward] * size, kind) == (0.0,) * size
     assert group_advantages([0.7], kind) == (0.0,)

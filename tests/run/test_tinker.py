@@ -386,6 +386,29 @@ async def test_turns_are_sampled_on_the_service_with_the_renderers_tokens(
         await gateway.answer("fails", {"input": "hi"}, "responses")
 
 
+async def test_an_answer_ends_with_the_token_that_completes_a_stop_of_the_request(
+    session: FakeSession, renderer: Qwen3VLRenderer
+) -> None:
+    """As by a model server of one's own; the end of turn still ends one that comes to none."""
+    tokens = [*renderer.encode("press OK"), *renderer.encode("\nObservation: none"), renderer.stop_token_ids[0]]
+    logprobs = [-0.01 * place for place in range(len(tokens))]
+    sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason="length")
+    session.answer = SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=0)
+    sampler = TinkerSampler(SERVICE, FakeSdk(), session, renderer)
+    gateway = Gateway(sampler, renderer, SamplingParams(max_tokens=64, temperature=1.0))
+    gateway.open_rollout("r")
+    agent, messages = gateway.openai_client("r"), [{"role": "user", "content": "hi"}]
+    stopped = await agent.chat.completions.create(model="policy", messages=messages, stop=["\nObs", "none"])  # type: ignore[arg-type]
+    await agent.chat.completions.create(model="policy", messages=messages, stop=["never"])  # type: ignore[arg-type]
+    one, other = gateway.close_rollout("r")
+
+    length = next(n for n in range(len(tokens)) if "\nObs" in renderer.decode(tokens[:n]))
+    assert stopped.choices[0].message.content == "press OK"
+    assert stopped.choices[0].finish_reason == "stop"
+    assert (one.sampled_tokens, one.sampling_logprobs) == (tuple(tokens[:length]), tuple(logprobs[:length]))
+    assert (other.sampled_tokens, other.stop) == (tuple(tokens), "length")
+
+
 def test_a_run_without_gpus_plans_neither_trainer_nor_server() -> None:
     from cua_rl.machine.machine import Machine
     from cua_rl.run.resolve import resolve

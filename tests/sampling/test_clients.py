@@ -11,7 +11,6 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.messages_api import responses_request
 from cua_rl.types.rollout import ModelTurn, SamplingParams
 from tests.sampling.clients.recording import FOLDER, Recording, load_recording
 from tests.sampling.fake_vllm import FakeVllm
@@ -39,10 +38,7 @@ async def play(recording: Recording, client: SamplingClient, fake: FakeVllm, ren
     for turn in recording.turns:
         # the ids of output items contain that of their response, without its prefix
         request = json.loads(re.sub("[0-9a-f]{32}", new_id, json.dumps(turn.request)))
-        if recording.api == "messages":
-            answer = await gateway.answer("r", responses_request(request), "responses")
-        else:
-            answer = await gateway.answer("r", request, recording.api)
+        answer = await gateway.answer("r", request, recording.api)
         ids = (answer.turn.response_id, *(call.call_id for call in answer.parsed.tool_calls))
         new_ids |= {old[-32:]: new[-32:] for old, new in zip(turn.ids, ids, strict=True)}
     return gateway

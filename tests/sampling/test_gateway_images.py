@@ -126,7 +126,8 @@ def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded() -> None
 
         head = chunk(b"IHDR", struct.pack(">IIBBBBB", width_px, height_px, 8, 2, 0, 0, 0))
         # Pillow decodes the pixels to look for an orientation after them
-        return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(2**20))) + chunk(b"eXIf", b"MM")
+        pixels = chunk(b"IDAT", zlib.compress(bytes(2**20)))
+        return b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"eXIf", b"MM") + chunk(b"IEND", b"")
 
     with pytest.raises(RequestError, match=f"more than {MAX_PIXELS}"):
         image_size(png(8001, 5000))

@@ -16,12 +16,14 @@ from cua_rl.tinker_service.data import Reader
 from cua_rl.tinker_service.messages import FLOAT32, INT64, new_message
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import DiskFullError, TrainingError
+from cua_rl.types.errors import DiskFullError, TrainerDeathError, TrainingError
 from cua_rl.types.rollout import AdapterRef, Datum, ModelInput
 
 IMAGE_TOKEN = 90
 VOCABULARY = 100
 MAX_TOKENS = 64
+DEADLY = 999.0
+"""Sum of the weights of a pass of which the trainer dies."""
 
 
 def shown(tokens: Sequence[int]) -> str:
@@ -109,6 +111,8 @@ class FakeModel:
             if total == 666.0:
                 self.gradient = None
                 raise TrainingError("expected a finite loss, got nan")
+            if total == DEADLY:
+                raise TrainerDeathError("status 137; its log ended with: Traceback")
             self.gradient = (self.gradient or 0.0) + total
         rows = tuple(tuple(self.weight if kept else 0.0 for kept in datum.loss_mask) for datum in datums)
         return ForwardBackwardOutput(training_logprobs=rows, metrics={"loss/total": total, "policy/entropy": 0.5})
@@ -159,6 +163,9 @@ class FakeHost:
     async def drop_model(self, name: str) -> None:
         self.done.append(f"drop {name}")
         del self.models[name]
+
+    async def revive(self) -> None:
+        self.done.append("revive")
 
 
 @dataclass

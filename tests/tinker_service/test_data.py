@@ -172,7 +172,7 @@ def with_loss(message: Any) -> None:
         (with_dtype, "dense int64 tensor"),
         (with_infinity, "finite values"),
         (with_thresholds, "loss_fn_config of cross_entropy"),
-        (with_broken_image, "whole png image"),
+        (with_broken_image, "send the encoded screenshot whole"),
         (with_other_format, "whole jpeg image"),
         (with_wrong_size, "expected 2 expected_tokens for an image of 64x32 pixels"),
         (with_dimensions, "PNG or JPEG images as they are"),

@@ -370,6 +370,34 @@ async def test_a_trainer_that_dies_at_the_same_request_again_and_again_is_given_
     assert nodes.asked.count("Forward") == 3
 
 
+async def test_deaths_are_counted_at_each_request_whether_or_not_there_is_ever_an_optimizer_step(
+    tmp_path: Path,
+) -> None:
+    """Requests: Start, then each Forward twice, with a Start between: the trainer does not survive the first."""
+    nodes = FakeNodes(lambda number, request: isinstance(request, wire.Forward) and number % 3 == 2)
+    async with _client(nodes, tmp_path, max_restarts=1) as client:
+        for _ in range(4):
+            await client.forward([])
+        assert client.num_restarts == 4
+
+    assert nodes.asked == ["Start", *["Forward", "death", "Start", "Forward"] * 4]
+
+
+async def test_a_request_of_which_the_trainer_dies_leaves_no_trace_in_the_next_ones(tmp_path: Path) -> None:
+    """A trainer that has died is not asked again before it is started again: one that hangs may answer yet."""
+    nodes = FakeNodes(lambda number, request: isinstance(request, wire.ForwardBackward) and bool(request.datums))
+    async with _client(nodes, tmp_path, max_restarts=1) as client:
+        await client.forward_backward([], LossConfig())
+        with pytest.raises(TrainerDeathError, match="is lost"):
+            await client.forward_backward([datum([False, *[True] * 4])], LossConfig())
+        await client.optim_step(OptimConfig(learning_rate=1.0))
+        await client.save_weights_for_sampler(tmp_path / "weights")
+
+    poisoned = ["ForwardBackward", "death", "Start", "ForwardBackward"]
+    assert nodes.asked[1:-2] == ["ForwardBackward", *poisoned, *poisoned, "OptimStep"]
+    assert list((tmp_path / "weights" / "steps").read_bytes()) == [1]
+
+
 async def test_without_restarts_no_cut_is_written_and_the_first_death_is_raised(tmp_path: Path) -> None:
     nodes = FakeNodes(lambda number, _: number == 4)
     async with _client(nodes, tmp_path, max_restarts=0) as client:

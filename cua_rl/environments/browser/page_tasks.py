@@ -25,7 +25,7 @@ from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.environments.query_values import PAGE_QUERIES
 from cua_rl.tasks.fields import Fields, given, parse_json, read_mapping, read_text
-from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
+from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty, read_item
 from cua_rl.types.errors import ConfigError, DeviceError
 
 PAGE_BROWSER = DeviceAbilities(
@@ -196,6 +196,7 @@ def _parse_task(value: object, what: str, *, folder: Path, default_id: str, site
         difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
+        item=read_item(given),
     )
 
 

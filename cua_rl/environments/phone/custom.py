@@ -33,7 +33,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.query_values import TIME
 from cua_rl.tasks.fields import Fields, join_names, read_mapping, require_known
 from cua_rl.tasks.goal import Goal, check_goal, parse_goal
-from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty
+from cua_rl.tasks.task import DEFAULT_MAX_TURNS, HEADER_KEYS, Task, Template, read_category, read_difficulty, read_item
 from cua_rl.types.errors import ConfigError, TaskError, boundary
 
 logger = logging.getLogger(__name__)
@@ -51,13 +51,21 @@ class DescribedTask(Template):
     """None: a judge decides from screenshots."""
     start: Start | None = None
     """None on devices whose initial state cannot be set."""
+    milestones: tuple[Goal, ...] = ()
 
     def make_task(self, seed: int) -> Task:
         goal, prepare = self.goal, None
         if goal is not None and self.start is None:
             prepare = partial(make_undone, goal)
         validate = None if goal is None else partial(check_goal, goal)
-        return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, world=self.start)
+        return self.build_task(
+            seed,
+            self.instruction,
+            validate=validate,
+            prepare=prepare,
+            milestones=tuple(partial(check_goal, one) for one in self.milestones),
+            world=self.start,
+        )
 
     @property
     def is_judged(self) -> bool:
@@ -84,7 +92,7 @@ async def make_undone(goal: Goal, device: Device) -> None:
 def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False) -> DescribedTask:
     """Read one description; `what` names it in messages, such as "custom task 2"."""
     given = read_mapping({"instruction": value.strip()} if isinstance(value, str) else value, what, _EXAMPLE)
-    given.require_keys((*HEADER_KEYS, "start"))
+    given.require_keys((*HEADER_KEYS, "start", "milestones"))
     instruction = given.text("instruction")
     if not instruction:
         raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
@@ -107,11 +115,27 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
         instruction=instruction,
         goal=goal,
         start=start,
+        milestones=_parse_milestones(given, device),
         category=read_category(given),
         difficulty=read_difficulty(given),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
+        item=read_item(given),
     )
+
+
+def _parse_milestones(given: Fields, device: DeviceAbilities) -> tuple[Goal, ...]:
+    suggest = suggest_values if device.is_seeded else None
+    goals = [
+        parse_goal(one, f"milestone {number} of {given.what}", device, suggest)
+        for number, one in enumerate(given.items("milestones"), start=1)
+    ]
+    if any(goal.how == "told" for goal in goals):
+        raise ConfigError(
+            f"expected milestones of {given.what} that a device's state shows, got one that the answer tells, which "
+            "comes last; make it the check, or leave it out"
+        )
+    return tuple(goals)
 
 
 def _parse_judged_start(given: Fields, device: DeviceAbilities) -> Start | None:

@@ -33,6 +33,7 @@ from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 from cua_rl.types.actions import Button, Click, Finish, PressButton
 from cua_rl.types.errors import ConfigError, TaskError
+from scripts.needed_turns import count_turns, needed_turns
 
 ROOT = Path(__file__).parents[3]
 LASTING = (
@@ -265,3 +266,34 @@ def test_a_task_of_another_kind_gets_no_phone() -> None:
 
     with pytest.raises(TaskError, match="gym_1"):
         make_simulated_phone(foreign.make_task(0))
+
+
+@pytest.mark.parametrize("template", list(TEMPLATES.values())[::12], ids=lambda template: template.task_id)
+def test_the_level_of_a_task_is_that_of_the_turns_which_its_expert_takes(template: TaskTemplate) -> None:
+    assert needed_turns(template) == template.needed_turns
+    assert f"level_{template.level}" in template.tags
+    # on phones that were not counted it may have to scroll once more
+    assert count_turns(template, 1000) <= template.needed_turns + 1 <= template.max_turns + 1
+
+
+def test_the_page_counts_the_tasks_of_every_level_for_training_and_evaluation() -> None:
+    rows = re.findall(r"^\| (\d) \| (\d+) to (\d+) \| (\d+) / (\d+) \|$", _quickstart(), re.MULTILINE)
+    found = [
+        [str(level), *(str(sum(t.level == level for t in templates)) for templates in (DEMO_TRAINING, DEMO_EVAL))]
+        for level in (1, 2, 3)
+    ]
+
+    assert [[level, *counts] for level, _, _, *counts in rows] == found
+    for level, low, high, *_ in rows:
+        assert {t.level for t in TEMPLATES.values() if int(low) <= t.needed_turns <= int(high)} == {int(level)}
+    assert all(1 <= template.needed_turns <= 10 for template in TEMPLATES.values())
+
+
+def test_a_source_selects_levels_by_their_tags() -> None:
+    tasks = load([{"source_type": "demo_training", "tags": [f"level_{level}"]} for level in (2, 3)])
+
+    assert {TEMPLATES[task_id].level for task_id in tasks.task_ids} == {2, 3}
+
+
+def _quickstart() -> str:
+    return (ROOT / "TASK_CONFIG_QUICKSTART.md").read_text()

@@ -114,7 +114,7 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
         after=make_observation(rng) if action else None,
         durations_s={"respond": rng.random(), "execute": 0.1 + 0.2},
     )
-    return Turn(index=index, model=model, agent=done)
+    return Turn(index=index, model=model, agent=done, state="" if index % 2 else f"state {index}\x00")
 
 
 def make_judgement(*, is_reached: bool) -> Judgement:
@@ -161,11 +161,18 @@ def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | N
         stop_reason=fault or StopReason.FINISHED,
         answer=None if fault else "done \ud83d",
         validation=None if fault else checked,
-        reward=None if fault else Reward(total=rng.random() / 3, parts={"success": float(success), "turns": -0.1}),
+        reward=None
+        if fault
+        else Reward(
+            total=rng.random() / 3,
+            parts={"success": float(success), "turns": -0.1},
+            of_turns=tuple(0.1 * turn.index for turn in turns) if member_index else (),
+        ),
         error="the device is gone" if fault else None,
         started_at=1.7e9 + rng.random(),
         duration_s=rng.random() * 10,
         judgement=make_judgement(is_reached=not fault) if member_index else None,
+        max_turns=9,
     )
 
 
@@ -189,6 +196,12 @@ def advantages_of(group: RolloutGroup) -> tuple[float, ...]:
     return tuple(reward - mean for reward in group.rewards)
 
 
+def turn_advantages_of(group: RolloutGroup) -> tuple[tuple[float, ...], ...]:
+    """Those of the last rollout's turns are its own advantage."""
+    own = [tuple(turn.index / 3 - rollout.member_index for turn in rollout.turns) for rollout in group.compared]
+    return (*own[:-1], ())
+
+
 def start(first_step: int = 1) -> TrainingStarted:
     return TrainingStarted(
         run_name="run", log_path="/logs/run", config={"seed": 1, "name": "a\x00"}, first_step=first_step, total_steps=4
@@ -203,8 +216,11 @@ def source_events(group: RolloutGroup, step: int = 1, phase: Phase = "step") -> 
     for rollout in (*group.rollouts, *group.faulty):
         events.append(rollout_start(source, group, rollout))
         events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in rollout.turns]
-    advantages = advantages_of(group) if phase == "step" else None
-    return [*events, GroupEnded(source=source, group=group, advantages=advantages)]
+    if phase != "step":
+        return [*events, GroupEnded(source=source, group=group, advantages=None)]
+    of_turns = turn_advantages_of(group)
+    ended = GroupEnded(source=source, group=group, advantages=advantages_of(group), turn_advantages=of_turns)
+    return [*events, ended]
 
 
 def rollout_start(source: RolloutSource, group: RolloutGroup, rollout: Rollout) -> RolloutStarted:

@@ -8,7 +8,7 @@ from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import Event, GroupEnded, RolloutSource
 from cua_rl.rl.advantages import ScoredGroup, score_group
-from cua_rl.rl.config import CurriculumSettings
+from cua_rl.rl.config import AdvantageKind, CurriculumSettings
 from cua_rl.rl.curriculum import Memory, SuccessRates, build_outcome, first_success
 from cua_rl.rl.datums import build_batch, datums_sha256
 from cua_rl.run.resume import OUTCOMES_NAME, load_memory
@@ -52,29 +52,37 @@ async def test_a_replayed_rollout_is_stored_once_and_its_group_is_rebuilt_with_i
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     assert await load_groups(session, training_id, 2) == [group]
     assert await load_groups(session, training_id, 1) == [EARLIER]
-    assert await load_advantages(session, training_id, 2) == [(0.0, 1 / 3, 2 / 3, 1.0)]
+    assert [one.advantages for one in await load_advantages(session, training_id, 2)] == [(0.0, 1 / 3, 2 / 3, 1.0)]
     assert run_sql(url, "SELECT count(*) FROM replays") == [(1,)]
     copies = f"SELECT count(*) FROM rollouts WHERE rollout_id = '{EARLIER.rollouts[0].rollout_id}'"
     assert run_sql(url, copies) == [(1,)]
 
 
-async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -> None:
+@pytest.mark.parametrize("kind", ["mean_std", "state_groups"])
+async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(
+    url: str, session: AsyncSession, kind: AdvantageKind
+) -> None:
     group = failed_group()
-    batch = build_batch([score_group(group, "mean_std")], IMAGE_TOKEN)
-    advantages = {datum.rollout_id: max(datum.advantages, key=abs) for datum in batch.datums}
+    scored = score_group(group, kind)
+    batch = build_batch([scored], IMAGE_TOKEN)
+    assert any(len(set(own)) > 1 for own in scored.turn_advantages) == (kind == "state_groups")
     events = second_step(group)[:-2]
     ended = GroupEnded(
         source=RolloutSource(phase="step", step=2),
         group=group,
-        advantages=tuple(advantages[rollout.rollout_id] for rollout in group.compared),
+        advantages=scored.advantages,
+        turn_advantages=scored.turn_advantages,
     )
 
     await record(url, start(), *source_events(EARLIER), step_end(EARLIER), *events, ended)
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     groups, loaded = await load_groups(session, training_id, 2), await load_advantages(session, training_id, 2)
-    scored = [ScoredGroup(group=group, advantages=tuple(values)) for group, values in zip(groups, loaded, strict=True)]
-    datums = build_batch(scored, IMAGE_TOKEN).datums
+    rebuilt = [
+        ScoredGroup(group=one, advantages=values.advantages, turn_advantages=values.turn_advantages)
+        for one, values in zip(groups, loaded, strict=True)
+    ]
+    datums = build_batch(rebuilt, IMAGE_TOKEN).datums
     assert batch.replayed_ids == {EARLIER.rollouts[0].rollout_id}
     assert datums_sha256(datums) == datums_sha256(batch.datums)
 

@@ -15,6 +15,8 @@ from cua_rl.database.queries import find_training
 from cua_rl.database.rebuild import load_groups
 from cua_rl.database.session import open_sessions
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
+from cua_rl.recipes.replay_step import ReplayConfig
+from cua_rl.recipes.replay_step import cli_main as replay
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types.rollout import RolloutGroup
@@ -77,6 +79,18 @@ def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp
     assert max(responses.values()) == 1
     moved = run.folder.rename(tmp_path / "moved")
     assert run_recipe(RebuildConfig, cli_main, [f"run={moved}"]) == 0
+    assert_a_step_can_be_made_again(moved, 2)
+
+
+def assert_a_step_can_be_made_again(folder: Path, step: int) -> None:
+    """To the last bit, and in other ways, by the command."""
+    others = '[{"loss": "ppo"}, {"learning_rate": 0}]'
+    assert run_recipe(ReplayConfig, replay, [f"log_path={folder}", f"step={step}", f"what_if={others}"]) == 0
+    found = json.loads((folder / "replays" / f"{step:06d}.json").read_text())
+    assert (found["logprob_gap"], found["start"], found["replayed_on"]) == (0.0, step - 1, found["trained_on"])
+    assert all(found[kind]["is_equal"] for kind in ("adapter", "optimizer"))
+    assert [variant["norm"] > 0 for variant in found["variants"]] == [True, True, False]
+    assert (folder / "replays" / f"{step:06d}.png").stat().st_size > 10_000
 
 
 def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,55 +27,18 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.training import wire
-from cua_rl.training.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.training.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
 from cua_rl.types.errors import AdapterError, CuaError, ParityError, TrainingError
-from cua_rl.types.rollout import AdapterRef, Datum, SamplingParams
+from cua_rl.types.rollout import AdapterRef, SamplingParams
 from tests.fakes import FakeRecorder
+from tests.real.training.trainer_calls import LocalTrainer
 from tests.rl.test_sync_loop import Log
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 PARAMS = SamplingParams(max_tokens=48, temperature=1.0)
 PARITY_LIMIT = 0.005
-
-
-@dataclass
-class LocalTrainer:
-    """The trainer in this process, where a fault can be put into it."""
-
-    trainer: Trainer
-
-    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy")
-        return list(self.trainer.forward(request).training_logprobs)
-
-    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
-        return list(self.trainer.forward(request).training_logprobs)
-
-    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
-        return list(self.trainer.forward(request).training_logprobs)
-
-    async def forward_backward(
-        self, datums: Sequence[Datum], loss: LossConfig, **beside: Any
-    ) -> wire.ForwardBackwardOutput:
-        return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss, **beside))
-
-    async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
-        return self.trainer.optim_step(wire.OptimStep(optim=optim))
-
-    async def trainer_metrics(self) -> dict[str, float]:
-        return self.trainer.account.take()
-
-    async def save_state(self, path: Path) -> None:
-        self.trainer.save_state(path)
-
-    async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
-        self.trainer.save_weights_for_sampler(path)
-        return AdapterRef(path=path, policy_version=self.trainer.policy_version)
 
 
 def make_trainer(model_path: Path = TINY_QWEN3_VL) -> Trainer:

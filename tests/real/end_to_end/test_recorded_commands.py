@@ -39,6 +39,7 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
     "train": (*SMALL, "eval_tasks=none", "max_steps=1", "monitor=false"),
     "sft": ("max_steps=1", "batch_size=2", "num_eval_conversations=1", "num_threads=1"),
     "evaluate": ("num_tasks=4",),
+    "replay_step": (f"step={NUM_STEPS}",),
     "serve_monitor": ("port=0",),
     "prune": ("dry_run=true",),  # other commands need the screenshots
 }
@@ -169,7 +170,7 @@ def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS.values()}
     exports = {"export_model", "export_rollout", "export_trajectories"}
     others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan", "prune"}
-    assert recipes == exports | others
+    assert recipes == exports | others | {"replay_step"}
 
 
 def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Recorded) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator
@@ -22,14 +23,12 @@ from cua_rl.rewards.reward import as_reward
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.agent.harness_bench import Bench, open_bench
-from tests.documentation.examples import ROOT
 from tests.exchange.test_files import RUN, records
 from tests.real.database.recorded import IMAGE_TOKEN
+from tests.real.harnesses.harbor_registry import DOUBLES, EXAMPLE, PYTHON, TASKS, open_registry, reward_of
 
 pytestmark = pytest.mark.timeout(900)
 
-EXAMPLE = ROOT / "examples" / "harnesses" / "harbor"
-DOUBLES = ROOT / "tests" / "doubles"
 PROCESSES = {"import_path": "process_environment:ProcessEnvironment"}
 ANSWER = {"import_path": "answer_agent:AnswerAgent"}
 HELLO = {"path": str(EXAMPLE / "tasks" / "hello")}
@@ -44,10 +43,9 @@ async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerat
 
 
 def interpreter() -> Path:
-    python = ROOT / ".harnesses" / "harbor" / "bin" / "python"
-    if not python.exists():
+    if not PYTHON.exists():
         pytest.skip("no environment of the example harbor; make test-harnesses makes it")
-    return python
+    return PYTHON
 
 
 async def play(
@@ -56,10 +54,12 @@ async def play(
     *answers: str,
     name: str = "r1",
     max_turns: int = 8,
+    programs: tuple[Path, ...] = (),
 ) -> Rollout:
     """One rollout with scripted answers of the model, in processes unless the payload says otherwise."""
     bench.fake.answers.extend(answers)
-    command = AgentCommand(argv=(str(interpreter()), str(EXAMPLE / "wrapper.py")), log_folder=bench.folder)
+    argv = (str(interpreter()), *map(str, programs), str(EXAMPLE / "wrapper.py"))
+    command = AgentCommand(argv=argv, log_folder=bench.folder)
     row = {"task_id": "task", "max_turns": max_turns, "payload": {"environment": PROCESSES} | payload}
     return await bench.run_program(HarnessCommand(command), row=row, rollout_id=name)
 
@@ -151,6 +151,26 @@ async def test_fractional_rewards_are_the_verifiers_to_the_last_bit_eight_at_a_t
         assert rollout.success == (num_vowels == 6)
 
 
+async def test_the_tasks_of_a_registry_name_are_paid_to_the_last_bit_eight_at_a_time(bench: Bench) -> None:
+    interpreter()
+    bench.fake.answers.extend(f"{'sky ' * number}ahead" for number in range(9))
+    with open_registry() as command:
+        listed = await asyncio.to_thread(subprocess.check_output, shlex.split(command), text=True)
+        rows = [json.loads(line) for line in listed.splitlines() if line.startswith("{")]
+        rollouts = await asyncio.gather(
+            *(play(bench, row["payload"], name=f"{row['task_id']}-{number}") for row in rows for number in range(3))
+        )
+
+    assert [row["task_id"] for row in rows] == list(TASKS)
+
+    assert [rollout.error for rollout in rollouts] == [None] * 9
+    for rollout in rollouts:
+        assert rollout.reward is not None
+        expected = reward_of(rollout.rollout_id.partition("-")[0], rollout.turns[0].model.text)
+        assert rollout.reward.parts == {"score": expected}
+    assert len({rollout.turns[0].model.text for rollout in rollouts}) == 9
+
+
 async def test_another_of_the_verifiers_rewards_can_be_the_reward(bench: Bench) -> None:
     payload = {"task": VOWELS, "agent": ANSWER, "reward": "characters", "success": 11}
 
@@ -193,6 +213,26 @@ async def test_a_payload_that_can_never_run_stops_the_run_with_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence.replace(".", r"\.")):
         await play(bench, payload)
+
+
+async def test_harbors_docker_environment_asks_docker_for_what_a_trial_needs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{DOUBLES / 'harbor_docker'}:{os.defpath}")
+
+    watch = (DOUBLES / "harbor_docker" / "watch.py",)
+    rollout = await play(bench, {"task": VOWELS, "agent": ANSWER, "environment": {}}, "my blue sky", programs=watch)
+
+    assert rollout.error is None
+    assert rollout.reward is not None
+    assert rollout.reward.parts == {"score": 3 / 6}
+    requests = [line for line in bench.log().splitlines() if line.startswith("docker compose")]
+    asked = [
+        next(word for word in ("build", "up", "exec", "cp", "down") if f" {word} " in f"{line} ") for line in requests
+    ]
+    assert list(dict.fromkeys(asked)) == ["build", "down", "up", "exec", "cp"]
+    assert "--volumes" in requests[-1]
+    assert str(EXAMPLE / "tasks" / "vowels" / "environment") in requests[0]
 
 
 @pytest.mark.skipif(shutil.which("docker", path=os.defpath) is not None, reason="this machine has Docker")

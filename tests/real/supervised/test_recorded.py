@@ -142,7 +142,14 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
             for event in (start(), *source_events(GROUPS[0])):
                 await recorder.record(event)
         await asyncio.to_thread(command.downgrade, alembic_config(server.url), "0001")
-    assert await load(folder) == successes(GROUPS[0])
+    assert await load(folder) == [as_first_recorded(one) for one in successes(GROUPS[0])]
+
+
+def as_first_recorded(rollout: Rollout) -> Rollout:
+    """Without what later versions added."""
+    assert rollout.reward is not None
+    turns = tuple(replace(turn, state="", model=replace(turn.model, grammar="")) for turn in rollout.turns)
+    return replace(rollout, turns=turns, reward=replace(rollout.reward, of_turns=()))
 
 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.real.database.conftest import run_sql
 from tests.real.tinker_service.conftest import Client, running
-from tests.tinker_service.clients import text_pass
+from tests.tinker_service.clients import DEADLY, text_pass
 
 
 async def weight_of(client: Client, model_id: str, seq_id: int) -> float:
@@ -52,6 +52,29 @@ async def test_a_pass_that_failed_fails_again_when_it_is_repeated(url: str, tmp_
     async with running(url, tmp_path) as client:
         await client.result(await client.step(model_id, 4))
         assert await weight_of(client, model_id, 5) == 3.0  # 0.5 * 6: only the pass after the failed one
+
+
+async def test_a_request_of_which_the_trainer_dies_fails_alone_with_its_gradients_and_is_not_carried_out_again(
+    url: str, tmp_path: Path
+) -> None:
+    async with running(url, tmp_path) as client:
+        session_id = await client.session()
+        model_id, other_id = [await client.create(session_id, number) for number in range(2)]
+        await client.train(text_pass(model_id, 1))
+        await client.train(text_pass(other_id, 1))
+        died = (await client.result(await client.train(text_pass(model_id, 2, DEADLY / 3)))).json()
+        assert died["category"] == "server"
+        assert "the trainer died" in died["error"]
+        assert "Traceback" not in died["error"]
+        assert "no gradient" in (await client.result(await client.step(model_id, 3))).json()["error"]
+        assert "metrics" in (await client.result(await client.step(other_id, 2))).json()
+        await client.result(await client.train(text_pass(model_id, 4, 2.0)))
+        assert client.host.done.count("revive") == 1
+    async with running(url, tmp_path) as client:
+        assert "metrics" in (await client.result(await client.step(model_id, 5))).json()
+        assert await weight_of(client, model_id, 6) == 3.0  # 0.5 * 6: only the pass after the one that was deadly
+        assert await weight_of(client, other_id, 3) == 1.5
+        assert f"forward_backward {DEADLY:g}" not in client.host.done
 
 
 async def test_a_step_whose_snapshot_finds_no_room_counts_and_is_there_after_a_kill(url: str, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
 
         async def cut_cable() -> None:
             assert _ip("link", "set", hosts[0].interface, "down")
-            await asyncio.sleep(10.0)
+            await asyncio.sleep(30.0)
             assert _ip("link", "set", hosts[0].interface, "up")
 
         disturbances: list[Callable[[], Coroutine[None, None, None]]] = [kill_actor, kill_node, cut_cable]

@@ -133,7 +133,7 @@ def test_a_step_over_many_rows_equals_one_over_a_single_row_and_ends_without_thr
 
 def test_a_screenshot_of_the_next_row_that_cannot_be_read_fails_the_step(config: TrainerConfig) -> None:
     rng = random.Random(0)
-    datums = [make_datum(rng, [draw_screenshot(rng)]), make_datum(rng, [draw_screenshot(rng)[:100]])]
+    datums = [make_datum(rng, [draw_screenshot(rng)]), make_datum(rng, [draw_screenshot(rng)[:100] + b"IEND"])]
     trainer, threads = Trainer(chz.replace(config, micro_batch_tokens=20)), threading.active_count()
 
     with pytest.raises(OSError, match="truncated"):

@@ -141,7 +141,7 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
         await two.forward_backward(datums, LossConfig())
         await two.optim_step(PLAIN_STEP)
         await two.save_weights_for_sampler(tmp_path / "two-from-one")
-        cut_off = make_datum(rng, [draw_screenshot(rng)[:100]])  # its size can be read, its pixels cannot
+        cut_off = make_datum(rng, [draw_screenshot(rng)[:100] + b"IEND"])  # its size can be read, its pixels cannot
         with pytest.raises(TrainingError, match="all trainer processes end"):
             await two.forward_backward((datums[0], cut_off), LossConfig())
 

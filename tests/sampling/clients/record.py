@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.ignored_fields import Api
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.types.rollout import SamplingParams
@@ -108,13 +109,13 @@ ANSWERS: Mapping[str, Sequence[str]] = {
 class _ListeningGateway(Gateway):
     """Keeps what the agent sent and what it got."""
 
-    heard: list[tuple[Literal["chat", "responses"], RecordedTurn]]
+    heard: list[tuple[Api, RecordedTurn]]
 
     async def answer(
         self,
         rollout_id: str,
         request: Mapping[str, Any],
-        api: Literal["chat", "responses"],
+        api: Api,
         *,
         is_trained: bool = True,
     ) -> Answer:

@@ -64,6 +64,7 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Staleness", metrics: ["rollout/policy_lag/mean", "rollout/policy_lag/max"] },
       { title: "Turns by policy lag", metrics: [], prefix: "rollout/policy_lag/turns/" },
       { title: "Optimizer steps and passes", metrics: ["optim/num_substeps", "optim/num_micro_batches"] },
+      { title: "Tokens of a pass", metrics: ["optim/micro_batch_tokens"] },
     ],
   },
   {

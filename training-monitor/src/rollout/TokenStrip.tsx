@@ -87,7 +87,7 @@ function TokenLegend({ mode, tokens }: { mode: TokenMode; tokens: TurnTokens }) 
         </span>
       );
     case "advantage":
-      return <span className="faint">advantage <b className="num">{formatSigned(tokens.advantage)}</b>, the same for every token of the rollout</span>;
+      return <span className="faint">advantage <b className="num">{formatSigned(tokens.advantage)}</b>, the same for every token of the turn</span>;
     case "version":
       return <span className="faint">sampled by <b className="mono">{adapterName(tokens.policy_version)}</b></span>;
   }

@@ -150,6 +150,7 @@ class WebSource(SplitSource):
             difficulty=read_difficulty(item),
             max_turns=_MAX_TURNS,
             tags=(parts.hostname,),
+            item=dict(raw),
         )
 
 

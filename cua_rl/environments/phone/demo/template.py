@@ -1,5 +1,6 @@
 """Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -14,6 +15,7 @@ from cua_rl.types.actions import PressButton, TypeText
 
 P = ParamSpec("P")
 
+_LEVEL_ENDS = (3, 6, 10)
 NUM_INSTANCES = 64
 """Number of instances to examine, enough to include every parameter that a template draws."""
 
@@ -93,6 +95,12 @@ class Instance:
     goal: Goal
     route: tuple[Move, ...]
 
+    @property
+    def milestones(self) -> tuple[Goal, ...]:
+        """To be on each screen that the route leads through; one that the phone begins on holds at once."""
+        screens = dict.fromkeys(move.screen for move in self.route if move.screen)
+        return tuple(Goal(query="current_screen", expected=screen) for screen in screens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTemplate(Template):
@@ -101,6 +109,13 @@ class TaskTemplate(Template):
     draw: Callable[[Random], Instance]
     undo: Callable[[Goal, Device], Awaitable[None]] | None = None
     """Undoes the goal before a rollout, on devices whose state lasts."""
+    needed_turns: int = 0
+    """Of the expert, at most."""
+
+    @property
+    def level(self) -> int:
+        """1 for tasks that need up to 3 turns, 2 up to 6, 3 up to 10, 4 for more."""
+        return 1 + bisect_left(_LEVEL_ENDS, self.needed_turns)
 
     def instance(self, seed: int) -> Instance:
         """What is asked for on the phone of this seed."""
@@ -109,7 +124,14 @@ class TaskTemplate(Template):
     def make_task(self, seed: int) -> Task:
         instance = self.instance(seed)
         prepare = None if self.undo is None else partial(self.undo, instance.goal)
-        return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal), prepare=prepare)
+        return self.build_task(
+            seed,
+            instance.instruction,
+            validate=partial(check_goal, instance.goal),
+            prepare=prepare,
+            # a device whose state lasts may not know the simulator's screens
+            milestones=() if self.undo else tuple(partial(check_goal, goal) for goal in instance.milestones),
+        )
 
     def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
         """Its id and every instruction."""

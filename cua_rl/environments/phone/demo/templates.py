@@ -4,7 +4,9 @@ The embedded demo runs those tagged "demo".
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from cua_rl.environments.phone.demo.families import apps, basic, content, graded, launcher, settings, system
 from cua_rl.environments.phone.demo.template import NUM_INSTANCES, TaskTemplate
@@ -327,8 +329,18 @@ BASIC: tuple[TaskTemplate, ...] = (
 )
 
 
+NEEDED_TURNS_PATH = Path(__file__).parent / "needed_turns.txt"
+"""The turns of each task's expert, written by `scripts/needed_turns.py`; 0 until it knows a new task."""
+_NEEDED_TURNS = dict(line.split() for line in NEEDED_TURNS_PATH.read_text(encoding="utf-8").splitlines())
+
+
+def _with_level(template: TaskTemplate) -> TaskTemplate:
+    counted = replace(template, needed_turns=int(_NEEDED_TURNS.get(template.task_id, 0)))
+    return replace(counted, tags=(*template.tags, f"level_{counted.level}"))
+
+
 TEMPLATES: dict[str, TaskTemplate] = {
-    template.task_id: template
+    template.task_id: _with_level(template)
     for template in (*BASIC, *APP_TRAINING, *APP_EVAL, *SYSTEM_TRAINING, *SYSTEM_EVAL, *GRADED_TRAINING, *GRADED_EVAL)
 }
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("train_"))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import lru_cache
+from hashlib import sha256
 from typing import Literal
 
 from cua_rl.environments.device import NOT_ON_PHONES, ActionRejected
@@ -77,7 +78,13 @@ class SimulatedPhone:
 def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
     from cua_rl.environments.phone.simulator.painter import draw_png
 
-    return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
+    png, size = draw_png(state, scale), (WIDTH * scale, HEIGHT * scale)
+    return EncodedImage(data=png, format="png", width_px=size[0], height_px=size[1], state=state_name(state))
+
+
+def state_name(state: PhoneState) -> str:
+    """The same for equal states in every process."""
+    return sha256(repr(state).encode()).hexdigest()
 
 
 def perform(state: PhoneState, action: actions.Action, scale: int) -> PhoneState:

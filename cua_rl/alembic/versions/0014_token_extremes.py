@@ -1,6 +1,6 @@
 """The extremes of a rollout's tokens, so that outliers among all tokens of a run are found without reading them.
 
-Revision: 0012. Made on 2026-11-26.
+Revision: 0014. Made on 2026-11-26.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0012"
-down_revision: str | None = "0011"
+revision: str = "0014"
+down_revision: str | None = "0013"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
