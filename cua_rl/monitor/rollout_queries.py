@@ -76,7 +76,8 @@ async def list_rollouts(
     """Rollouts of a set; of several databases, those lists merged."""
     falls, column = paging.sort.startswith("-"), _SORTED[paging.sort.removeprefix("-")]
     last = -inf if falls else inf
-    key = column if column is RolloutRow.id else func.coalesce(func.nullif(cast(column, Double), nan), last)
+    by_time = column is RolloutRow.id  # which says nothing to another database
+    key = column if by_time else func.coalesce(func.nullif(cast(column, Double), nan), last)
     order = (key.desc(), RolloutRow.id.desc()) if falls else (key, RolloutRow.id)
     places: list[tuple[float, int] | None] = [None] * len(runs)
     if paging.cursor is not None:
@@ -85,10 +86,9 @@ async def list_rollouts(
     for index, (one, place) in enumerate(zip(runs, places, strict=True)):
         query = _rollouts_of(*conditions(one, wanted)).add_columns(key.label("key"))
         if place is not None:
-            at, after = tuple_(key, RolloutRow.id), tuple_(*map(literal, place))
+            at, after = (key, place[1]) if by_time else (tuple_(key, RolloutRow.id), tuple_(*map(literal, place)))
             query = query.where(at < after if falls else at > after)
         rows = (await one.session.execute(query.order_by(*order).limit(paging.limit + 1))).all()
-        by_time = column is RolloutRow.id  # which says nothing to another database
         lists.append([(row[0].started_at.timestamp() if by_time else row.key, index, row) for row in rows])
     merged = list(merge(*lists, key=itemgetter(0), reverse=falls))
     shown = merged[: paging.limit]

@@ -170,7 +170,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     )
     if checks:
         found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checks)))
-    return found + [_has_word(word) for word in wanted.search.split()]
+    return found + [_has_word(runs, word) for word in wanted.search.split()]
 
 
 def _given(values: dict[Any, Any]) -> list[ColumnElement[bool]]:
@@ -195,7 +195,7 @@ def _source_conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     return found
 
 
-def _has_word(word: str) -> ColumnElement[bool]:
+def _has_word(runs: RunsOfDatabase, word: str) -> ColumnElement[bool]:
     """Whether a word is in a text of the rollout, in any spelling: wi-fi finds Wifi. Ids are found by their start."""
     letters = re.sub(_PUNCTUATION, "", word)
     has_id = RolloutRow.rollout_id.startswith(word, autoescape=True)
@@ -206,5 +206,9 @@ def _has_word(word: str) -> ColumnElement[bool]:
         plain = func.regexp_replace(column, _PUNCTUATION, "", "g", type_=AnyText())
         return plain.icontains(letters, autoescape=True)
 
-    tasks = select(TaskRow.id).where(or_(holds(TaskRow.instruction), holds(TaskRow.category)))
-    return or_(has_id, holds(RolloutRow.task_id), holds(RolloutRow.answer), RolloutRow.task_pk.in_(tasks))
+    # a run has few tasks beside its rollouts, and other runs of the database have theirs
+    theirs = select(Group.task_pk).where(Group.training_id.in_(runs.training_ids))
+    of_task = or_(holds(TaskRow.task_id), holds(TaskRow.instruction), holds(TaskRow.category))
+    tasks = select(TaskRow.id).where(TaskRow.id.in_(theirs), of_task)
+    nameless = and_(RolloutRow.task_pk.is_(None), holds(RolloutRow.task_id))
+    return or_(has_id, RolloutRow.task_pk.in_(tasks), nameless, holds(RolloutRow.answer))

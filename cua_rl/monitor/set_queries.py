@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, select, true
 from sqlalchemy.orm import join, outerjoin
 
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
@@ -19,6 +19,7 @@ from cua_rl.monitor.schemas import Rate
 PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
 STEP = func.coalesce(Step.step, Eval.step)
 _MOST = 200  # rows of each list, the most frequent ones
+_ALL = true()
 _Counts = Counter[tuple[Any, ...]]
 Tally = dict[str, dict[int, tuple[int, int]]]
 """Successes and rollouts with a verdict, by task and seed."""
@@ -51,11 +52,9 @@ async def summarise_set(
     checks = await count(
         runs, wanted, _CHECKS, ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success
     )
-    messages, unread = (
-        await count(runs, wanted, RolloutRow, FAULT_MESSAGE),
-        await count(runs, wanted, _UNREAD, TurnRow.failure_kind),
-    )
-    faults = _sum((message, num) for (message,), num in messages.items() if message is not None)
+    messages = await count(runs, wanted, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
+    faults = _sum((message, num) for (message,), num in messages.items())
+    unread = await count(runs, wanted, _UNREAD, TurnRow.failure_kind)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
     tally = tally_of(((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items())
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
@@ -81,12 +80,14 @@ async def summarise_set(
     )
 
 
-async def count(runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any) -> _Counts:
+async def count(
+    runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any, only: ColumnElement[bool] = _ALL
+) -> _Counts:
     """How often these values occur among the rollouts of the set, or among what `rows` joins them with."""
     found = _Counts()
     for one in runs:
-        query: AnySelect = select(*keys, func.count()).select_from(rows).where(*conditions(one, wanted)).group_by(*keys)
-        for row in await one.session.execute(query):
+        query: AnySelect = select(*keys, func.count()).select_from(rows).where(*conditions(one, wanted), only)
+        for row in await one.session.execute(query.group_by(*keys)):
             found[tuple(row[:-1])] += row[-1]
     return found
 
