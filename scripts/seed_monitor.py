@@ -217,9 +217,9 @@ _COPIES = (
        SELECT copy.id, t.turn_index, 'resp_' || md5(t.response_id || %(step)s), t.prompt_token_ids, t.prompt_chunks,
         t.sampled_tokens, t.sampling_logprobs,
         ARRAY(SELECT p + 0.004 * (random() - 0.5) FROM unnest(t.sampling_logprobs) AS p),
-        %(step)s - 1, t.stop, t.text, t.failure_kind, t.failure_message, t.prompt_matches_renderer, t.request, t.cached_tokens, t.started_at + %(later)s,
-        t.started_unix_s + %(later_s)s, t.duration_s, t.durations_s, t.action, t.action_error, t.before_sha256,
-        t.after_sha256
+        %(step)s - 1, t.stop, t.text, t.failure_kind, t.failure_message, t.prompt_matches_renderer,
+        t.request, t.cached_tokens, t.started_at + %(later)s, t.started_unix_s + %(later_s)s, t.duration_s,
+        t.durations_s, t.action, t.action_error, t.before_sha256, t.after_sha256
        FROM turns t JOIN rollouts r ON r.id = t.rollout_pk JOIN groups g ON g.id = r.group_pk
        JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
        WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
