@@ -34,6 +34,7 @@ async def _pages(window: Window) -> dict[str, str]:
         f"/rollouts?run_id={run}&view=gallery&phase=step&step=1": group["instruction"],
         f"/rollouts?run_id={run}&view=summary": "What validators expected",
         f"/rollouts?run_id={run}&view=tokens": "Outlying tokens",
+        f"/rollouts?run_id={run}&step=2&against=run_id%3D{run}%26step%3D1": "Compare them",
         f"/compare?first=run_id%3D{run}%26step%3D1&second=run_id%3D{run}%26step%3D2": "Is the difference real?",
         f"/compare?runs={run},{window.site.running.run_id}": "Settings that differ",
         "/benchmarks": "No benchmark yet",
