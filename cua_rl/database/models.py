@@ -220,7 +220,6 @@ class RolloutRow(Base):
         _one_of("stop_reason", tuple(StopReason)),
         sa.Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
         sa.Index("ix_rollouts_rollout_id", "rollout_id"),
-        sa.Index("ix_rollouts_training_id_id", "training_id", "id"),
         sa.Index("ix_rollouts_error", "training_id", postgresql_where=sa.text("error IS NOT NULL")),
     )
 

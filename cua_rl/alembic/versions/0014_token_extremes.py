@@ -1,4 +1,4 @@
-"""What sets of rollouts are found by: the extremes of their tokens, without reading all of them, and their order.
+"""The extremes of a rollout's tokens, so that outliers among all tokens of a run are found without reading them.
 
 Revision: 0014. Made on 2026-11-26.
 """
@@ -28,10 +28,8 @@ def upgrade() -> None:
     for name in _COLUMNS:
         op.add_column("rollouts", sa.Column(name, sa.Double(), nullable=True))
     op.execute(_FILL)
-    op.create_index("ix_rollouts_training_id_id", "rollouts", ["training_id", "id"])
 
 
 def downgrade() -> None:
-    op.drop_index("ix_rollouts_training_id_id", "rollouts")
     for name in _COLUMNS:
         op.drop_column("rollouts", name)
