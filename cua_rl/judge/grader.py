@@ -2,7 +2,8 @@
 
 `sample.output_text` is the rollout's final answer, empty if there is none; `item` has the task's fields. A grade that
 cannot be had (an endpoint that is down, a sandbox that fails) is a fault and never becomes a reward. Python that raises
-was given an answer that it cannot take, and grades 0, if it has worked on other answers.
+was given an answer that it cannot take, and grades 0, if it has worked on other answers; so does an answer that is
+too long to be graded, or a policy could escape bad grades by talking.
 """
 
 import asyncio
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 120.0  # of one grade in Python, as at OpenAI
 _MAX_MEMORY_BYTES = 2 * 2**30
 _MAX_TOLD_BYTES = 96 * 1024
+_MAX_GIVEN_BYTES = 64 * 1024
+"""Of source and fields; the rest is for the answer."""
+MAX_ANSWER_BYTES = 32 * 1024
 _NUM_TRIED = 8
 """Answers in a row on which Python may raise before it has ever worked."""
 _RESPONSE = {
@@ -103,10 +107,14 @@ class Grader:
         """
         clock, asked = time.monotonic(), _Asked()
         answer = case.answer or ""
-        sample: dict[str, object] = {"output_text": answer, "output_tools": [], "choices": []}
-        with suppress(ValueError, RecursionError):
-            sample["output_json"] = json.loads(answer)
-        grade = await self._grade(self.file.grader, {"sample": sample, "item": dict(case.item)}, asked)
+        if (size := len(answer.encode(errors="replace"))) > MAX_ANSWER_BYTES:
+            asked.reasons.append(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {size}")
+            grade = 0.0
+        else:
+            sample: dict[str, object] = {"output_text": answer, "output_tools": [], "choices": []}
+            with suppress(ValueError, RecursionError):
+                sample["output_json"] = json.loads(answer)
+            grade = await self._grade(self.file.grader, {"sample": sample, "item": dict(case.item)}, asked)
         if not math.isfinite(grade) or abs(grade) > MAX_REWARD:
             raise JudgeError(f"expected a grade of at most {MAX_REWARD:,.0f} from {self.file.name!r}, got {grade!r}")
         vote = JudgeVote(
@@ -178,19 +186,28 @@ class Grader:
     async def _run_python(self, grader: PythonGrader, names: Mapping[str, object], asked: _Asked) -> float:
         limits = {"max_memory_bytes": _MAX_MEMORY_BYTES, "max_cpu_s": int(_TIMEOUT_S)}
         payload = json.dumps({**names, "source": grader.source, **limits}).encode()
+        if (given := len(payload) - len(json.dumps(names["sample"]))) > _MAX_GIVEN_BYTES:
+            raise ConfigError(
+                f"reward: expected source and a task's fields of at most {_MAX_GIVEN_BYTES} bytes together for the "
+                f"Python of grader {self.file.name!r}, got {given}; shorten them"
+            )
         if len(payload) > _MAX_TOLD_BYTES:
-            raise JudgeError(f"expected answer and fields of at most {_MAX_TOLD_BYTES} bytes, got {len(payload)}")
-        found = await _run_sandboxed(payload)
-        if "grade" in found:
-            self._has_worked = True
-            return float(found["grade"])
-        asked.reasons.append(str(found.get("error")))
+            asked.reasons.append(f"expected an answer of at most {_MAX_TOLD_BYTES - given} bytes as JSON")
+            return 0.0
+        match await _run_sandboxed(payload):
+            case {"grade": int() | float() as grade}:
+                self._has_worked = True
+                return float(grade)
+            case {"error": str() as problem}:
+                asked.reasons.append(problem[:1000])
+            case found:
+                raise JudgeError(f"expected a grade or an error from grader {self.file.name!r}, got {found!r:.300}")
         self._num_raised += 1
-        logger.warning("grader=%s %s", self.file.name, found.get("error"))
+        logger.warning("grader=%s %s", self.file.name, problem[:1000])
         if not self._has_worked and self._num_raised >= _NUM_TRIED:
             raise ConfigError(
                 f"reward: expected the Python of grader {self.file.name!r} to grade an answer, it raised on the first "
-                f"{self._num_raised}: {found.get('error')}; correct its source"
+                f"{self._num_raised}: {problem[:1000]}; correct its source"
             )
         return 0.0
 
@@ -200,7 +217,7 @@ class Grader:
             await self._client.check()
 
 
-async def _run_sandboxed(payload: bytes) -> Mapping[str, Any]:
+async def _run_sandboxed(payload: bytes) -> Any:
     """What the program reports; raises `JudgeError` if it reports nothing in time."""
     command = (sys.executable, "-I", grader_program.__file__)
     async with open_guest_account(command, "grader") as account:
@@ -234,8 +251,10 @@ async def _run_sandboxed(payload: bytes) -> Mapping[str, Any]:
         raise JudgeError(
             f"expected a grade in Python, its process left none ({state.decode()!r}): {said.strip()[-300:]}"
         )
-    found: Mapping[str, Any] = json.loads(content)
-    return found
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise JudgeError(f"expected JSON from a grade in Python, got {content[:300]!r} ({error})") from None
 
 
 def _fill(text: str, names: Mapping[str, object]) -> str:

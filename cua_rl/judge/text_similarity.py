@@ -13,16 +13,15 @@ _MAX_ORDER = 4
 
 
 def _common_length(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence."""
-    lengths = [0] * (len(b) + 1)
+    """Length of the longest common subsequence, a row of its table at a time in the bits of a number (Hyyrö, 2004)."""
+    places: dict[str, int] = {}
+    for place, one in enumerate(b):
+        places[one] = places.get(one, 0) | 1 << place
+    every = row = (1 << len(b)) - 1
     for one in a:
-        before = 0
-        for place, other in enumerate(b, start=1):
-            before, lengths[place] = (
-                lengths[place],
-                before + 1 if one == other else max(lengths[place], lengths[place - 1]),
-            )
-    return lengths[-1]
+        met = row & places.get(one, 0)
+        row = ((row + met) | (row - met)) & every
+    return len(b) - row.bit_count()
 
 
 def fuzzy_match(text: str, reference: str) -> float:

@@ -33,6 +33,7 @@ from scripts.red_team.doors import (
     attack_session,
 )
 from scripts.red_team.findings import Finding, Findings, Targets
+from scripts.red_team.graders import attack_grader
 from scripts.red_team.installation import attack_installation
 from scripts.red_team.messages import attack_cluster, attack_messages
 from scripts.red_team.run_folders import attack_run_folders
@@ -56,6 +57,7 @@ ATTACKS: tuple[tuple[int, Callable[[Targets], Findings]], ...] = (
     (23, attack_tinker_run),
     (22, attack_tinker_service),
     (14, attack_environment_file),
+    (24, attack_grader),
     (1, attack_database),
     (2, attack_browser),
     (19, attack_site),

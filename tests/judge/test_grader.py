@@ -262,6 +262,42 @@ async def test_python_that_ends_its_process_is_a_fault_and_no_reward() -> None:
         await graded(PYTHON | {"source": source}, "a")
 
 
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("'x' * 2**21", "expected JSON from a grade in Python"),
+        ("'[' * 100_000", "expected JSON from a grade in Python"),
+        ("'[1]'", r"expected a grade or an error .* got \[1\]"),
+        ('\'{"grade": "1"}\'', "expected a grade or an error"),
+        ("'{\"grade\": Infinity}'", "expected a grade of at most"),
+    ],
+)
+async def test_a_report_that_is_no_grade_is_a_fault_and_no_reward(report: str, message: str) -> None:
+    source = f"""
+import os
+
+def grade(sample, item):
+    with open(os.environ["GRADE_PATH"], "w") as result:
+        result.write({report})
+    os._exit(0)
+"""
+    with pytest.raises(JudgeError, match=message):
+        await graded(PYTHON | {"source": source}, "a")
+
+
+@pytest.mark.parametrize(("grader", "answer"), [(EQ, "a" * 2**16), (PYTHON, "\0" * 2**14)])
+async def test_an_answer_that_is_too_long_grades_0(grader: dict[str, Any], answer: str) -> None:
+    judgement = await graded(grader, answer, answer="a")
+
+    assert (judgement.score, judgement.success) == (0, False)
+    assert "expected an answer of at most" in judgement.reason
+
+
+async def test_fields_that_are_too_long_for_python_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected source and a task's fields of at most 65536 bytes together"):
+        await graded(PYTHON, "a", text="a" * 2**17)
+
+
 @asynccontextmanager
 async def model_grader(reply: object, asked: list[Any], **settings: Any) -> AsyncGenerator[Grader]:
     """A grader whose model answers with this."""
