@@ -1,11 +1,13 @@
 """How long does every read route of the monitor take on a run of 10,000 rollouts with 10 turns each?
 
-    python -m benchmarks.monitor_api [--rollouts 10000] [--turns 10] [--requests 40] [--database-url URL]
+    python -m benchmarks.monitor_api [--rollouts 10000] [--turns 10] [--requests 40] [--beside TURNS]
+        [--database-url URL]
 
 Real HTTP to a monitor in a process of its own over a seeded Postgres; requests one after the other, after two that warm
 up. One JSON line a route: wall times, and the processor time of a request in the monitor and in Postgres, which is the
-figure to trust when other programs keep the machine busy. `first_paint` is a run's page in Chromium, from the request
-to the first content on the screen and to the drawn charts.
+figure to trust when other programs keep the machine busy. `monitor_page` is a page in Chromium, from the request to the
+first content on the screen and to what it is about. With `--beside`, all are measured again once another run of so many
+turns is in the same database.
 """
 
 import argparse
@@ -28,6 +30,8 @@ from scripts.monitor_process import monitor_process, scratch_postgres
 
 MAY_BE_EMPTY = ("rollouts by a search without hits", "rollouts with unread answers", "overrides", "evaluations")
 TARGET_P95_MS, TARGET_PAINT_MS = 100, 1000
+COUNTS = ("items", "actions", "num_pairs", "num_rollouts", "tasks")
+"""Where answers that are objects have their content, the first that there is."""
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
@@ -37,6 +41,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--beside", type=int, default=0, metavar="TURNS", help="measure again beside another run")
     parser.add_argument("--database-url", help="a database that scripts/seed_monitor.py has filled")
     asyncio.run(measure(parser.parse_args()))
 
@@ -48,7 +53,7 @@ async def measure(given: argparse.Namespace) -> None:
         if given.database_url:
             url = given.database_url
         else:
-            await seed(url, given)
+            await seed(url, given.rollouts, given.turns)
         monitor = await stack.enter_async_context(monitor_process(url, folder))
         processes = [monitor.find(), *postgres_processes(url)[:1]]
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
@@ -56,14 +61,18 @@ async def measure(given: argparse.Namespace) -> None:
         shown = (await client.get("/api/runs/1")).json()["num_rollouts"]
         is_whole = given.database_url or shown > given.rollouts - 32  # whole steps of 32 are seeded
         require("the monitor", shows_all_rollouts=(True, bool(is_whole)))
-        for name, path in (await routes(client)).items():
-            await measure_route(client, processes, name, path, given.requests)
-        await measure_paint(monitor.base_url)
+        for num_beside in (0, given.beside)[: 1 + bool(given.beside)]:
+            if num_beside:
+                await seed(url, num_beside // given.turns, given.turns)
+            paths = await routes(client)
+            for name, path in paths.items():
+                await measure_route(client, processes, name, path, given.requests, turns_beside=num_beside)
+            await measure_pages(monitor.base_url, pages(paths), turns_beside=num_beside)
 
 
-async def seed(url: str, given: argparse.Namespace) -> None:
-    """Fill the database."""
-    options = [f"--rollouts={given.rollouts}", f"--turns={given.turns}"]
+async def seed(url: str, num_rollouts: int, num_turns: int) -> None:
+    """Add a run to the database."""
+    options = [f"--rollouts={num_rollouts}", f"--turns={num_turns}"]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "scripts.seed_monitor", url, *options)
     if await process.wait():
         raise SystemExit("expected the database to be seeded, it was not")
@@ -98,16 +107,26 @@ async def routes(client: httpx.AsyncClient) -> dict[str, str]:
         "run": run,
         "metrics": f"{run}/metrics",
         "timeline": f"{run}/timeline",
-        "failures": f"{run}/failures",
         "evaluations": f"{run}/evaluations",
         "compare": "/api/runs/compare?run_id=1&run_id=1",
         "step": middle,
         "group": f"{middle}/groups/{group['group_id']}",
         "rollouts": f"{run}/rollouts",
         "rollouts, next page": f"{run}/rollouts?cursor={more}",
-        "rollouts of a step that failed": f"{run}/rollouts?step={steps[0]}&success=false",
+        "rollouts of a step that failed": f"{run}/rollouts?step={steps[0]}&verdict=failure",
         "rollouts with unread answers": f"{run}/rollouts?failure_kind=json",
         "rollouts by a search without hits": f"{run}/rollouts?search=nothing-has-this-name",
+        "set": "/api/rollouts?run_id=1",
+        "set, summary": "/api/rollouts/summary?run_id=1",
+        "set of a task": f"/api/rollouts?run_id=1&task_id={group['task_id']}",
+        "set of failures, summary": "/api/rollouts/summary?run_id=1&phase=step&verdict=failure",
+        "set by words, largest gap first": "/api/rollouts?run_id=1&search=open+page&sort=-gap",
+        "set by words, summary": "/api/rollouts/summary?run_id=1&search=open+page",
+        "set with a large gap, longest first": "/api/rollouts?run_id=1&min_gap=0&sort=-took",
+        "sets compared": f"/api/rollouts/compare?first=run_id%3D1%26step%3D{steps[0]}&second=run_id%3D1%26phase%3Dstep",
+        "outlying tokens of a set": "/api/rollouts/tokens?run_id=1",
+        "first actions of a set": f"/api/rollouts/first_actions?run_id=1&task_id={group['task_id']}",
+        "change of a step": f"{middle}/change",
         "rollout": rollout,
         "overrides": f"{rollout}/overrides",
         "download of a rollout": f"{rollout}/download",
@@ -128,7 +147,12 @@ def cpu_s(processes: list[psutil.Process]) -> list[float]:
 
 
 async def measure_route(
-    client: httpx.AsyncClient, processes: list[psutil.Process], name: str, path: str, num_requests: int
+    client: httpx.AsyncClient,
+    processes: list[psutil.Process],
+    name: str,
+    path: str,
+    num_requests: int,
+    **facts: object,
 ) -> None:
     """One JSON line."""
     times_ms: list[float] = []
@@ -152,45 +176,66 @@ async def measure_route(
         "postgres_cpu_ms": round(used[1], 1) if len(used) > 1 else None,
         "bytes": len(answer.content),
     }
-    print(json.dumps(figure), flush=True)
+    print(json.dumps(figure | facts), flush=True)
 
 
 def require_content(route: str, answer: httpx.Response) -> None:
     """Refuse figures of a route that answers with nothing."""
     is_json = answer.headers["content-type"].startswith("application/json")
     body = answer.json() if is_json else answer.content
-    rows = body.get("items", body) if isinstance(body, dict) else body
+    rows = next((body[key] for key in COUNTS if key in body), body) if isinstance(body, dict) else body
     require(f"the route {route}", has_content=(True, bool(rows) or route in MAY_BE_EMPTY))
 
 
-async def measure_paint(base_url: str) -> None:
-    """The run's page, in a browser that has never seen it."""
+def pages(paths: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Pages by what they show, each with a selector of what is there once it is drawn."""
+    task, step = (urlsplit(paths[name]) for name in ("set of a task", "step"))
+    rows, bars = "table.data tbody tr:nth-child(50)", ".count-bars a"
+    return {
+        "run": ("/runs/1", ".chart-plot canvas"),
+        "step": (step.path.removeprefix("/api"), "[data-testid=step-change]"),
+        "set, table": ("/rollouts?run_id=1", rows),
+        "set, table by words, largest gap first": ("/rollouts?run_id=1&search=open+page&sort=-gap", rows),
+        "set, screens": ("/rollouts?run_id=1&view=gallery", ".wall article:nth-child(50) img"),
+        "set, figures": ("/rollouts?run_id=1&view=summary", bars),
+        "set of a task, figures with first actions": (f"/rollouts?{task.query}&view=summary", ".first-clicks circle"),
+        "set, tokens": ("/rollouts?run_id=1&view=tokens", "table.data tbody tr:nth-child(100)"),
+        "sets compared": (f"/compare?{urlsplit(paths['sets compared']).query}", "[data-testid=difference]"),
+    }
+
+
+async def measure_pages(base_url: str, addresses: dict[str, tuple[str, str]], **facts: object) -> None:
+    """Each in a browser that has never seen it."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        print("no Chromium, so no first paint; scripts/install_system_packages.sh installs it", file=sys.stderr)
+        print("no Chromium, so no pages; scripts/install_system_packages.sh installs it", file=sys.stderr)
         return
-    paints: list[float] = []
-    charts: list[float] = []
     async with async_playwright() as started:
         browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for _ in range(7):
-            context = await browser.new_context(viewport={"width": 1280, "height": 900})
-            page = await context.new_page()
-            clock = time.perf_counter()
-            await page.goto(f"{base_url}/runs/1")
-            await page.locator(".chart-plot canvas").first.wait_for()
-            charts.append(1000 * (time.perf_counter() - clock))
-            entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-            await page.wait_for_function(f"({entry}) !== null")
-            paints.append(await page.evaluate(entry))
-            await context.close()
+        for name, (path, content) in addresses.items():
+            paints: list[float] = []
+            drawn: list[float] = []
+            for _ in range(7):
+                context = await browser.new_context(viewport={"width": 1280, "height": 900})
+                page = await context.new_page()
+                clock = time.perf_counter()
+                await page.goto(f"{base_url}{path}")
+                await page.locator(content).first.wait_for(state="attached")
+                drawn.append(1000 * (time.perf_counter() - clock))
+                entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+                await page.wait_for_function(f"({entry}) !== null")
+                paints.append(await page.evaluate(entry))
+                await context.close()
+            figure = {
+                "figure": "monitor_page",
+                "page": name,
+                "first_paint_median_ms": round(statistics.median(paints)),
+                "drawn_median_ms": round(statistics.median(drawn)),
+                "drawn_largest_ms": round(max(drawn)),
+                "target_ms": TARGET_PAINT_MS,
+            }
+            print(json.dumps(figure | facts), flush=True)
         await browser.close()
-    figure = {
-        "figure": "monitor_first_paint",
-        "median_ms": round(statistics.median(paints)),
-        "largest_ms": round(max(paints)),
-    }
-    print(json.dumps(figure | {"charts_median_ms": round(statistics.median(charts)), "target_ms": TARGET_PAINT_MS}))
 
 
 if __name__ == "__main__":

@@ -51,11 +51,14 @@ _ROWS = (
        FROM steps s, generate_series(0, :per_step / :per_group - 1) n""",
     """INSERT INTO rollouts (training_id, group_pk, task_pk, rollout_id, task_id, seed, group_index, member_index,
         position, device_id, max_turns, status, num_turns, stop_reason, success, reward, reward_parts, advantage,
-        started_at, started_unix_s, duration_s, ended_at)
+        answer, max_gap, max_log_ratio, min_logprob, started_at, started_unix_s, duration_s, ended_at)
        SELECT 1, g.id, g.task_pk, md5('r' || g.id || ':' || n), g.task_id, 1, g.group_index, n, n, 'phone ' || n, 10,
-        'completed', :turns, 'finished', n % 2 = 0, (n % 2 = 0)::int, '{}', 0.0, g.started_at,
+        'completed', :turns, 'finished', n % 2 = 0, (n % 2 = 0)::int, '{}', 0.0, 'page ' || n,
+        0.0, 0.0, -0.5, g.started_at,
         extract(epoch FROM g.started_at), 10.0, g.ended_at
        FROM groups g, generate_series(0, :per_group - 1) n""",
+    """INSERT INTO validations (rollout_pk, query, expected, actual, success, duration_s)
+       SELECT id, 'page', 'page ' || seed, 'page ' || member_index, success, 0.1 FROM rollouts""",
     """INSERT INTO screenshots (sha256, data, format, width_px, height_px, size_bytes, created_at)
        SELECT encode(sha256((r.id || ':' || n)::bytea), 'hex'), (SELECT
         string_agg(sha256((r.id || ':' || n || ':' || i)::bytea), '') FROM generate_series(1, :hashes) i),

@@ -215,10 +215,11 @@ _COPIES = (
         prompt_matches_renderer, request, cached_tokens, started_at, started_unix_s, duration_s, durations_s, action,
         action_error, before_sha256, after_sha256)
        SELECT copy.id, t.turn_index, 'resp_' || md5(t.response_id || %(step)s), t.prompt_token_ids, t.prompt_chunks,
-        t.sampled_tokens, t.sampling_logprobs, t.sampling_logprobs, %(step)s - 1, t.stop, t.text, t.failure_kind,
-        t.failure_message, t.prompt_matches_renderer, t.request, t.cached_tokens, t.started_at + %(later)s,
-        t.started_unix_s + %(later_s)s, t.duration_s, t.durations_s, t.action, t.action_error, t.before_sha256,
-        t.after_sha256
+        t.sampled_tokens, t.sampling_logprobs,
+        ARRAY(SELECT p + 0.004 * (random() - 0.5) FROM unnest(t.sampling_logprobs) AS p),
+        %(step)s - 1, t.stop, t.text, t.failure_kind, t.failure_message, t.prompt_matches_renderer,
+        t.request, t.cached_tokens, t.started_at + %(later)s, t.started_unix_s + %(later_s)s, t.duration_s,
+        t.durations_s, t.action, t.action_error, t.before_sha256, t.after_sha256
        FROM turns t JOIN rollouts r ON r.id = t.rollout_pk JOIN groups g ON g.id = r.group_pk
        JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
        WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
@@ -235,9 +236,16 @@ _COPIES = (
        WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
     """UPDATE groups SET num_successes = found.won, reward_mean = found.mean, reward_std = found.std
        FROM (SELECT r.group_pk, count(*) FILTER (WHERE r.success) AS won, avg(r.reward) AS mean,
-             stddev_pop(r.reward) AS std FROM rollouts r WHERE r.training_id = %(run)s GROUP BY r.group_pk) found
-       JOIN groups g ON g.id = found.group_pk JOIN steps s ON s.id = g.step_id
-       WHERE groups.id = found.group_pk AND s.step = %(step)s""",
+             stddev_pop(r.reward) AS std FROM rollouts r JOIN groups g ON g.id = r.group_pk
+             JOIN steps s ON s.id = g.step_id WHERE s.training_id = %(run)s AND s.step = %(step)s
+             GROUP BY r.group_pk) found
+       WHERE groups.id = found.group_pk""",
+    """UPDATE rollouts SET (max_gap, max_log_ratio, min_logprob) = (
+        SELECT max(abs(trained - sampled)), max(trained - sampled), min(sampled)
+        FROM turns, unnest(training_logprobs, sampling_logprobs) AS token (trained, sampled)
+        WHERE turns.rollout_pk = rollouts.id)
+       WHERE group_pk IN (SELECT g.id FROM groups g JOIN steps s ON s.id = g.step_id
+                          WHERE s.training_id = %(run)s AND s.step = %(step)s)""",
 )
 
 

@@ -99,6 +99,7 @@ def answer(route: str, body: object) -> Callable[[], None]:
         arm("replay", {}, {"replay/num_rollouts": 3.0}),
         answer("runs", [1]),
         answer("rollouts", {"items": [1]}),
+        answer("set, summary", {"num_rollouts": 1, "tasks": []}),
         answer("rollouts by a search without hits", {"items": []}),
     ],
 )

@@ -256,6 +256,11 @@ class RolloutRow(Base):
     """`started_at` exactly as the run measured it."""
     duration_s: Mapped[float | None]
     ended_at: Mapped[datetime | None]
+    max_gap: Mapped[float | None]
+    """Of its trained tokens, the largest |trainer - sampler| log-probability; then the signed one."""
+    max_log_ratio: Mapped[float | None]
+    min_logprob: Mapped[float | None]
+    """The lowest log-probability with which one was sampled."""
     pruned_at: Mapped[datetime | None]
     """When those of its screenshots were removed that no other rollout shows."""
     updated_at: Mapped[datetime] = _updated()

@@ -18,7 +18,7 @@ from cua_rl.database.group_writer import count_ended_groups, ensure_group, store
 from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, Training, TurnRow, ValidationRow
 from cua_rl.database.rollout_writer import ensure_rollouts, insert_judgements, write_validations
 from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, insert_row, source_table
-from cua_rl.database.turn_writer import count_turns
+from cua_rl.database.turn_writer import count_turns, keep_extremes
 from cua_rl.database.writer import count_completed_steps, write_batch, write_training_start
 from cua_rl.events import BatchTaken, RolloutSource, TrainingStarted
 from cua_rl.types.judgement import Judgement, Validation
@@ -235,7 +235,7 @@ def write_turn(
         }
         statement = insert(TurnRow).values(defaults | {**columns}).returning(TurnRow.id)
         row_id = connection.execute(statement).scalar_one()
-        connection.execute(_INSERT_SHOWN, {"key": row_id})
+        _keep_shown(connection, row_id, columns)
     else:
         change_turn(connection, row_id, columns)
     count_turns(connection, {rollout_pk: turn_index + 1})
@@ -246,5 +246,12 @@ def change_turn(connection: Connection, row_id: int, columns: Columns) -> int:
     """Something more about a turn that was reported before."""
     if columns:
         connection.execute(update(TurnRow).where(TurnRow.id == row_id).values(dict(columns)))
-        connection.execute(_INSERT_SHOWN, {"key": row_id})
+        _keep_shown(connection, row_id, columns)
     return row_id
+
+
+def _keep_shown(connection: Connection, row_id: int, columns: Columns) -> None:
+    """What rollouts keep of their turns: the images, and the extremes of the tokens."""
+    connection.execute(_INSERT_SHOWN, {"key": row_id})
+    if "training_logprobs" in columns:
+        keep_extremes(connection, connection.scalars(select(TurnRow.rollout_pk).where(TurnRow.id == row_id)))

@@ -29,6 +29,13 @@ _INSERT_SHOWN = text("""
 INSERT INTO rollout_images (rollout_pk, sha256)
 SELECT * FROM unnest(CAST(:keys AS bigint[]), CAST(:hashes AS text[])) ON CONFLICT DO NOTHING
 """)
+_KEEP_EXTREMES = text("""
+UPDATE rollouts SET (max_gap, max_log_ratio, min_logprob) = (
+    SELECT max(abs(trained - sampled)), max(trained - sampled), min(sampled)
+    FROM turns, unnest(training_logprobs, sampling_logprobs) AS token (trained, sampled)
+    WHERE turns.rollout_pk = rollouts.id)
+WHERE id = ANY(CAST(:keys AS bigint[]))
+""")
 _COUNT_TURNS = (
     update(RolloutRow)
     .where(RolloutRow.id == bindparam("rollout_pk"))
@@ -56,6 +63,11 @@ def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken
 def count_turns(connection: Connection, counts: Mapping[int, int]) -> None:
     """Raise the number of turns of rollouts, by their keys."""
     connection.execute(_COUNT_TURNS, [{"rollout_pk": key, "turn_count": count} for key, count in counts.items()])
+
+
+def keep_extremes(connection: Connection, rollout_pks: Iterable[int]) -> None:
+    """Keep the extremes of the tokens of rollouts whose log-probabilities have changed."""
+    connection.execute(_KEEP_EXTREMES, {"keys": sorted(rollout_pks)})
 
 
 def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int, Turn]]) -> None:

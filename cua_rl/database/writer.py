@@ -29,7 +29,7 @@ from cua_rl.database.rows import (
     source_table,
 )
 from cua_rl.database.session import make_writer_engine, shown_url
-from cua_rl.database.turn_writer import write_turns
+from cua_rl.database.turn_writer import keep_extremes, write_turns
 from cua_rl.events import (
     BatchTaken,
     CheckpointSaved,
@@ -323,6 +323,7 @@ def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at
     ]
     if values:
         connection.execute(_SET_TRAINING_LOGPROBS, values)
+        keep_extremes(connection, keys.values())
     advance_status(
         connection,
         Step,

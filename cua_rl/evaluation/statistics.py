@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import compress
 from math import comb, exp, fsum, lcm, lgamma, log, log1p, sqrt
 from random import Random
 
 Z_95 = 1.96
 SIGN_DRAWS = 10_000
-MOST_COUNTED = 5_000_000  # additions of an exact test, at most: a second or two
+MOST_COUNTED = 10**10  # bits that an exact test adds, at most: less than a second
+_IS_ODD = bytes(value & 1 for value in range(256))
 _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
@@ -154,16 +156,19 @@ def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
     scale = lcm(*(difference.denominator for difference in differences))
     signed = [int(difference * scale) for difference in differences if difference]
     sizes, observed = [abs(value) for value in signed], abs(sum(signed))
-    if len(sizes) * sum(sizes) > MOST_COUNTED:
+    num, total = len(sizes), sum(sizes)
+    if observed == 0:
+        return 1.0
+    if num * num * total > MOST_COUNTED:
         random = Random(seed)
-        draws = (abs(sum(random.choice((-size, size)) for size in sizes)) for _ in range(SIGN_DRAWS))
-        return (sum(drawn >= observed for drawn in draws) + 1) / (SIGN_DRAWS + 1)
-    # chances[i]: probability that the sizes with a plus add up to i; the signed sum is then 2 i - sum(sizes)
-    chances = [1.0]
+        with_plus = (sum(compress(sizes, random.randbytes(num).translate(_IS_ODD))) for _ in range(SIGN_DRAWS))
+        return (sum(abs(2 * plus - total) >= observed for plus in with_plus) + 1) / (SIGN_DRAWS + 1)
+    # one integer with fields of `width` bits: field i counts the assignments in which the sizes with a plus add up to
+    # i, so that the signed sum is 2 i - total; as 2**width is 1 modulo 2**width - 1, the remainder adds all fields
+    width, counts = num + 1, 1
     for size in sizes:
-        without, having = [*chances, *[0.0] * size], [*[0.0] * size, *chances]
-        chances = [(one + other) / 2 for one, other in zip(without, having, strict=True)]
-    return min(1.0, fsum(chance for i, chance in enumerate(chances) if abs(2 * i - sum(sizes)) >= observed))
+        counts += counts << width * size
+    return 2 * ((counts >> width * ((total + observed) // 2)) % (2**width - 1)) / 2**num
 
 
 def regression_p_value(num_worse: int, num_better: int) -> float:
@@ -217,6 +222,19 @@ def paired_interval(differences: Sequence[Fraction]) -> tuple[float, float]:
     variance = (fsum(float(value) ** 2 for value in differences) + 1) / num - mean**2
     spread = student_quantile(len(differences) - 1) * sqrt(variance / num)
     return max(-1.0, mean - spread), min(1.0, mean + spread)
+
+
+def difference_interval(
+    first: tuple[float, tuple[float, float]], second: tuple[float, tuple[float, float]]
+) -> tuple[float, float]:
+    """95 % interval of second - first, from the rates of two unpaired samples and their intervals.
+
+    R. G. Newcombe (1998), Statistics in Medicine 17, 873-890: the distances of the rates to their ends are squared and
+    added (his method 10).
+    """
+    (one, (one_low, one_high)), (two, (two_low, two_high)) = first, second
+    low, high = sqrt((two - two_low) ** 2 + (one_high - one) ** 2), sqrt((two_high - two) ** 2 + (one - one_low) ** 2)
+    return max(-1.0, two - one - low), min(1.0, two - one + high)
 
 
 def student_quantile(degrees: int) -> float:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
 from cua_rl.monitor.schemas import Problem
+from cua_rl.monitor.set_comparison import SetError
 from cua_rl.types.errors import DatabaseError
 from cua_rl.types.json_values import is_array, is_object
 
@@ -54,6 +55,7 @@ def add_refusals(app: FastAPI) -> None:
     """Map our errors, and an unreachable database, to responses."""
     app.add_exception_handler(NotFoundError, _answer(404))
     app.add_exception_handler(CursorError, _answer(422))
+    app.add_exception_handler(SetError, _answer(422))
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (DatabaseError, OperationalError, InterfaceError, PoolTimeoutError):
         app.add_exception_handler(kind, _away)

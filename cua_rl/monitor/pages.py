@@ -17,10 +17,19 @@ def encode_cursor(*keys: object) -> str:
     return urlsafe_b64encode(json.dumps(plain).encode()).decode().rstrip("=")
 
 
-def decode_number(cursor: str) -> int:
-    """The one key of a list that is sorted by number; raises `CursorError` if it is not one of our cursors."""
-    (key,) = _decode(cursor, 1)
-    return _number(key)
+def decode_places(cursor: str, num_lists: int) -> list[tuple[float, int] | None]:
+    """The sort key and number of the last item of each merged list; raises `CursorError`, as below."""
+    return [None if place is None else _place(place) for place in _decode(cursor, num_lists)]
+
+
+def _place(place: object) -> tuple[float, int]:
+    match place:
+        case [bool(), _]:
+            raise _error()
+        case [int() | float() as key, number]:
+            return (_number(key) if isinstance(key, int) else key), _number(number)
+        case _:
+            raise _error()
 
 
 def decode_time_and_number(cursor: str) -> tuple[datetime, int]:

@@ -1,11 +1,14 @@
 """Queries about rollouts: filtered lists, one rollout with its turns, human verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from math import inf, nan
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import Query
-from sqlalchemy import func, literal_column, select
+from sqlalchemy import ColumnElement, Double, cast, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
@@ -25,87 +28,84 @@ from cua_rl.database.models import (
 )
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
+from cua_rl.monitor.databases import AnySelect, Database, NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, finite, finite_mean, finite_values, task_fields
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
-from cua_rl.monitor.pages import decode_number, encode_cursor
+from cua_rl.monitor.pages import decode_places, encode_cursor
+from cua_rl.monitor.rollout_sets import RolloutFilter, RunsOfDatabase, conditions, runs_of
 from cua_rl.monitor.run_summaries import is_alive
-from cua_rl.monitor.schemas import Page, Phase, RunStatus
+from cua_rl.monitor.schemas import Page
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
+from cua_rl.monitor.set_queries import PHASE, STEP
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.types.json_values import mapping
-from cua_rl.types.rollout import StopReason
+
+_SORTED: dict[str, Any] = {
+    "started": RolloutRow.id,
+    "turns": RolloutRow.num_turns,
+    "reward": RolloutRow.reward,
+    "advantage": RolloutRow.advantage,
+    "gap": RolloutRow.max_gap,
+    "took": RolloutRow.duration_s,
+}
+"""What lists can be sorted by; rollouts without a value come last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFilter:
-    """Which rollouts a list shows, as query parameters; None means no filter."""
+class Paging:
+    """A part of a list, as query parameters."""
 
-    phase: Phase | None = None
-    step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None
-    task_id: Annotated[str | None, Query(max_length=300)] = None
-    seed: Annotated[int | None, Query(ge=1 - 2**63, le=2**63 - 1)] = None
-    status: RunStatus | None = None
-    stop_reason: StopReason | None = None
-    success: bool | None = None
-    device_id: Annotated[str | None, Query(max_length=300)] = None
-    worker: Annotated[str | None, Query(max_length=300)] = None
-    failure_kind: Annotated[str | None, Query(max_length=100)] = None
-    search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = ""
-    cursor: Annotated[str | None, Query(max_length=300, description="next_cursor of the page before")] = None
+    sort: Annotated[str, Query(pattern=f"^-?({'|'.join(_SORTED)})$", description="minus: largest first")] = "-started"
+    cursor: Annotated[str | None, Query(max_length=2000, description="next_cursor of the page before")] = None
     limit: Annotated[int, Query(ge=1, le=200)] = 50
 
 
-_PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
-_STEP = func.coalesce(Step.step, Eval.step)
-
-
-def _rollouts_of(run: RunAccess) -> AnySelect:
+def _rollouts_of(*where: ColumnElement[bool]) -> AnySelect:
     return (
-        select(RolloutRow, Group.group_id, _PHASE, _STEP)
+        select(RolloutRow, Group.group_id, PHASE, STEP)
         .join(Group, RolloutRow.group_pk == Group.id)
         .outerjoin(Step, Group.step_id == Step.id)
         .outerjoin(Eval, Group.eval_id == Eval.id)
-        .where(RolloutRow.training_id == run.training.id)
+        .where(*where)
     )
 
 
-async def list_rollouts(run: RunAccess, wanted: RolloutFilter) -> Page[schemas.RolloutItem]:
-    """Rollouts of a run, newest first."""
-    query = _rollouts_of(run)
-    exact = {
-        RolloutRow.task_id: wanted.task_id,
-        RolloutRow.seed: wanted.seed,
-        RolloutRow.status: wanted.status,
-        RolloutRow.stop_reason: wanted.stop_reason,
-        RolloutRow.success: wanted.success,
-        RolloutRow.device_id: wanted.device_id,
-        RolloutRow.worker: wanted.worker,
-        _PHASE: wanted.phase,
-        _STEP: wanted.step,
-    }
-    for column, value in exact.items():
-        if value is not None:
-            query = query.where(column == value)
-    if wanted.failure_kind is not None:
-        failed = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
-        query = query.where(RolloutRow.id.in_(failed))
-    if wanted.search:
-        query = query.where(
-            RolloutRow.rollout_id.startswith(wanted.search, autoescape=True)
-            | RolloutRow.task_id.icontains(wanted.search, autoescape=True)
-        )
-    query = query.order_by(RolloutRow.id.desc()).limit(wanted.limit + 1)
-    if wanted.cursor is not None:
-        query = query.where(RolloutRow.id < decode_number(wanted.cursor))
-    rows = (await run.session.execute(query)).all()
-    more = encode_cursor(rows[wanted.limit - 1][0].id) if len(rows) > wanted.limit else None
-    return Page(items=await rollout_items(run, rows[: wanted.limit]), next_cursor=more)
+async def list_rollouts(
+    runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, paging: Paging
+) -> Page[schemas.RolloutItem]:
+    """Rollouts of a set; of several databases, those lists merged."""
+    falls, column = paging.sort.startswith("-"), _SORTED[paging.sort.removeprefix("-")]
+    last = -inf if falls else inf
+    by_time = column is RolloutRow.id  # which says nothing to another database
+    key = column if by_time else func.coalesce(func.nullif(cast(column, Double), nan), last)
+    order = (key.desc(), RolloutRow.id.desc()) if falls else (key, RolloutRow.id)
+    places: list[tuple[float, int] | None] = [None] * len(runs)
+    if paging.cursor is not None:
+        places = decode_places(paging.cursor, len(runs))
+    lists: list[list[tuple[float, int, Any]]] = []
+    for index, (one, place) in enumerate(zip(runs, places, strict=True)):
+        query = _rollouts_of(*conditions(one, wanted)).add_columns(key.label("key"))
+        if place is not None:
+            at, after = (key, place[1]) if by_time else (tuple_(key, RolloutRow.id), tuple_(*map(literal, place)))
+            query = query.where(at < after if falls else at > after)
+        rows = (await one.session.execute(query.order_by(*order).limit(paging.limit + 1))).all()
+        lists.append([(row[0].started_at.timestamp() if by_time else row.key, index, row) for row in rows])
+    merged = list(merge(*lists, key=itemgetter(0), reverse=falls))
+    shown = merged[: paging.limit]
+    items: list[Iterator[schemas.RolloutItem]] = []
+    for index, one in enumerate(runs):
+        mine = [row for _, place, row in shown if place == index]
+        items.append(iter(await rollout_items(one, mine)))
+        places[index] = (mine[-1].key, mine[-1][0].id) if mine else places[index]
+    return Page(
+        items=[next(items[index]) for _, index, _ in shown],
+        next_cursor=encode_cursor(*places) if len(merged) > paging.limit else None,
+    )
 
 
-async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
+async def rollout_items(runs: RunsOfDatabase, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
     """Rows of `_rollouts_of` as items."""
-    overrides = await load_overrides(run.session, (row[0].id for row in rows))
+    overrides = await load_overrides(runs.session, (row[0].id for row in rows))
     # the last screenshot of each rollout, and the action if its result is not known yet
     last = (
         select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
@@ -115,13 +115,15 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
     )
     screens: dict[int, dict[str, Any]] = {
         key: {"last_sha256": after or before, "last_action": None if after else mapping(action) or None}
-        for key, before, after, action in await run.session.execute(last)
+        for key, before, after, action in await runs.session.execute(last)
     }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
-    instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
+    instructions = {key: text for key, text in await runs.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
         schemas.RolloutItem(
-            **_item(run, overrides, *row), **screens.get(row[0].id, {}), instruction=instructions.get(row[0].task_pk)
+            **_item(runs.database, overrides, *row[:4]),
+            **screens.get(row[0].id, {}),
+            instruction=instructions.get(row[0].task_pk),
         )
         for row in rows
     ]
@@ -129,16 +131,15 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
 
 async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> tuple[int, list[schemas.RolloutItem]]:
     """How many rollouts of a task have no success, and the latest; faults say nothing about the policy."""
-    mine = (RolloutRow.task_id == task_id, RolloutRow.success.is_not(True), RolloutRow.status == "completed")
-    count = select(func.count()).select_from(RolloutRow).where(RolloutRow.training_id == run.training.id, *mine)
-    query = _rollouts_of(run).where(*mine).order_by(RolloutRow.id.desc()).limit(limit)
-    total = await run.session.scalar(count)
-    return total or 0, await rollout_items(run, (await run.session.execute(query)).all())
+    mine = conditions(runs_of(run), RolloutFilter(task_id=task_id, verdict="failure"))
+    total = await run.session.scalar(select(func.count()).select_from(RolloutRow).where(*mine))
+    query = _rollouts_of(*mine).order_by(RolloutRow.id.desc()).limit(limit)
+    return total or 0, await rollout_items(runs_of(run), (await run.session.execute(query)).all())
 
 
-def _item(run: RunAccess, overrides: Any, row: RolloutRow, group_id: str, phase: str, step: int) -> dict[str, Any]:
-    place: dict[str, Any] = {"run_id": run.run_id, "phase": phase, "step": step, "group_id": group_id}
-    return rollout_cell(row, overrides) | place
+def _item(database: Database, overrides: Any, row: RolloutRow, group_id: str, phase: str, step: int) -> dict[str, Any]:
+    run_id = database.run_id(row.training_id)
+    return rollout_cell(row, overrides) | {"run_id": run_id, "phase": phase, "step": step, "group_id": group_id}
 
 
 async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
@@ -156,7 +157,7 @@ async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
 async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     session = run.session
     found = await find_rollout(run, rollout_id)
-    row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
+    row, group_id, phase, step = (await session.execute(_rollouts_of(RolloutRow.id == found.id))).one()
     verdicts = await list_overrides(run, row.id)  # read once: one that comes in meanwhile shows wholly or not at all
     overrides = {row.id: (verdicts[-1].success, verdicts[-1].reward)} if verdicts else {}
     task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
@@ -174,7 +175,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     )
     parts: dict[str, Any] = {"reward_parts": None if row.reward_parts is None else finite_values(row.reward_parts)}
     return schemas.Rollout(
-        **task_fields(task) | _item(run, overrides, row, group_id, phase, step) | parts,
+        **task_fields(task) | _item(run.database, overrides, row, group_id, phase, step) | parts,
         run_name=run.training.run_name,
         is_run_alive=is_alive(run.training),
         validation=None if validation is None else schemas.ValidationShown.model_validate(validation),
@@ -206,7 +207,7 @@ async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Overri
 async def list_verdicts(run: RunAccess) -> list[schemas.Verdict]:
     """All verdicts of people on rollouts of a run, newest first."""
     query: AnySelect = (
-        select(RolloutOverride, RolloutRow, _PHASE, _STEP)
+        select(RolloutOverride, RolloutRow, PHASE, STEP)
         .join(RolloutRow, RolloutOverride.rollout_pk == RolloutRow.id)
         .join(Group, RolloutRow.group_pk == Group.id)
         .outerjoin(Step, Group.step_id == Step.id)

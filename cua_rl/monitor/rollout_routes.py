@@ -6,12 +6,21 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.database.screenshots import load_images
-from cua_rl.monitor import rollout_queries, task_queries, token_texts
+from cua_rl.monitor import (
+    rollout_queries,
+    set_comparison,
+    set_queries,
+    set_schemas,
+    set_turns,
+    task_queries,
+    token_texts,
+)
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.export import shown_bytes
-from cua_rl.monitor.rollout_queries import RolloutFilter
+from cua_rl.monitor.rollout_queries import Paging
+from cua_rl.monitor.rollout_sets import RolloutFilter, open_runs, runs_of
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page
 from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
@@ -21,10 +30,55 @@ _FOREVER = "private, max-age=31536000, immutable"
 _NOT_KEPT = {"Cache-Control": "no-store"}  # another run may record the same image again
 
 
+RunIds = Annotated[list[str], Query(min_length=1, max_length=12, description="repeat it for each run")]
+Wanted = Annotated[RolloutFilter, Depends()]
+SetQuery = Annotated[str, Query(max_length=4000, description="the query of a set's address: run_id=1&phase=eval")]
+
+
+@router.get("/rollouts")
+async def list_set(
+    databases: AllDatabases, run_id: RunIds, wanted: Wanted, paging: Annotated[Paging, Depends()]
+) -> Page[schemas.RolloutItem]:
+    """Rollouts of some runs, newest first."""
+    async with open_runs(databases, run_id) as (runs, _):
+        return await rollout_queries.list_rollouts(runs, wanted, paging)
+
+
+@router.get("/rollouts/summary")
+async def get_set(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> set_schemas.SetSummary:
+    """What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted."""
+    async with open_runs(databases, run_id) as (runs, named):
+        return await set_queries.summarise_set(runs, named, wanted)
+
+
+@router.get("/rollouts/tokens")
+async def list_tokens(
+    databases: AllDatabases, run_id: RunIds, wanted: Wanted, by: set_turns.TokenOrder = "gap"
+) -> list[set_schemas.OutlyingToken]:
+    """The hundred trained tokens with the largest gap, ratio or surprise."""
+    async with open_runs(databases, run_id) as (runs, named):
+        return await set_turns.list_outliers(runs, named, wanted, by)
+
+
+@router.get("/rollouts/first_actions")
+async def get_first_actions(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> set_schemas.FirstActions:
+    """Where rollouts acted on the first screen that most of them share."""
+    async with open_runs(databases, run_id) as (runs, _):
+        return await set_turns.load_first_actions(runs, wanted)
+
+
+@router.get("/rollouts/compare")
+async def compare_sets(databases: AllDatabases, first: SetQuery, second: SetQuery) -> set_schemas.SetComparison:
+    """The difference of the second set's success to the first one's, with its interval and test."""
+    return await set_comparison.compare_sets(databases, first, second)
+
+
 @router.get("/runs/{run_id}/rollouts")
-async def list_rollouts(run: OpenRun, wanted: Annotated[RolloutFilter, Depends()]) -> Page[schemas.RolloutItem]:
+async def list_rollouts(
+    run: OpenRun, wanted: Wanted, paging: Annotated[Paging, Depends()]
+) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
-    return await rollout_queries.list_rollouts(run, wanted)
+    return await rollout_queries.list_rollouts([runs_of(run)], wanted, paging)
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}", response_model=schemas.Rollout)

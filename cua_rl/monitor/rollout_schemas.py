@@ -126,6 +126,21 @@ class GroupDetail(Shown):
     rollouts: list[ClockRollout]
 
 
+class Count(Shown):
+    name: str
+    count: int
+
+
+class CheckCount(Shown):
+    """What validators expected and what they read instead, or as well."""
+
+    query: str
+    expected: str
+    actual: str
+    success: bool
+    count: int
+
+
 class RolloutItem(RolloutCell):
     """A rollout in a list across groups."""
 
@@ -135,6 +150,7 @@ class RolloutItem(RolloutCell):
     group_id: str
     task_id: str
     seed: int
+    max_gap: float | None = Field(description="largest |trainer - sampler| log-probability; null if not trained")
     instruction: str | None = None
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
     last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")
@@ -340,11 +356,6 @@ class TaskInstance(Shown):
     last_step: int | None
 
 
-class Count(Shown):
-    name: str
-    count: int
-
-
 class TaskDetail(Shown):
     """Success of one task over time, and its failures."""
 
@@ -368,7 +379,7 @@ class TaskDetail(Shown):
     instances: list[TaskInstance] = Field(description="hardest first, as many as asked for")
     num_instances: int = Field(description="all of them")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
-    failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")
+    failed_checks: list[CheckCount] = Field(description="the most frequent, of rollouts that failed")
     num_failed_checks: int = Field(description="different ones in all")
     turn_failures: list[Count]
     failed_rollouts: list[RolloutItem] = Field(description="the latest, as many as asked for")

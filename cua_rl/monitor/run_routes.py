@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from cua_rl.monitor import failure_queries, group_queries, run_queries, run_summaries, schemas
+from cua_rl.monitor import group_queries, run_queries, run_summaries, schemas, set_schemas
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
 from cua_rl.monitor.folder_summaries import summarise_folder
 from cua_rl.monitor.security import CanRead
+from cua_rl.monitor.step_change import load_step_change
 
 LARGEST_INTEGER = 2**31 - 1
 router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[CanRead], responses=REFUSALS)
@@ -106,12 +107,6 @@ async def get_timeline(run: OpenRun) -> SafeJson:
     return SafeJson([item.model_dump(mode="json") for item in await run_queries.load_timeline(run)])
 
 
-@router.get("/{run_id}/failures")
-async def get_failures(run: OpenRun) -> schemas.Failures:
-    """Failures of rollouts and turns, in training steps and in evaluations."""
-    return await failure_queries.load_failures(run)
-
-
 @router.get("/{run_id}/evaluations")
 async def list_evaluations(run: OpenRun) -> list[schemas.Evaluation]:
     """The baseline and all evaluations, in order."""
@@ -122,6 +117,14 @@ async def list_evaluations(run: OpenRun) -> list[schemas.Evaluation]:
 async def get_step(run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number) -> SafeJson:
     """A step or an evaluation with its groups x rollouts grid."""
     return SafeJson((await group_queries.load_source(run, phase, step)).model_dump(mode="json"))
+
+
+@router.get("/{run_id}/step/{step}/change")
+async def get_step_change(
+    run: OpenRun, step: Number, num_before: Annotated[int, Query(ge=1, le=1000)] = 10
+) -> set_schemas.StepChange:
+    """Why the step's success differs from that of the steps before it."""
+    return await load_step_change(run, step, num_before)
 
 
 @router.get("/{run_id}/{phase}/{step}/groups/{group_id}")

@@ -187,34 +187,6 @@ class MetricSeries(Shown):
     evaluations: list[SuccessPoint]
 
 
-class FailureCounts(Shown):
-    """Failures of ended rollouts, counted per step; every list aligns with `steps`."""
-
-    steps: list[int]
-    num_rollouts: list[int] = Field(description="without faults and rollouts that were not finished")
-    num_successes: list[int]
-    num_faults: list[int] = Field(description="rollouts that an infrastructure fault ended")
-    kinds: dict[str, list[int]] = Field(
-        description="rollouts without success: wrong_final_state if the agent finished, else the stop reason"
-    )
-    turn_failures: dict[str, list[int]] = Field(description="turns whose answer could not be parsed, by kind")
-
-
-class Failures(Shown):
-    """Failures in training and in evaluations, where step 0 is the baseline."""
-
-    training: FailureCounts
-    evaluations: FailureCounts
-    errors: list["ErrorCount"] = Field(description="most frequent messages of infrastructure faults, of both")
-    num_messages: int = Field(description="different messages, of which `errors` has the most frequent")
-
-
-class ErrorCount(Shown):
-    message: str
-    count: int
-    last_rollout_id: str
-
-
 class ConfigRow(Shown):
     """One setting in all compared runs, in the requested order; null if a run does not have it."""
 

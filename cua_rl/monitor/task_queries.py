@@ -11,9 +11,9 @@ from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnR
 from cua_rl.evaluation.statistics import NO_TASKS, independent_sums, sum_tasks
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.failure_queries import failure_kind
 from cua_rl.monitor.figures import columns, curve_ends, finite_mean, make_rate, make_task_rate, task_fields
 from cua_rl.monitor.rollout_queries import failed_rollouts
+from cua_rl.monitor.rollout_sets import CAUSE
 from cua_rl.monitor.run_summaries import group_sums, parse_sums, task_sums
 from cua_rl.monitor.schemas import Rate
 
@@ -121,7 +121,9 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
     start = baseline.step if baseline and baseline.step else -1  # see run_summaries.py
     evaluated = [point for point in history if point.phase == "eval" and point.step > start]
     scope = await _scope(run, task_id, is_trained=bool(trained))
-    checks = _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
+    checks = _failed(
+        run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success
+    )
     checks = checks.join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
     num_checks, found_checks = await _first(run, checks, limit)
     num_instances, instances = await _instances(run, task_id, scope, limit)
@@ -147,11 +149,8 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
         examined=scope.ref,
         instances=instances,
         num_instances=num_instances,
-        stop_reasons=await _counts(run, _failed(run, task_id, scope, failure_kind())),
-        failed_checks=[
-            schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
-            for row in found_checks
-        ],
+        stop_reasons=await _counts(run, _failed(run, task_id, scope, CAUSE)),
+        failed_checks=[schemas.CheckCount(**row._asdict()) for row in found_checks],
         num_failed_checks=num_checks,
         turn_failures=await _counts(run, unparsed),
         failed_rollouts=failed,

@@ -172,8 +172,10 @@ def attack_ingest(targets: Targets) -> Findings:
             worst = max(worst, status_of("POST", f"{base}/api/ingest/batch", json=body, headers=headers))
     yield check(11, "items with fields of wrong types", "no 5xx", worst, worst < 500)
     runs = [run["run_id"] for run in httpx.get(f"{base}/api/runs", trust_env=False, timeout=60).json()["items"]]
-    pages = ("", "/rollouts", "/timeline", "/tasks", "/metrics", "/failures")
-    broken = [page for run in runs for page in pages if status_of("GET", f"{base}/api/runs/{run}{page}") >= 500]
+    pages = ["runs/{}", *(f"runs/{{}}/{name}" for name in ("rollouts", "timeline", "tasks", "metrics"))]
+    pages += [f"rollouts{name}?run_id={{}}" for name in ("", "/summary", "/tokens", "/first_actions")]
+    asked = [page.format(run) for run in runs for page in pages]
+    broken = [page for page in asked if status_of("GET", f"{base}/api/{page}") != 200]
     yield check(11, "pages after them", "whole", broken or "whole", not broken)
 
 

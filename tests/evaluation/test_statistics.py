@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cua_rl.evaluation.statistics import (
+    difference_interval,
     mean_over_tasks,
     paired_interval,
     pass_at_k,
@@ -169,6 +170,24 @@ def test_no_paired_interval_is_without_width_or_without_the_difference(differenc
         assert low <= float(sum(differences)) / len(differences) <= high
     same = paired_interval([Fraction(1, 2)] * 30)
     assert same[1] - same[0] > 0.05
+
+
+def _wilson(won: int, num: int) -> tuple[float, tuple[float, float]]:
+    """A rate and its interval without a correction, as the published figures have it."""
+    rate, z = won / num, NormalDist().inv_cdf(0.975)
+    centre, spread = rate + z**2 / (2 * num), z * sqrt(rate * (1 - rate) / num + z**2 / (4 * num**2))
+    return rate, ((centre - spread) / (1 + z**2 / num), (centre + spread) / (1 + z**2 / num))
+
+
+@pytest.mark.parametrize(
+    ("two", "one", "published"),
+    [((56, 70), (48, 80), (0.0524, 0.3339)), ((9, 10), (3, 10), (0.1705, 0.8090)), ((10, 10), (0, 10), (0.6075, 1.0))],
+)
+def test_the_difference_of_two_rates_has_newcombes_interval(
+    two: tuple[int, int], one: tuple[int, int], published: tuple[float, float]
+) -> None:
+    # R. G. Newcombe (1998), table II, method 10: cases a, b and h
+    assert difference_interval(_wilson(*one), _wilson(*two)) == pytest.approx(published, abs=6e-5)
 
 
 def test_students_quantiles() -> None:

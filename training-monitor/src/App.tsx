@@ -4,6 +4,7 @@ import { BenchmarksPage } from "./pages/BenchmarksPage";
 import { ComparePage } from "./pages/ComparePage";
 import { GroupPage } from "./pages/GroupPage";
 import { RolloutPage } from "./pages/RolloutPage";
+import { RolloutsPage } from "./pages/RolloutsPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { SourcePage } from "./pages/SourcePage";
@@ -22,6 +23,7 @@ const ROUTES: readonly Route[] = [
   { pattern: "/", render: () => <RunsPage /> },
   { pattern: "/compare", render: () => <ComparePage /> },
   { pattern: "/benchmarks", render: () => <BenchmarksPage /> },
+  { pattern: "/rollouts", render: () => <RolloutsPage /> },
   { pattern: "/runs/:run", render: (at) => <RunPage key={of(at, "run")} runId={of(at, "run")} /> },
   { pattern: "/runs/:run/tasks/:task", render: (at) => <TaskPage key={of(at, "task")} runId={of(at, "run")} taskId={of(at, "task")} /> },
   { pattern: "/runs/:run/rollouts/:rollout", render: (at) => <RolloutPage key={of(at, "rollout")} runId={of(at, "run")} rolloutId={of(at, "rollout")} /> },
@@ -112,7 +114,7 @@ const GONE_TEXT: Partial<Record<LiveState, string>> = {
 
 function TopBar(props: { path: string; live: LiveState; openPalette: () => void; openHelp: () => void }) {
   const theme = useTheme();
-  const at = (to: string) => (to === "/" ? props.path === "/" || props.path.startsWith("/runs") : props.path.startsWith(to));
+  const at = (to: string) => (to === "/" ? props.path === "/" || /^\/(runs|rollouts)/.test(props.path) : props.path.startsWith(to));
   return (
     <header className="topbar">
       <Link to="/" className="brand" aria-label="cua_rl monitor, all runs"><img src="/icon.svg" alt="" /><span>cua_rl</span></Link>

@@ -167,19 +167,14 @@ async def test_failures_are_told_by_their_cause_and_evaluations_apart(monitor: M
         *source_of("eval", 1, (HARD, (False,)), (EASY, (True,)), last=StopReason.CONTEXT_OVERFLOW),
     )
 
-    failures = await monitor.json(f"{RUN}/failures")
-    # the second member of each group used up its turns: once without success, once with it, which is no failure
-    assert failures["training"] == {
-        "steps": [1],
-        "num_rollouts": [4],
-        "num_successes": [2],
-        "kinds": {"max_turns": [1], "wrong_final_state": [1]},
-        "num_faults": [0],
-        "turn_failures": failures["training"]["turn_failures"],
-    }
-    assert failures["evaluations"]["steps"] == [0, 1]
-    assert failures["evaluations"]["num_rollouts"] == [1, 2]
-    assert failures["evaluations"]["kinds"] == {"context_overflow": [0, 1], "wrong_final_state": [1, 0]}
+    steps = (await monitor.json("/api/rollouts/summary", run_id="1"))["steps"]
+    figures = [[one[name] for name in ("phase", "step", "num_rollouts", "num_successes", "causes")] for one in steps]
+    assert figures == [
+        # the second member of each group used up its turns: once without success, once with it, which is no failure
+        ["step", 1, 4, 2, {"max_turns": 1, "wrong_final_state": 1}],
+        ["baseline", 0, 1, 0, {"wrong_final_state": 1}],
+        ["eval", 1, 2, 1, {"context_overflow": 1}],
+    ]
 
 
 async def test_evaluations_have_categories_and_difficulties_apart_and_lead_on_from_the_baseline(
@@ -269,13 +264,15 @@ async def test_ids_in_messages_do_not_split_a_fault(monitor: Monitor) -> None:
     for place, text in enumerate(messages):
         run_sql(monitor.url, f"UPDATE rollouts SET status = 'failed', error = '{text}' WHERE member_index = {place}")
 
-    failures = await monitor.json(f"{RUN}/failures")
-    assert [(one["message"], one["count"]) for one in failures["errors"]] == [
+    found = await monitor.json("/api/rollouts/summary", run_id="1")
+    assert [(one["name"], one["count"]) for one in found["faults"]] == [
         ("container # gone after # s at #", 2),
         ("session # defaced the added feedback", 1),
     ]
-    assert (failures["num_messages"], failures["training"]["num_faults"]) == (2, [3])
-    assert failures["training"]["num_rollouts"] == [0]
+    assert (found["num_faults"], found["verdicts"]) == (2, [{"name": "fault", "count": 3}])
+    assert found["success"]["num_rollouts"] == 0
+    alike = await monitor.json("/api/rollouts", run_id="1", fault="container # gone after # s at #")
+    assert len(alike["items"]) == 2
 
 
 async def test_a_resumed_run_starts_without_a_step_under_way_and_at_its_own_pace(monitor: Monitor) -> None:

@@ -49,7 +49,7 @@ PAGES = (
 )
 """Those that read what items say."""
 MORE_PAGES = (
-    *("", "/metrics", "/failures", "/evaluations", "/rollouts", "/rollouts/{rollout}/download"),
+    *("", "/metrics", "/evaluations", "/rollouts", "/rollouts/{rollout}/download"),
     *("/tasks/task-019", "/baseline/0", "/eval/3"),
 )
 

@@ -20,7 +20,7 @@ async def test_runs_with_one_name_are_told_apart_and_lead_to_their_own(window: W
     reward = page.locator('.chart-plot[aria-label^="Reward: 3 points"] .u-over')
     await reward.wait_for()
 
-    names = await page.locator(".run-chip a").all_inner_texts()
+    names = await page.locator(".run-chip a:first-of-type").all_inner_texts()
     assert len(set(names)) == 2, names
     assert "ada" in names[0]
     assert "bob" in names[1]

@@ -175,24 +175,6 @@ async def test_categories_and_difficulties_have_tables_of_their_own(window: Wind
     assert not set(baseline["by_category"]) & {"easy", "medium", "hard"}
 
 
-async def test_failures_name_the_wrong_final_state_and_show_evaluations_on_request(window: Window) -> None:
-    run, page = window.site.ended.run_id, window.page
-    failures = await window.json(f"/api/runs/{run}/failures")
-    await window.open(f"/runs/{run}?tab=failures")
-    for part, button in (("training", "Training steps"), ("evaluations", "Evaluations")):
-        await page.get_by_role("button", name=button).click()
-        counts = failures[part]
-        lost = sum(counts["num_rollouts"]) - sum(counts["num_successes"])
-        share = f"{lost} of {sum(counts['num_rollouts'])} rollouts of "
-        await page.get_by_test_id("failure-share").filter(has_text=share).wait_for()
-        panel = page.locator(".panel").filter(has=page.get_by_role("heading", name="How rollouts fail"))
-        shown = [int(text.replace(",", "")) for text in await panel.locator(".count-bars b").all_inner_texts()]
-        assert sum(shown) == lost  # successes are no failures, whatever ended them
-    assert await panel.locator(".count-name").get_by_text("wrong final state").count() == 1
-    assert "of=evaluations" in page.url
-    assert await page.get_by_text("in training and in evaluations").count() == 1
-
-
 async def test_groups_whose_rewards_are_equal_have_one_name(window: Window) -> None:
     await window.open(f"/runs/{window.site.ended.run_id}")
     await window.page.locator('figure[aria-label="Constant groups"]').wait_for()

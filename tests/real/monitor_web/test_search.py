@@ -42,9 +42,9 @@ async def test_tasks_of_evaluations_are_listed_and_found(window: Window) -> None
     await window.open(f"/runs/{run}?tab=tasks")
     await page.get_by_role("link", name="held_out_bluetooth").wait_for()
     await page.get_by_role("button", name="Training").click()
-    assert await page.locator("tbody tr a").all_inner_texts() == ["settings_wifi_on"]
+    assert await page.locator("tbody tr td:first-child a").all_inner_texts() == ["settings_wifi_on"]
     await page.get_by_role("group", name="Tasks shown").get_by_role("button", name="Held-out").click()
-    assert await page.locator("tbody tr a").all_inner_texts() == ["held_out_bluetooth"]
+    assert await page.locator("tbody tr td:first-child a").all_inner_texts() == ["held_out_bluetooth"]
     await page.keyboard.press("Control+k")
     assert any("held_out_bluetooth" in offer for offer in await _offers(window, "headphones"))
     await page.keyboard.press("Enter")
@@ -57,6 +57,9 @@ async def test_a_number_leads_only_to_steps_and_evaluations_that_exist(window: W
     await page.keyboard.press("Control+k")
     steps = {number: await _offers(window, str(number)) for number in (1, 2, 7)}
     of_run = {number: [one.split("\n")[0] for one in found if "this run" in one] for number, found in steps.items()}
+    assert {number: found.pop() for number, found in of_run.items()} == {
+        one: f"Rollouts with “{one}”" for one in of_run
+    }
     assert of_run == {1: ["Step 1"], 2: ["Step 2", "Evaluation after 2 steps"], 7: []}
     assert any("Baseline" in offer for offer in await _offers(window, "baseline"))
 

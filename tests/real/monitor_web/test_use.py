@@ -264,6 +264,7 @@ async def test_every_page_has_a_title_that_says_which_one_it_is(window: Window) 
         f"/runs/{run}/step/1/groups/{group['group_id']}": "Group 1 · Step 1 · first · cua_rl",
         f"/runs/{run}/rollouts/{rollout['rollout_id']}": "Rollout 1 · Group 1 · Step 1 · first · cua_rl",
         f"/runs/{run}/tasks/{group['task_id']}": f"{group['task_id']} · Tasks · first · cua_rl",
+        f"/rollouts?run_id={run}&view=gallery": "Screens · Rollouts · first · cua_rl",
         "/compare": "Compare · cua_rl",
         "/benchmarks": "Benchmarks · cua_rl",
         "/no/such/page": "Page not found · cua_rl",

@@ -57,7 +57,7 @@ async def test_long_lists_say_how_much_of_them_is_shown_and_show_the_rest(window
     run = await add_run(url, begin("long"), *events, finished())
     task = await window.json(f"/api/runs/{run}/tasks/settings_wifi_on?limit=1")
     assert [len(task[name]) for name in ("instances", "failed_checks", "failed_rollouts")] == [1, 1, 1]
-    failed = (await window.json(f"/api/runs/{run}/rollouts?success=false&status=completed"))["items"]
+    failed = (await window.json(f"/api/runs/{run}/rollouts?verdict=failure"))["items"]
     assert (task["num_instances"], task["num_failed_rollouts"]) == (4, len(failed))
 
     await _ask_for_less(window, r"/tasks/settings_wifi_on\?limit=100$", 1)

@@ -72,12 +72,14 @@ function apply(event: LiveEvent): void {
     const group = `${source}/groups/${encodeURIComponent(event.group_id)}`;
     invalidate((path) => path === group, AT_ONCE_MS);
   }
-  invalidate((path) => path.startsWith(`${run}/rollouts?`), LISTS_MS);
+  const isSet = (path: string) => path.startsWith("/api/rollouts") && new URLSearchParams(path.split("?")[1]).getAll("run_id").includes(event.run_id ?? "");
+  invalidate((path) => path.startsWith(`${run}/rollouts?`) || (isSet(path) && path.startsWith("/api/rollouts?")), LISTS_MS);
   if (event.kind === "turn") return;
-  invalidate((path) => path === run || path === source, SOON_MS);
+  invalidate((path) => path === run || path === source || path === `${source}/change`, SOON_MS);
+  invalidate(isSet, SOON_MS);
   if (event.kind === "rollout") return;
   invalidate(starts(`${run}/timeline`), SOON_MS);
   invalidate((path) => path === "/api/runs" || path.startsWith("/api/runs?"), LATER_MS);
   if (event.kind === "group") return;
-  invalidate(starts(`${run}/metrics`, `${run}/failures`, `${run}/tasks`, `${run}/evaluations`), SOON_MS);
+  invalidate(starts(`${run}/metrics`, `${run}/tasks`, `${run}/evaluations`), SOON_MS);
 }

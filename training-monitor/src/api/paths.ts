@@ -1,9 +1,12 @@
 /** Addresses: of the API (…Path) and of the app's own pages (…Page). */
 
-type Filters = Record<string, string | number | boolean | null | undefined>;
+type Value = string | number | boolean | null | undefined;
+/** Query parameters; a list repeats its name. */
+export type Filters = Record<string, Value | readonly Value[]>;
 
 function query(filters: Filters): string {
-  const given = Object.entries(filters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const all = Object.entries(filters).flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((one: Value): [string, Value] => [name, one]));
+  const given = all.filter(([, value]) => value !== null && value !== undefined && value !== "");
   if (given.length === 0) return "";
   return `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString()}`;
 }
@@ -14,7 +17,6 @@ export const sessionPath = "/api/session";
 export const runsPath = (filters: Filters) => `/api/runs${query(filters)}`;
 export const runPath = run;
 export const metricsPath = (runId: string) => `${run(runId)}/metrics`;
-export const failuresPath = (runId: string) => `${run(runId)}/failures`;
 export const timelinePath = (runId: string) => `${run(runId)}/timeline`;
 export const rolloutsPath = (runId: string, filters: Filters) => `${run(runId)}/rollouts${query(filters)}`;
 export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/rollouts/${encodeURIComponent(rolloutId)}`;
@@ -26,6 +28,12 @@ export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;
 export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
+export const setPath = (set: URLSearchParams) => `/api/rollouts?${set.toString()}`;
+export const setSummaryPath = (set: URLSearchParams) => `/api/rollouts/summary?${set.toString()}`;
+export const outliersPath = (set: URLSearchParams, by: string) => `/api/rollouts/tokens?${set.toString()}&by=${by}`;
+export const firstActionsPath = (set: URLSearchParams) => `/api/rollouts/first_actions?${set.toString()}`;
+export const stepChangePath = (runId: string, step: number) => `${run(runId)}/step/${step}/change`;
+export const differencePath = (first: string, second: string) => `/api/rollouts/compare${query({ first, second })}`;
 export const benchmarksPath = "/api/benchmarks";
 export const eventsPath = (runId: string | null) => (runId ? `/api/events${query({ run_id: runId })}` : "/api/events");
 
@@ -44,6 +52,12 @@ export const groupPage = (at: { run_id: string; phase: string; step: number }, g
 export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
   `${page(runId)}/rollouts/${encodeURIComponent(rolloutId)}${turn ? `?turn=${turn + 1}` : ""}`;
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
+export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
+export const compareSetsPage = (first: string, second: string) => `/compare${query({ first, second })}`;
+/** The rollouts of the latest evaluation, or of the baseline. */
+export const heldOutPage = (one: { run_id: string; last_eval_step: number | null }) =>
+  setPage({ run_id: one.run_id, ...(one.last_eval_step === null ? { phase: "baseline" } : { phase: "eval", step: one.last_eval_step }) });
+export const failuresPage = (runId: string) => setPage({ run_id: runId, verdict: "failure", view: "summary" });
 export const comparePage = (runIds: readonly string[]) => `/compare?runs=${runIds.map(encodeURIComponent).join(",")}`;
 
 /** "step 12", "baseline", "eval 40": where there is little room. */

@@ -70,6 +70,106 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Set
+         * @description Rollouts of some runs, newest first.
+         */
+        get: operations["list_set_api_rollouts_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Compare Sets
+         * @description The difference of the second set's success to the first one's, with its interval and test.
+         */
+        get: operations["compare_sets_api_rollouts_compare_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/first_actions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get First Actions
+         * @description Where rollouts acted on the first screen that most of them share.
+         */
+        get: operations["get_first_actions_api_rollouts_first_actions_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/summary": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Set
+         * @description What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted.
+         */
+        get: operations["get_set_api_rollouts_summary_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/rollouts/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tokens
+         * @description The hundred trained tokens with the largest gap, ratio or surprise.
+         */
+        get: operations["list_tokens_api_rollouts_tokens_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs": {
         parameters: {
             query?: never;
@@ -142,26 +242,6 @@ export interface paths {
          * @description The baseline and all evaluations, in order.
          */
         get: operations["list_evaluations_api_runs__run_id__evaluations_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/runs/{run_id}/failures": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Failures
-         * @description Failures of rollouts and turns, in training steps and in evaluations.
-         */
-        get: operations["get_failures_api_runs__run_id__failures_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -286,6 +366,26 @@ export interface paths {
          * @description A turn's tokens with log-probabilities, and its prompt.
          */
         get: operations["get_tokens_api_runs__run_id__rollouts__rollout_id__turns__turn_index__tokens_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/step/{step}/change": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Step Change
+         * @description Why the step's success differs from that of the steps before it.
+         */
+        get: operations["get_step_change_api_runs__run_id__step__step__change_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -466,6 +566,16 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** ArmRun */
+        ArmRun: {
+            /** Log Path */
+            log_path: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            success: components["schemas"]["Rate"];
+        };
         /**
          * Benchmark
          * @description An evaluation of models on a task set, from the results.json of recipes.evaluate.
@@ -499,6 +609,22 @@ export interface components {
              * @description further files of results that are older, too large or not readable
              */
             num_others: number;
+        };
+        /**
+         * CheckCount
+         * @description What validators expected and what they read instead, or as well.
+         */
+        CheckCount: {
+            /** Actual */
+            actual: string;
+            /** Count */
+            count: number;
+            /** Expected */
+            expected: string;
+            /** Query */
+            query: string;
+            /** Success */
+            success: boolean;
         };
         /** CheckpointInfo */
         CheckpointInfo: {
@@ -634,15 +760,6 @@ export interface components {
             /** Status */
             status: string;
         };
-        /** ErrorCount */
-        ErrorCount: {
-            /** Count */
-            count: number;
-            /** Last Rollout Id */
-            last_rollout_id: string;
-            /** Message */
-            message: string;
-        };
         /**
          * Evaluation
          * @description An evaluation (phase eval) or the evaluation of the untrained model (phase baseline).
@@ -694,58 +811,6 @@ export interface components {
             success: components["schemas"]["Rate"];
         };
         /**
-         * FailureCounts
-         * @description Failures of ended rollouts, counted per step; every list aligns with `steps`.
-         */
-        FailureCounts: {
-            /**
-             * Kinds
-             * @description rollouts without success: wrong_final_state if the agent finished, else the stop reason
-             */
-            kinds: {
-                [key: string]: number[];
-            };
-            /**
-             * Num Faults
-             * @description rollouts that an infrastructure fault ended
-             */
-            num_faults: number[];
-            /**
-             * Num Rollouts
-             * @description without faults and rollouts that were not finished
-             */
-            num_rollouts: number[];
-            /** Num Successes */
-            num_successes: number[];
-            /** Steps */
-            steps: number[];
-            /**
-             * Turn Failures
-             * @description turns whose answer could not be parsed, by kind
-             */
-            turn_failures: {
-                [key: string]: number[];
-            };
-        };
-        /**
-         * Failures
-         * @description Failures in training and in evaluations, where step 0 is the baseline.
-         */
-        Failures: {
-            /**
-             * Errors
-             * @description most frequent messages of infrastructure faults, of both
-             */
-            errors: components["schemas"]["ErrorCount"][];
-            evaluations: components["schemas"]["FailureCounts"];
-            /**
-             * Num Messages
-             * @description different messages, of which `errors` has the most frequent
-             */
-            num_messages: number;
-            training: components["schemas"]["FailureCounts"];
-        };
-        /**
          * FaultBounds
          * @description Success rate of first attempts if all that ended in a fault had failed (`worst`) or had succeeded (`best`).
          */
@@ -756,6 +821,40 @@ export interface components {
             num_faults: number;
             /** Worst */
             worst: number;
+        };
+        /** FirstAction */
+        FirstAction: {
+            /**
+             * Action
+             * @description coordinates in pixels of the screen; null if none was understood
+             */
+            action: {
+                [key: string]: unknown;
+            } | null;
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
+            /** Verdict */
+            verdict: string;
+        };
+        /**
+         * FirstActions
+         * @description What rollouts did first, where they all began.
+         */
+        FirstActions: {
+            /**
+             * Actions
+             * @description of those that began with this screen
+             */
+            actions: components["schemas"]["FirstAction"][];
+            /**
+             * Num Rollouts
+             * @description of the set, at most the latest 2000 of each database, with a first screen
+             */
+            num_rollouts: number;
+            /** @description the first screen of most of them, null without any */
+            screen: components["schemas"]["ScreenshotRef"] | null;
         };
         /**
          * GroupDetail
@@ -1094,6 +1193,38 @@ export interface components {
             success: components["schemas"]["SuccessPoint"][];
         };
         /**
+         * OutlyingToken
+         * @description A token at which the trainer and the sampler disagreed, or that was unlikely.
+         */
+        OutlyingToken: {
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
+            /** Sampling Logprob */
+            sampling_logprob: number | null;
+            /** Task Id */
+            task_id: string;
+            /**
+             * Text
+             * @description null if the run's tokenizer is not on this machine
+             */
+            text: string | null;
+            /** Token */
+            token: number;
+            /** Token Index */
+            token_index: number;
+            /** Training Logprob */
+            training_logprob: number | null;
+            /** Turn Index */
+            turn_index: number;
+            /**
+             * Value
+             * @description |trainer - sampler|, trainer - sampler, or -sampler, as asked for
+             */
+            value: number | null;
+        };
+        /**
          * Override
          * @description A person's verdict on a rollout; the newest one counts. Training data do not change.
          */
@@ -1254,6 +1385,11 @@ export interface components {
              * @description the latest screenshot; only in lists
              */
             last_sha256: string | null;
+            /**
+             * Max Gap
+             * @description largest |trainer - sampler| log-probability; null if not trained
+             */
+            max_gap: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1409,6 +1545,11 @@ export interface components {
              * @description the latest screenshot; only in lists
              */
             last_sha256: string | null;
+            /**
+             * Max Gap
+             * @description largest |trainer - sampler| log-probability; null if not trained
+             */
+            max_gap: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1782,6 +1923,175 @@ export interface components {
             /** Version */
             version: string;
         };
+        /**
+         * SetArm
+         * @description One of two sets that are compared; its runs count as one.
+         */
+        SetArm: {
+            /** Runs */
+            runs: components["schemas"]["ArmRun"][];
+            /** @description over task instances; several runs' rollouts of one are taken together */
+            success: components["schemas"]["Rate"];
+        };
+        /**
+         * SetComparison
+         * @description The success of a second set against that of a first one.
+         */
+        SetComparison: {
+            /**
+             * Difference
+             * @description second - first, over the pairs if there are any
+             */
+            difference: number | null;
+            first: components["schemas"]["SetArm"];
+            /** High */
+            high: number;
+            /**
+             * Low
+             * @description 95 % interval: Student's over pairs, else Newcombe's of two rates
+             */
+            low: number;
+            /** Num Better */
+            num_better: number;
+            /** Num Pairs */
+            num_pairs: number;
+            /** Num Worse */
+            num_worse: number;
+            /**
+             * P Value
+             * @description two-sided, that both are equally good; null without pairs
+             */
+            p_value: number | null;
+            /**
+             * Paired By
+             * @description what both attempted, at least half of what one of them did; null if they share too little
+             */
+            paired_by: ("task instance" | "task") | null;
+            second: components["schemas"]["SetArm"];
+            /**
+             * Tasks
+             * @description those that got worse most first
+             */
+            tasks: components["schemas"]["TaskDifference"][];
+            /** Test */
+            test: string | null;
+        };
+        /**
+         * SetRun
+         * @description A run that the set speaks of.
+         */
+        SetRun: {
+            /** Log Path */
+            log_path: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+        };
+        /**
+         * SetStep
+         * @description Rollouts of the set in one step or evaluation.
+         */
+        SetStep: {
+            /**
+             * Causes
+             * @description of failures: wrong_final_state if the agent finished, else the stop reason
+             */
+            causes: {
+                [key: string]: number;
+            };
+            /** Num Faults */
+            num_faults: number;
+            /**
+             * Num Rollouts
+             * @description without faults and rollouts that were not finished
+             */
+            num_rollouts: number;
+            /** Num Successes */
+            num_successes: number;
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
+        };
+        /**
+         * SetSummary
+         * @description A set of rollouts, counted. Lists have at most 200 rows, the most frequent ones; `num_…` counts all.
+         */
+        SetSummary: {
+            /** Categories */
+            categories: components["schemas"]["Count"][];
+            /**
+             * Causes
+             * @description of failures, as in `steps`
+             */
+            causes: components["schemas"]["Count"][];
+            /**
+             * Checks
+             * @description results of validators
+             */
+            checks: components["schemas"]["CheckCount"][];
+            /**
+             * Faults
+             * @description messages of infrastructure faults, with # for ids and numbers
+             */
+            faults: components["schemas"]["Count"][];
+            /** Num Checks */
+            num_checks: number;
+            /**
+             * Num Faults
+             * @description different messages
+             */
+            num_faults: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            /** Num Tasks */
+            num_tasks: number;
+            /** Runs */
+            runs: components["schemas"]["SetRun"][];
+            /**
+             * Steps
+             * @description training steps, then evaluations
+             */
+            steps: components["schemas"]["SetStep"][];
+            /**
+             * Stops
+             * @description stop reasons
+             */
+            stops: components["schemas"]["Count"][];
+            /** @description over task instances, as recorded; without faults and unfinished rollouts */
+            success: components["schemas"]["Rate"];
+            /**
+             * Tasks
+             * @description those with the most failures first
+             */
+            tasks: components["schemas"]["SetTask"][];
+            /**
+             * Turn Failures
+             * @description turns whose answer could not be parsed, by kind
+             */
+            turn_failures: components["schemas"]["Count"][];
+            /**
+             * Verdicts
+             * @description success, failure, fault, open
+             */
+            verdicts: components["schemas"]["Count"][];
+        };
+        /** SetTask */
+        SetTask: {
+            /**
+             * Num Rollouts
+             * @description faults and rollouts that were not finished included
+             */
+            num_rollouts: number;
+            /** @description over the task's instances */
+            success: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
+        };
         /** Sibling */
         Sibling: {
             /** Member Index */
@@ -1882,6 +2192,36 @@ export interface components {
             old_status: string | null;
         };
         /**
+         * StepChange
+         * @description Why a step's success differs from that of the steps before it: change = task_mix + the tasks' effects.
+         */
+        StepChange: {
+            /**
+             * Before
+             * @description success over their groups
+             */
+            before: number | null;
+            /**
+             * First Step
+             * @description of the steps before; 0 without any
+             */
+            first_step: number;
+            /** Last Step */
+            last_step: number;
+            /** Now */
+            now: number | null;
+            /**
+             * Task Mix
+             * @description because other tasks were drawn; tasks that are new are a part of it
+             */
+            task_mix: number;
+            /**
+             * Tasks
+             * @description those whose effect is largest, worse or better, first
+             */
+            tasks: components["schemas"]["TaskShare"][];
+        };
+        /**
          * StopReason
          * @description Why a rollout ended.
          * @enum {string}
@@ -1940,9 +2280,9 @@ export interface components {
             examined: components["schemas"]["SourceRef"] | null;
             /**
              * Failed Checks
-             * @description query, expected and actual of failed validations, most frequent
+             * @description the most frequent, of rollouts that failed
              */
-            failed_checks: components["schemas"]["Count"][];
+            failed_checks: components["schemas"]["CheckCount"][];
             /**
              * Failed Rollouts
              * @description the latest, as many as asked for
@@ -1999,6 +2339,13 @@ export interface components {
             /** Turn Failures */
             turn_failures: components["schemas"]["Count"][];
         };
+        /** TaskDifference */
+        TaskDifference: {
+            first: components["schemas"]["Rate"];
+            second: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
+        };
         /**
          * TaskInstance
          * @description One seed of a task.
@@ -2043,6 +2390,21 @@ export interface components {
             reward_mean: number | null;
             /** Step */
             step: number;
+        };
+        /**
+         * TaskShare
+         * @description A task's part in the change of success.
+         */
+        TaskShare: {
+            before: components["schemas"]["Rate"];
+            /**
+             * Effect
+             * @description of the change at this task on the success of the step
+             */
+            effect: number;
+            now: components["schemas"]["Rate"];
+            /** Task Id */
+            task_id: string;
         };
         /**
          * TaskStats
@@ -2571,6 +2933,592 @@ export interface operations {
             };
         };
     };
+    list_set_api_rollouts_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+                /** @description minus: largest first */
+                sort?: string;
+                /** @description next_cursor of the page before */
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_RolloutItem_"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    compare_sets_api_rollouts_compare_get: {
+        parameters: {
+            query: {
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                first: string;
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                second: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetComparison"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_first_actions_api_rollouts_first_actions_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FirstActions"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_set_api_rollouts_summary_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetSummary"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_tokens_api_rollouts_tokens_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                by?: "gap" | "ratio" | "surprise";
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OutlyingToken"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_runs_api_runs_get: {
         parameters: {
             query?: {
@@ -2917,91 +3865,6 @@ export interface operations {
             };
         };
     };
-    get_failures_api_runs__run_id__failures_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Failures"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
     get_metrics_api_runs__run_id__metrics_get: {
         parameters: {
             query?: {
@@ -3096,18 +3959,45 @@ export interface operations {
     list_rollouts_api_runs__run_id__rollouts_get: {
         parameters: {
             query?: {
-                phase?: ("baseline" | "step" | "eval") | null;
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
                 step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
                 task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
                 seed?: number | null;
                 status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
                 stop_reason?: components["schemas"]["StopReason"] | null;
-                success?: boolean | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                failure_kind?: string | null;
-                /** @description start of a rollout id, or part of a task id */
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
+                /** @description minus: largest first */
+                sort?: string;
                 /** @description next_cursor of the page before */
                 cursor?: string | null;
                 limit?: number;
@@ -3562,6 +4452,94 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TurnTokens"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_step_change_api_runs__run_id__step__step__change_get: {
+        parameters: {
+            query?: {
+                num_before?: number;
+            };
+            header?: never;
+            path: {
+                step: number;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StepChange"];
                 };
             };
             /** @description Bad Request */

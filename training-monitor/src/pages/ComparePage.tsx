@@ -1,7 +1,7 @@
 import { useMemo } from "react";
 import { useQuery } from "../api/cache";
-import { comparePage, comparePath, metricsPath, runPage, sourcePage } from "../api/paths";
-import type { MetricSeries, RunComparison, RunSummary } from "../api/types";
+import { comparePage, comparePath, metricsPath, runPage, setPage, sourceName, sourcePage, type Filters } from "../api/paths";
+import type { ConfigRow, MetricSeries, RunComparison, RunSummary } from "../api/types";
 import { formatOf, type ChartUnit } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
@@ -11,9 +11,10 @@ import { Link, navigate, useSearchParam } from "../router";
 import { runLabels } from "../runs";
 import { Icon } from "../ui/icons";
 import { Empty, Loaded, PageHead, Panel } from "../ui/parts";
-import { useRunChoices } from "../ui/runChoices";
+import { AddRun } from "../ui/runChoices";
 import { ConfigTable } from "./RunConfig";
 import { CurveNote, points } from "./RunCharts";
+import { SetDifference } from "./SetDifference";
 
 const MAX_RUNS = PALETTE.length; // a colour for each
 const MAX_ASKED = 12; // by the API, at once
@@ -35,27 +36,20 @@ const CHARTS: readonly (ChartUnit & { name: string; title: string })[] = [
 /** Several runs on shared axes, and what was set differently. */
 export function ComparePage() {
   const [runsText] = useSearchParam("runs");
+  const [first] = useSearchParam("first");
+  const [second] = useSearchParam("second");
   const [find, setFind] = useSearchParam("find");
   const asked = useMemo(() => [...new Set(runsText.split(",").filter(Boolean))], [runsText]);
   const ids = asked.slice(0, MAX_RUNS);
   const comparison = useQuery<RunComparison>(asked.length > 0 ? comparePath(asked.slice(0, MAX_ASKED)) : null);
-  const choices = useRunChoices();
-  const others = choices.runs.filter((run) => !ids.includes(run.run_id));
-  const names = useMemo(() => runLabels(choices.runs), [choices.runs]);
-  const add = (
-    <>
-    <select className="field" aria-label="Add a run" value="" disabled={ids.length >= MAX_RUNS} onChange={(event) => navigate(comparePage([...ids, event.target.value]), { replace: true })}>
-      <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs at most` : "Add a run…"}</option>
-      {others.map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
-    </select>
-    {choices.older}
-    </>
-  );
+  const add = <AddRun taken={ids} most={MAX_RUNS} onAdd={(runId) => navigate(comparePage([...ids, runId]), { replace: true })} />;
   return (
     <>
       <PageHead crumbs={[{ label: "Runs", to: "/" }, { label: "Compare" }]} title="Compare runs" actions={add} />
-      {ids.length === 0 ? (
-        <Empty title="No run selected"><p>Add runs above, or tick them in the list of runs.</p></Empty>
+      {first && second ? (
+        <SetDifference first={first} second={second} />
+      ) : ids.length === 0 ? (
+        <Empty title="No run selected"><p>Add runs above, or tick them in the list of runs. “Compare…” on the page of any rollouts compares two sets.</p></Empty>
       ) : (
         <Loaded query={comparison}>
           {(found) => <Comparison found={found} numAsked={asked.length} find={find} setFind={setFind} />}
@@ -88,7 +82,7 @@ function Comparison(props: { found: RunComparison; numAsked: number; find: strin
       )}
       <RunChips runs={runs} labels={labels} />
       {runs.map((run) => <CurveNote key={run.run_id} of={labels.get(run.run_id)} ends={run.curve_ends} />)}
-      <ComparedCharts runs={runs} labels={labels} />
+      <ComparedCharts runs={runs} labels={labels} arms={armsOf(runs, rows)} />
       <Panel
         title={runs.length > 1 ? "Settings that differ" : "Settings"}
         flush
@@ -111,7 +105,7 @@ function RunChips({ runs, labels }: Labelled) {
         <li key={run.run_id} className="run-chip">
           <i style={{ background: paletteColor(index) }} />
           <Link to={runPage(run.run_id)}>{labels.get(run.run_id)}</Link>
-          <span className="faint num">{formatPercent(run.last_eval?.rate ?? run.success_rate)}</span>
+          <Link className="faint num" to={setPage({ run_id: run.run_id, ...(run.last_eval ? { phase: "eval", step: run.last_eval_step } : { phase: "step", step: run.success_step }) })}>{formatPercent(run.last_eval?.rate ?? run.success_rate)}</Link>
           <button type="button" className="button quiet icon small" aria-label={`Remove ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
             <Icon name="close" size={12} />
           </button>
@@ -121,7 +115,48 @@ function RunChips({ runs, labels }: Labelled) {
   );
 }
 
-function ComparedCharts({ runs, labels }: Labelled) {
+/** Settings in which runs of one arm differ: they are the same experiment, repeated. */
+const REPEATED = /(^|\.)(seed|run_name|log_path|port|wandb_name|wandb_project)$/;
+
+/** Runs that differ in nothing but seeds and places, in the order of the first of each. */
+function armsOf(runs: readonly RunSummary[], rows: readonly ConfigRow[]): string[][] {
+  const arms = new Map<string, string[]>();
+  const told = rows.filter((row) => row.is_different && !REPEATED.test(row.key));
+  runs.forEach((run, index) => {
+    const key = JSON.stringify(told.map((row) => row.values[index]));
+    arms.set(key, [...(arms.get(key) ?? []), run.run_id]);
+  });
+  return arms.size === 1 && runs.length > 1 ? runs.map((run) => [run.run_id]) : [...arms.values()];
+}
+
+/** The arms at a moment that all of their runs have: the latest evaluation, or the training steps up to it. */
+function ArmDifference({ arms, loaded, labels }: { arms: readonly string[][]; loaded: readonly LoadedRun[]; labels: ReadonlyMap<string, string> }) {
+  const [at, setAt] = useSearchParam("at");
+  const [other, setOther] = useSearchParam("with", "1");
+  const theirs = arms[Number(other)] ?? arms[1];
+  const ours = arms[0];
+  if (!ours || !theirs) return null;
+  const of = loaded.filter((one) => [...ours, ...theirs].includes(one.id));
+  const shared = (of[0]?.metrics.evaluations ?? []).filter((one) => of.every(({ metrics }) => metrics.evaluations.some((two) => two.phase === one.phase && two.step === one.step)));
+  const last = Math.min(...of.map(({ metrics }) => metrics.success.at(-1)?.step ?? 0));
+  const moments = shared.map((one) => ({ value: `${one.phase} ${one.step}`, label: sourceName(one.phase, one.step), set: { phase: one.phase, step: one.step } as Filters }));
+  if (last > 0) moments.unshift({ value: "training", label: `Training steps 1 to ${last}`, set: { phase: "step", max_step: last } });
+  const chosen = moments.find((one) => one.value === at) ?? moments.at(-1);
+  if (!chosen) return null;
+  const queryOf = (runIds: readonly string[]) => setPage({ run_id: runIds, ...chosen.set }).split("?")[1] ?? "";
+  const nameOf = (runIds: readonly string[]) => runIds.map((id) => labels.get(id)).join(" + ");
+  return (
+    <>
+      <div className="row wrap">
+        <label className="row">At <select className="field" value={chosen.value} onChange={(event) => setAt(event.target.value)}>{moments.map((one) => <option key={one.value} value={one.value}>{one.label}</option>)}</select></label>
+        {arms.length > 2 && <label className="row">{nameOf(ours)} with <select className="field" value={arms.indexOf(theirs)} onChange={(event) => setOther(event.target.value)}>{arms.slice(1).map((arm, index) => <option key={arm.join()} value={index + 1}>{nameOf(arm)}</option>)}</select></label>}
+      </div>
+      <SetDifference first={queryOf(ours)} second={queryOf(theirs)} />
+    </>
+  );
+}
+
+function ComparedCharts({ runs, labels, arms }: Labelled & { arms: readonly string[][] }) {
   const view = useChartView();
   const slots = Array.from({ length: MAX_RUNS }, (_, index) => runs[index]);
   // one hook per place, in the same order at every render
@@ -145,6 +180,7 @@ function ComparedCharts({ runs, labels }: Labelled) {
   if (waiting) return <div className="skeleton" role="status" aria-label="Loading" style={{ height: 420 }} />;
   return (
     <>
+      <ArmDifference arms={arms} loaded={loaded} labels={labels} />
       <ChartControls view={view} />
       <div className="chart-grid two">
         <Chart title="Success in training" series={success} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, "step")} />

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } from "../api/paths";
+import { groupPath, rolloutPage, runPage, setPage, sourceName, sourcePage, taskPage } from "../api/paths";
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
@@ -79,7 +79,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
       <dl className="stats">
         <Successes detail={detail} />
         <Stat label="Reward">{formatNumber(group.reward_mean, 3)}<small>± {formatNumber(group.reward_std, 2)}</small></Stat>
-        <Stat label="Faults">{group.num_faulty ?? 0}</Stat>
+        <Stat label="Faults"><Link className="text-link" to={setPage({ ...setOf(detail), verdict: "fault" })}>{group.num_faulty ?? 0}</Link></Stat>
         <Stat label="Replayed">{group.replays.length}</Stat>
         <Stat label="Took">{formatDuration(detail.duration_s)}</Stat>
       </dl>
@@ -129,10 +129,12 @@ function Successes({ detail }: { detail: GroupDetail }) {
   return (
     <Stat label="Successes">
       {judged.length ? judged.filter(shownSuccess).length : "–"}
-      <small>of {group.num_rollouts ?? rollouts.length}{byValidator}</small>
+      <small><Link className="text-link" to={setPage(setOf(detail))}>of {group.num_rollouts ?? rollouts.length}</Link>{byValidator}</small>
     </Stat>
   );
 }
+
+const setOf = (detail: GroupDetail) => ({ run_id: detail.run_id, phase: detail.phase, step: detail.step, group_id: detail.group.group_id });
 
 function turnTimes(rollouts: readonly ClockRollout[]): number[] {
   return rollouts.flatMap((rollout) => rollout.turns.flatMap((turn) => [turn.started_s, turn.started_s + turn.duration_s])).sort((a, b) => a - b);

@@ -1,5 +1,5 @@
 import { useCallback, useMemo } from "react";
-import { sourceName, sourcePage } from "../api/paths";
+import { setPage, sourceName, sourcePage } from "../api/paths";
 import type { Evaluation, Rate, Run } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
@@ -70,8 +70,8 @@ export function RunEvals({ run }: { run: Run }) {
           </table>
         </div>
       </Panel>
-      <ByKind title="By category" name="Category" evaluations={evaluations} ratesOf={(one) => one.by_category} />
-      <ByKind title="By difficulty" name="Difficulty" evaluations={evaluations} ratesOf={(one) => one.by_difficulty} />
+      <ByKind runId={run.run_id} title="By category" name="category" evaluations={evaluations} ratesOf={(one) => one.by_category} />
+      <ByKind runId={run.run_id} title="By difficulty" name="difficulty" evaluations={evaluations} ratesOf={(one) => one.by_difficulty} />
     </>
   );
 }
@@ -84,7 +84,7 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
       <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
       <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span>{evaluation.fault_bounds && <div><FaultBoundsNote bounds={evaluation.fault_bounds} /></div>}{success.num_lost_tasks > 0 && <div><LostNote rate={success} /></div>}</td>
-      <td className="right">{success.num_successes} / {success.num_rollouts}</td>
+      <td className="right"><Link className="text-link" to={setPage({ run_id: run.run_id, phase: evaluation.phase, step: evaluation.step })}>{success.num_successes} / {success.num_rollouts}</Link></td>
       <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
       <td className="right mono">{evaluation.policy_version}</td>
       <td className="right">{formatDuration(took(evaluation))}</td>
@@ -93,14 +93,15 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
 }
 
 type ByKindProps = {
+  runId: string;
   title: string;
-  name: string;
+  name: "category" | "difficulty";
   evaluations: readonly Evaluation[];
   ratesOf: (evaluation: Evaluation) => Record<string, Rate>;
 };
 
 /** Success in every evaluation of the tasks of one kind; nothing if all tasks are of one. */
-function ByKind({ title, name, evaluations, ratesOf }: ByKindProps) {
+function ByKind({ runId, title, name, evaluations, ratesOf }: ByKindProps) {
   const kinds = [...new Set(evaluations.flatMap((one) => Object.keys(ratesOf(one))))].sort();
   if (kinds.length === 0) return null;
   return (
@@ -108,14 +109,14 @@ function ByKind({ title, name, evaluations, ratesOf }: ByKindProps) {
       <div className="table-scroll">
         <table className="data">
           <thead>
-            <tr><th>{name}</th>{evaluations.map((one) => <th key={`${one.phase}${one.step}`}>{sourceName(one.phase, one.step)}</th>)}</tr>
+            <tr><th>{title.slice(3)}</th>{evaluations.map((one) => <th key={`${one.phase}${one.step}`}>{sourceName(one.phase, one.step)}</th>)}</tr>
           </thead>
           <tbody>
             {kinds.map((kind) => (
               <tr key={kind}>
                 <td>{kind}</td>
                 {evaluations.map((one) => (
-                  <td key={`${one.phase}${one.step}`}><RateCell rate={ratesOf(one)[kind]} /></td>
+                  <td key={`${one.phase}${one.step}`}><RateCell rate={ratesOf(one)[kind]} to={setPage({ run_id: runId, phase: one.phase, step: one.step, [name]: kind })} /></td>
                 ))}
               </tr>
             ))}
@@ -126,12 +127,12 @@ function ByKind({ title, name, evaluations, ratesOf }: ByKindProps) {
   );
 }
 
-function RateCell({ rate }: { rate: Rate | undefined }) {
+function RateCell({ rate, to }: { rate: Rate | undefined; to: string }) {
   if (!rate || rate.rate === null) return <span className="faint">–</span>;
   return (
     <div className="row">
       <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
-      <span className="num nowrap" title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</span>
+      <Link className="text-link num nowrap" to={to} title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</Link>
       <LostNote rate={rate} />
     </div>
   );

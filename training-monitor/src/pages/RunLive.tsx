@@ -1,6 +1,6 @@
 import { useState } from "react";
 import { useKept, useQuery } from "../api/cache";
-import { rolloutPage, rolloutsPath, runPage, shortSourceName } from "../api/paths";
+import { rolloutPage, rolloutsPath, setPage, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, Run } from "../api/types";
 import { formatNumber, plural } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
@@ -61,7 +61,7 @@ function Others({ run, page, of, more }: { run: Run; page: Page<RolloutItem>; of
   return (
     <div className="row wrap between wall-more">
       <span className="dim num">{shown.toLocaleString("en-US")} of {Math.max(of, shown + 1).toLocaleString("en-US")} rollouts are shown</span>
-      {shown < MOST ? <button type="button" className="button" onClick={more}>Show more</button> : <Link className="text-link" to={runPage(run.run_id, "timeline")}>All of them, by step</Link>}
+      {shown < MOST ? <button type="button" className="button" onClick={more}>Show more</button> : <Link className="text-link" to={setPage({ run_id: run.run_id, view: "gallery", ...(of === run.num_rollouts ? {} : { status: "running" }) })}>All of them</Link>}
     </div>
   );
 }

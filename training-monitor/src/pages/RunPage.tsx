@@ -1,8 +1,8 @@
 import { useQuery, useRefresh } from "../api/cache";
-import { runPath } from "../api/paths";
+import { failuresPage, heldOutPage, runPath, setPage } from "../api/paths";
 import type { Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
-import { navigate, useSearchParam } from "../router";
+import { Link, navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
@@ -10,14 +10,13 @@ import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
-import { RunFailures } from "./RunFailures";
 import { RunLive } from "./RunLive";
 import { RunStatus } from "./RunsPage";
 import { RunTasks } from "./RunTasks";
 import { RunTimeline } from "./RunTimeline";
 import { RunVerdicts } from "./RunVerdicts";
 
-const TABS = ["", "timeline", "live", "tasks", "evals", "failures", "verdicts", "config"] as const;
+const TABS = ["", "timeline", "live", "tasks", "evals", "verdicts", "config"] as const;
 type Tab = (typeof TABS)[number];
 const TAB_NAMES: Record<Tab, string> = {
   "": "Charts",
@@ -25,7 +24,6 @@ const TAB_NAMES: Record<Tab, string> = {
   live: "Live",
   tasks: "Tasks",
   evals: "Evaluations",
-  failures: "Failures",
   verdicts: "Verdicts",
   config: "Configuration",
 };
@@ -41,7 +39,7 @@ function RunView({ run }: { run: Run }) {
   const tab: Tab = TABS.find((one) => one === tabText) ?? "";
   const open = (next: Tab) => setTab(next, false);
   const counts: Partial<Record<Tab, number>> = { ...(run.num_running_rollouts ? { live: run.num_running_rollouts } : {}), evals: run.evaluations.length };
-  useShortcuts({ ...Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])), u: () => navigate("/") });
+  useShortcuts({ ...Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])), u: () => navigate("/"), r: () => navigate(setPage({ run_id: run.run_id })), f: () => navigate(failuresPage(run.run_id)) });
   return (
     <>
       <PageHead
@@ -49,6 +47,12 @@ function RunView({ run }: { run: Run }) {
         title={<>{run.run_name} <RunStatus run={run} /></>}
         view={tab === "" ? undefined : TAB_NAMES[tab]}
         note={<span className="mono truncate">{run.log_path}</span>}
+        actions={
+          <>
+            <Link className="button" to={setPage({ run_id: run.run_id })} title="All rollouts  r">Rollouts</Link>
+            <Link className="button" to={failuresPage(run.run_id)} title="Failures by cause  f">Failures</Link>
+          </>
+        }
       />
       {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
       <RunStats run={run} />
@@ -82,8 +86,6 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
       return <RunTasks run={run} />;
     case "evals":
       return <RunEvals run={run} />;
-    case "failures":
-      return <RunFailures run={run} />;
     case "verdicts":
       return <RunVerdicts run={run} />;
     case "config":
@@ -122,19 +124,19 @@ function RunStats({ run }: { run: Run }) {
       <TimeStat run={run} />
       {hasSteps && (
         <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
-          {formatPercent(run.success_rate, 1)}
+          {run.success_step === null ? formatPercent(run.success_rate, 1) : <Link className="text-link" to={setPage({ run_id: run.run_id, phase: "step", step: run.success_step })}>{formatPercent(run.success_rate, 1)}</Link>}
           {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
         </Stat>
       )}
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
-        {formatPercent((held ?? baseline)?.rate, 0)}
+        {held ?? baseline ? <Link className="text-link" to={heldOutPage(run)}>{formatPercent((held ?? baseline)?.rate, 0)}</Link> : "–"}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
         {bounds && <small><FaultBoundsNote bounds={bounds} /></small>}
         <small><LostNote rate={held ?? baseline} /></small>
       </Stat>
       {hasSteps && <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>}
-      <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
+      <Stat label="Rollouts"><Link className="text-link" to={setPage({ run_id: run.run_id })}>{run.num_rollouts.toLocaleString("en-US")}</Link><small>{run.num_running_rollouts > 0 && <Link className="text-link" to={setPage({ run_id: run.run_id, status: "running" })}>{run.num_running_rollouts} running</Link>}</small></Stat>
       <Stat label="Size" hint="rollouts, turns and screenshots in the database and its store; recipes.prune makes it smaller">
         {formatBytes(run.rows_bytes + run.screenshots_bytes)}<small>{formatBytes(run.screenshots_bytes)} screenshots</small>
       </Stat>

@@ -1,6 +1,6 @@
 import { useMemo } from "react";
 import { useQuery } from "../api/cache";
-import { taskPage, tasksPath } from "../api/paths";
+import { setPage, taskPage, tasksPath } from "../api/paths";
 import type { Run, TaskStats } from "../api/types";
 import { formatPercent, formatSigned } from "../format";
 import { Link, useSearchParam } from "../router";
@@ -91,6 +91,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
           {rows.map((task) => {
             const recent = [task.recent, task.success, task.held_out].find((rate) => rate.rate !== null) ?? task.success;
             const moved = change(task);
+            const of = { run_id: run.run_id, task_id: task.task_id };
             return (
               <tr key={task.task_id}>
                 <td className="wrap">
@@ -99,13 +100,13 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 </td>
                 <td className="dim">{task.category ?? "–"}</td>
                 <td className="interval-cell">{recent.rate === null ? null : <IntervalBar value={recent.rate} low={recent.low} high={recent.high} />}</td>
-                <td className="right"><b>{formatPercent(task.recent.rate)}</b></td>
-                <td className="right dim">{formatPercent(task.success.rate)}</td>
+                <td className="right">{task.recent.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: "step", min_step: Math.floor(0.75 * run.num_completed_steps) + 1 })}><b>{formatPercent(task.recent.rate)}</b></Link>}</td>
+                <td className="right dim">{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{formatPercent(task.success.rate)}</Link> : "–"}</td>
                 <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{task.num_groups > 0 ? formatSigned(Math.round(moved * 100)) : "–"}</td>
-                <td className="right">{formatPercent(task.held_out.rate)}</td>
-                <td className="right">{task.num_groups || "–"}</td>
-                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? task.num_failed_groups : "–"}</td>
-                <td className="right">{task.last_step ?? "–"}</td>
+                <td className="right">{task.held_out.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: ["baseline", "eval"] })}>{formatPercent(task.held_out.rate)}</Link>}</td>
+                <td className="right">{task.num_groups ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{task.num_groups}</Link> : "–"}</td>
+                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step", verdict: "failure" })}>{task.num_failed_groups}</Link> : "–"}</td>
+                <td className="right">{task.last_step === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: "step", step: task.last_step })}>{task.last_step}</Link>}</td>
               </tr>
             );
           })}

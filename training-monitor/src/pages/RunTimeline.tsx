@@ -1,6 +1,6 @@
 import { Fragment, useMemo } from "react";
 import { useQuery } from "../api/cache";
-import { sourceName, sourcePage, timelinePath } from "../api/paths";
+import { setPage, sourceName, sourcePage, timelinePath } from "../api/paths";
 import type { Run, TimelineItem } from "../api/types";
 import { formatDuration, formatNumber, formatPercent } from "../format";
 import { clockOf, laneOf, restartsOf, worked, type Restart } from "../timeline";
@@ -60,7 +60,7 @@ function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) 
                   <td><Link className="text-link" data-row to={sourcePage(run.run_id, item.phase, item.step)}>{sourceName(item.phase, item.step)}</Link></td>
                   <td><StatusBadge status={item.status} alive={run.is_alive} /></td>
                   <td>
-                    <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><span className="faint">{item.num_ended_groups}/{item.num_groups}</span></div>
+                    <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><Link className="faint text-link" to={setPage({ run_id: run.run_id, phase: item.phase, step: item.step })}>{item.num_ended_groups}/{item.num_groups}</Link></div>
                   </td>
                   <td className="interval-cell">{item.success.rate === null ? null : <IntervalBar value={item.success.rate} low={item.success.low} high={item.success.high} />}</td>
                   <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}{item.success.num_lost_tasks > 0 && <div><LostNote rate={item.success} /></div>}</td>

@@ -1,5 +1,5 @@
 import { useMemo, useState } from "react";
-import { runsPath, comparePage, runPage } from "../api/paths";
+import { runsPath, comparePage, heldOutPage, runPage, setPage } from "../api/paths";
 import { prefetch, useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { RunList, RunSummary } from "../api/types";
@@ -193,7 +193,7 @@ function SuccessCell({ run }: { run: RunSummary }) {
   return (
     <div className="row">
       <Sparkline values={run.sparkline} range={[0, 1]} label={`Success of ${run.run_name} over its steps`} width={110} height={26} />
-      <b className="num">{formatPercent(run.success_rate)}</b>
+      {run.success_step === null ? <b className="num">{formatPercent(run.success_rate)}</b> : <Link className="text-link num" to={setPage({ run_id: run.run_id, phase: "step", step: run.success_step })}><b>{formatPercent(run.success_rate)}</b></Link>}
     </div>
   );
 }
@@ -207,7 +207,7 @@ function HeldOut({ run }: { run: RunSummary }) {
       <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
       <span className="num">
         {before != null && <span className="faint">{formatPercent(before)} → </span>}
-        <b>{formatPercent(rate.rate)}</b>
+        <Link className="text-link" to={heldOutPage(run)}><b>{formatPercent(rate.rate)}</b></Link>
       </span>
       <LostNote rate={rate} />
     </div>

@@ -1,12 +1,13 @@
 import { useMemo } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { groupPage, runPage, sourceName, sourcePage, sourcePath, taskPage } from "../api/paths";
+import { groupPage, runPage, setPage, sourceName, sourcePage, sourcePath, taskPage } from "../api/paths";
 import type { GroupSummary, RolloutCell, SourceDetail, SourceRef } from "../api/types";
 import { formatDuration, formatNumber, formatPercent, plural } from "../format";
 import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
+import { StepChange } from "./StepChange";
 import { Empty, Loaded, LostNote, PageHead, Panel, Segments, Stat, StatusBadge } from "../ui/parts";
 
 const SHOWN = [
@@ -64,6 +65,7 @@ function SourceView({ source }: { source: SourceDetail }) {
         }
       />
       <SourceStats source={source} />
+      {source.phase === "step" && <StepChange runId={source.run_id} step={source.step} />}
       <Groups source={source} />
       <StepMetrics metrics={source.metrics} />
     </>
@@ -74,11 +76,13 @@ function SourceStats({ source }: { source: SourceDetail }) {
   const { success, metrics } = source;
   const constant = source.groups.filter((group) => group.is_constant).length;
   const isStep = source.phase === "step";
+  const of = { run_id: source.run_id, phase: source.phase, step: source.step };
   return (
     <dl className="stats">
       <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; short rollouts end first">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small><small><LostNote rate={success} /></small></Stat>
-      {source.fault_bounds && <Stat label="Success with faults" hint="of first tries, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, {plural(source.fault_bounds.num_faults, "fault")}</small></Stat>}
+      {source.fault_bounds && <Stat label="Success with faults" hint="of first tries, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, <Link className="text-link" to={setPage({ ...of, verdict: "fault" })}>{plural(source.fault_bounds.num_faults, "fault")}</Link></small></Stat>}
       <Stat label={source.ended_at === null ? "Reward so far" : "Reward"}>{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
+      <Stat label="Rollouts"><Link className="text-link" to={setPage(of)}>{source.groups.reduce((sum, group) => sum + group.rollouts.length, 0).toLocaleString("en-US")}</Link><small><Link className="text-link" to={setPage({ ...of, verdict: "failure", view: "summary" })}>failures</Link></small></Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
       {isStep && <Stat label="Constant groups" hint="all rewards equal: no learning signal">{constant}<small>{plural(source.num_datums ?? 0, "datum")} trained on</small></Stat>}
       <Stat label="Adapter" hint={isStep ? "Newest version at its start; the version that it produced" : "The evaluated version"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>

@@ -1,6 +1,6 @@
 import { useCallback, useMemo, useState } from "react";
 import { useKept, useQuery } from "../api/cache";
-import { rolloutPage, runPage, sourceName, sourcePage, taskPath } from "../api/paths";
+import { rolloutPage, runPage, setPage, sourceName, sourcePage, taskPath, type Filters } from "../api/paths";
 import type { Rate, TaskDetail } from "../api/types";
 import { ChartControls, useChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
@@ -50,6 +50,7 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
     [task],
   );
   useShortcuts({ u: () => navigate(runPage(task.run_id, "tasks")) });
+  const of = { run_id: task.run_id, task_id: task.task_id };
   const isTrained = task.training.num_rollouts > 0;
   const where = task.examined ? `, ${sourceName(task.examined.phase, task.examined.step).toLowerCase()}` : isTrained ? " in training" : "";
   return (
@@ -66,9 +67,9 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
       />
       <dl className="stats">
         {isTrained && <Stat label="Success in training" hint="all training steps, 95 % interval">{formatPercent(task.training.rate, 1)}<small>{formatPercent(task.training.low)} to {formatPercent(task.training.high)}</small><small><LostNote rate={task.training} /></small></Stat>}
-        {isTrained && <Stat label="Training rollouts">{task.training.num_rollouts}<small>{task.training.num_successes} succeeded</small></Stat>}
-        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % interval"><RateText rate={task.baseline} /></Stat>}
-        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % interval"><RateText rate={task.last_eval} /></Stat>}
+        {isTrained && <Stat label="Training rollouts"><Link className="text-link" to={setPage({ ...of, phase: "step" })}>{task.training.num_rollouts}</Link><small><Link className="text-link" to={setPage({ ...of, phase: "step", verdict: "success" })}>{task.training.num_successes} succeeded</Link></small></Stat>}
+        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % interval"><RateText rate={task.baseline} to={setPage({ ...of, phase: "baseline", step: task.history.findLast((one) => one.phase === "baseline")?.step })} /></Stat>}
+        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % interval"><RateText rate={task.last_eval} to={setPage({ ...of, phase: "eval", step: task.last_eval_step })} /></Stat>}
         <Stat label="Instances">{task.num_instances.toLocaleString("en-US")}</Stat>
         <Stat label="Turns allowed">{task.max_turns ?? "–"}</Stat>
       </dl>
@@ -80,7 +81,7 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
         <Panel title={`Where it fails${where}`}><FailureCounts task={task} load={load} /></Panel>
         <Panel title={`Hardest instances${where}`} flush><Instances task={task} load={load} /></Panel>
       </div>
-      <Panel title="Latest failures">
+      <Panel title="Latest failures" actions={<Link className="button" to={setPage({ ...of, verdict: "failure" })}>All {task.num_failed_rollouts.toLocaleString("en-US")}</Link>}>
         {task.failed_rollouts.length === 0 ? (
           <Empty title="No failures"><p>Every rollout of this task that has ended reached its goal.</p></Empty>
         ) : (
@@ -104,15 +105,24 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
   );
 }
 
-function RateText({ rate }: { rate: Rate }) {
-  return <>{formatPercent(rate.rate, 1)}<small>{rate.num_successes} of {rate.num_rollouts}, {formatPercent(rate.low)} to {formatPercent(rate.high)}</small><small><LostNote rate={rate} /></small></>;
+/** The rollouts to which instances and failures belong. */
+function examinedOf(task: TaskDetail): Filters {
+  return { run_id: task.run_id, task_id: task.task_id, ...(task.examined ?? { phase: "step" }) };
+}
+
+function RateText({ rate, to }: { rate: Rate; to: string }) {
+  return <>{formatPercent(rate.rate, 1)}<small><Link className="text-link" to={to}>{rate.num_successes} of {rate.num_rollouts}</Link>, {formatPercent(rate.low)} to {formatPercent(rate.high)}</small><small><LostNote rate={rate} /></small></>;
 }
 
 function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
+  const failed = { ...examinedOf(task), verdict: "failure" };
+  const checks = task.failed_checks.map((one) => ({ name: `${one.query}: expected “${one.expected}”, got “${one.actual}”`, count: one.count, to: setPage({ ...failed, check: one.query, expected: one.expected, actual: one.actual }) }));
+  const causes = task.stop_reasons.map((one) => ({ ...one, to: setPage({ ...failed, cause: one.name }) }));
+  const unread = task.turn_failures.map((one) => ({ ...one, to: setPage({ ...examinedOf(task), failure_kind: one.name }) }));
   const sections = [
-    { title: "What the validator read", counts: task.failed_checks, total: task.num_failed_checks },
-    { title: "How failed rollouts ended", counts: task.stop_reasons, total: task.stop_reasons.length },
-    { title: "Unparseable responses", counts: task.turn_failures, total: task.turn_failures.length },
+    { title: "What the validator read", counts: checks, total: task.num_failed_checks },
+    { title: "How failed rollouts ended", counts: causes, total: causes.length },
+    { title: "Unparseable responses", counts: unread, total: unread.length },
   ].filter((section) => section.counts.length > 0);
   if (sections.length === 0) return <p className="dim">Nothing failed.</p>;
   return (
@@ -127,8 +137,11 @@ function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   );
 }
 
+/** `to` is where a bar leads: to what it counts. */
+type Bar = { name: string; count: number; label?: string | undefined; to?: string };
+
 /** Counts as bars, the longest as wide as its column. */
-export function CountBars({ counts, rest }: { counts: readonly { name: string; count: number }[]; rest?: Parameters<typeof useMore>[2] }) {
+export function CountBars({ counts, rest }: { counts: readonly Bar[]; rest?: Parameters<typeof useMore>[2] }) {
   const { shown, more } = useMore(counts, 12, rest);
   const most = Math.max(1, ...counts.map((one) => one.count));
   return (
@@ -137,7 +150,7 @@ export function CountBars({ counts, rest }: { counts: readonly { name: string; c
       {shown.map((one) => (
         <li key={one.name}>
           <i style={{ width: `${(one.count / most) * 100}%` }} />
-          <span className="count-name" title={words(one.name)}>{words(one.name)}</span>
+          <span className="count-name" title={words(one.name)}>{one.to ? <Link data-row to={one.to}>{one.label ?? words(one.name)}</Link> : (one.label ?? words(one.name))}</span>
           <b>{one.count.toLocaleString("en-US")}</b>
         </li>
       ))}
@@ -159,7 +172,7 @@ function Instances({ task, load }: { task: TaskDetail; load: Load }) {
             <tr key={instance.seed}>
               <td><span className="num">seed {instance.seed}</span><div className="faint clamp-2">{instance.instruction}</div></td>
               <td className="interval-cell">{instance.success.rate === null ? null : <IntervalBar value={instance.success.rate} low={instance.success.low} high={instance.success.high} />}</td>
-              <td className="right">{instance.success.num_successes} / {instance.success.num_rollouts}</td>
+              <td className="right"><Link className="text-link" to={setPage({ ...examinedOf(task), seed: instance.seed })}>{instance.success.num_successes} / {instance.success.num_rollouts}</Link></td>
               <td className="right">{instance.last_step === null ? "–" : <Link className="text-link" to={sourcePage(task.run_id, "step", instance.last_step)}>{instance.last_step}</Link>}</td>
             </tr>
           ))}

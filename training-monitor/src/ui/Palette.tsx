@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import { useQuery } from "../api/cache";
-import { rolloutPage, rolloutsPath, runPage, runsPath, sourceName, sourcePage, tasksPath, taskPage, timelinePath } from "../api/paths";
+import { failuresPage, rolloutPage, rolloutsPath, runPage, runsPath, setPage, sourceName, sourcePage, tasksPath, taskPage, timelinePath } from "../api/paths";
 import type { Page, RolloutItem, RunSummary, TaskStats, TimelineItem } from "../api/types";
 import { navigate } from "../router";
 import { runLabels } from "../runs";
@@ -10,7 +10,7 @@ import { Dialog } from "./parts";
 type Entry = { label: string; note: string; to: string };
 
 const SHOWN = 12;
-const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "failures", "verdicts", "config"];
+const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "verdicts", "config"];
 
 /** Go anywhere by typing: runs, views of the current run, its steps ("12"), tasks, the start of a rollout's id. */
 export function Palette({ runId, onClose }: { runId: string | null; onClose: () => void }) {
@@ -40,6 +40,8 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
         all.push({ label: `Rollout ${one.rollout_id.slice(0, 12)}`, note: one.task_id, to: rolloutPage(runId, one.rollout_id) });
       }
       for (const tab of VIEWS) offer(`This run: ${tab}`, "view", runPage(runId, tab === "charts" ? undefined : tab));
+      offer("This run: failures", "rollouts", failuresPage(runId));
+      offer("This run: rollouts", "rollouts", setPage({ run_id: runId }));
     }
     offer("All runs", "page", "/");
     offer("Benchmarks", "page", "/benchmarks");
@@ -50,7 +52,8 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
     for (const task of tasks.data ?? []) {
       offer(task.task_id, task.instruction ?? "task", taskPage(runId ?? "", task.task_id), [task.category]);
     }
-    return all.slice(0, SHOWN);
+    const words: Entry = { label: `Rollouts with “${typed}”`, note: "this run", to: setPage({ run_id: runId, search: typed }) };
+    return runId && typed !== "" ? [...all.slice(0, SHOWN - 1), words] : all.slice(0, SHOWN);
   }, [typed, runId, newest.data, runs.data, sources.data, tasks.data, found.data]);
   const go = (entry: Entry | undefined) => {
     if (!entry) return;

@@ -2,8 +2,25 @@ import { useMemo, useState, type ReactNode } from "react";
 import { useQuery } from "../api/cache";
 import { runsPath } from "../api/paths";
 import type { RunList, RunSummary } from "../api/types";
+import { runLabels } from "../runs";
 
 const AT_A_TIME = 200;
+
+/** Choose one more run, of those that are not there yet. */
+export function AddRun({ taken, most, onAdd }: { taken: readonly string[]; most: number; onAdd: (runId: string) => void }) {
+  const { runs, older } = useRunChoices();
+  const names = useMemo(() => runLabels(runs), [runs]);
+  const isFull = taken.length >= most;
+  return (
+    <>
+      <select className="field" aria-label="Add a run" value="" disabled={isFull} onChange={(event) => onAdd(event.target.value)}>
+        <option value="">{isFull ? `${most} runs at most` : "Add a run…"}</option>
+        {runs.filter((run) => !taken.includes(run.run_id)).map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
+      </select>
+      {older}
+    </>
+  );
+}
 
 /** The newest runs to choose from, and where there are older ones, how many of how many these are and a button for more. */
 export function useRunChoices(): { runs: readonly RunSummary[]; older: ReactNode } {

@@ -11,6 +11,8 @@ export type Column<Row> = {
   title?: string;
   /** What the column is sorted by; a column without it cannot be. */
   value?: (row: Row) => Value;
+  /** What the server calls it, which then sorts. */
+  sort?: string;
 };
 
 function compared(a: Value, b: Value): number {
@@ -18,11 +20,28 @@ function compared(a: Value, b: Value): number {
   return typeof a === "string" || typeof b === "string" ? String(a).localeCompare(String(b)) : a - b;
 }
 
-/** Rows in the order that the address names (`?sort=-Success`: from the largest), and the header that changes it. */
-export function useSorted<Row>(rows: readonly Row[], columns: readonly Column<Row>[], name = "sort"): { sorted: readonly Row[]; head: ReactNode; isSorted: boolean } {
-  const [sort, setSort] = useSearchParam(name);
+/** The order that the address names (`?sort=-Success`: from the largest), and the header that changes it. */
+export function useHead<Row>(columns: readonly Column<Row>[], name = "sort", without = ""): { chosen: Column<Row> | undefined; falls: boolean; head: ReactNode } {
+  const [sort, setSort] = useSearchParam(name, without);
   const falls = sort.startsWith("-");
-  const chosen = columns.find((one) => one.value && one.label === sort.replace(/^-/, ""));
+  const keyOf = (one: Column<Row>) => one.sort ?? (one.value ? one.label : null);
+  const chosen = columns.find((one) => keyOf(one) === sort.replace(/^-/, ""));
+  const turn = (one: Column<Row>) => setSort(chosen !== one ? `-${keyOf(one)}` : falls ? (keyOf(one) ?? "") : without);
+  const head = (
+    <tr>
+      {columns.map((one) => (
+        <th key={one.label} className={one.right ? "right" : undefined} title={one.title} aria-sort={keyOf(one) ? (chosen === one ? (falls ? "descending" : "ascending") : "none") : undefined}>
+          {keyOf(one) ? <button type="button" onClick={() => turn(one)}>{one.label}{chosen === one ? (falls ? " ↓" : " ↑") : ""}</button> : one.hidden ? <span className="sr-only">{one.label}</span> : one.label}
+        </th>
+      ))}
+    </tr>
+  );
+  return { chosen, falls, head };
+}
+
+/** Rows in the order that the address names, and the header that changes it. */
+export function useSorted<Row>(rows: readonly Row[], columns: readonly Column<Row>[], name = "sort"): { sorted: readonly Row[]; head: ReactNode; isSorted: boolean } {
+  const { chosen, falls, head } = useHead(columns, name);
   const sorted = useMemo(() => {
     const value = chosen?.value;
     if (!value) return rows;
@@ -31,16 +50,6 @@ export function useSorted<Row>(rows: readonly Row[], columns: readonly Column<Ro
       return falls && one != null && other != null ? compared(other, one) : compared(one, other);
     });
   }, [rows, chosen?.label, falls]);
-  const turn = (label: string) => setSort(chosen?.label !== label ? `-${label}` : falls ? label : "");
-  const head = (
-    <tr>
-      {columns.map((one) => (
-        <th key={one.label} className={one.right ? "right" : undefined} title={one.title} aria-sort={one.value ? (chosen?.label === one.label ? (falls ? "descending" : "ascending") : "none") : undefined}>
-          {one.value ? <button type="button" onClick={() => turn(one.label)}>{one.label}{chosen?.label === one.label ? (falls ? " ↓" : " ↑") : ""}</button> : one.hidden ? <span className="sr-only">{one.label}</span> : one.label}
-        </th>
-      ))}
-    </tr>
-  );
   return { sorted, head, isSorted: chosen !== undefined };
 }
 

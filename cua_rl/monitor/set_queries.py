@@ -1,0 +1,148 @@
+"""What the rollouts of a set have in common: verdicts, causes, tasks, checks and steps, counted."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, literal_column, select, true
+from sqlalchemy.orm import join, outerjoin
+
+from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
+from cua_rl.evaluation.statistics import sum_tasks
+from cua_rl.monitor import set_schemas as schemas
+from cua_rl.monitor.databases import AnySelect
+from cua_rl.monitor.figures import make_task_rate
+from cua_rl.monitor.rollout_schemas import CheckCount, Count
+from cua_rl.monitor.rollout_sets import CAUSE, FAULT_MESSAGE, VERDICT, RolloutFilter, RunsOfDatabase, conditions
+from cua_rl.monitor.schemas import Rate
+
+PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
+STEP = func.coalesce(Step.step, Eval.step)
+_MOST = 200  # rows of each list, the most frequent ones
+_ALL = true()
+_Counts = Counter[tuple[Any, ...]]
+Tally = dict[str, dict[int, tuple[int, int]]]
+"""Successes and rollouts with a verdict, by task and seed."""
+
+_TASKS = outerjoin(RolloutRow, TaskRow, RolloutRow.task_pk == TaskRow.id)
+_CHECKS = join(RolloutRow, ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
+_UNREAD = join(RolloutRow, TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+_SOURCES = (
+    join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
+    .outerjoin(Step, Group.step_id == Step.id)
+    .outerjoin(Eval, Group.eval_id == Eval.id)
+)
+
+
+async def summarise_set(
+    runs: Sequence[RunsOfDatabase], named: Iterable[tuple[str, Training]], wanted: RolloutFilter
+) -> schemas.SetSummary:
+    """The figures of a set."""
+    rows = await count(
+        runs,
+        wanted,
+        _TASKS,
+        TaskRow.category,
+        VERDICT,
+        RolloutRow.stop_reason,
+        CAUSE,
+        RolloutRow.task_id,
+        RolloutRow.seed,
+    )
+    checks = await count(
+        runs, wanted, _CHECKS, ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success
+    )
+    messages = await count(runs, wanted, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
+    faults = _sum((message, num) for (message,), num in messages.items())
+    unread = await count(runs, wanted, _UNREAD, TurnRow.failure_kind)
+    failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
+    tally = tally_of(((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items())
+    tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
+    return schemas.SetSummary(
+        runs=[schemas.SetRun(run_id=run_id, run_name=run.run_name, log_path=run.log_path) for run_id, run in named],
+        num_rollouts=rows.total(),
+        success=rate_of(tally),
+        verdicts=_listed(_sum((verdict, num) for (_, verdict, *_), num in rows.items())),
+        stops=_listed(_sum((stop, num) for (_, _, stop, *_), num in rows.items() if stop)),
+        causes=_listed(failures),
+        categories=_listed(_sum((category, num) for (category, *_), num in rows.items() if category)),
+        faults=_listed(faults),
+        num_faults=len(faults),
+        turn_failures=_listed(_sum((kind, num) for (kind,), num in unread.items())),
+        tasks=tasks[:_MOST],
+        num_tasks=len(tasks),
+        checks=[
+            CheckCount(query=query, expected=expected, actual=actual, success=success, count=num)
+            for (query, expected, actual, success), num in checks.most_common(_MOST)
+        ],
+        num_checks=len(checks),
+        steps=_steps(await count(runs, wanted, _SOURCES, PHASE, STEP, VERDICT, CAUSE)),
+    )
+
+
+async def count(
+    runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any, only: ColumnElement[bool] = _ALL
+) -> _Counts:
+    """How often these values occur among the rollouts of the set, or among what `rows` joins them with."""
+    found = _Counts()
+    for one in runs:
+        query: AnySelect = select(*keys, func.count()).select_from(rows).where(*conditions(one, wanted), only)
+        for row in await one.session.execute(query.group_by(*keys)):
+            found[tuple(row[:-1])] += row[-1]
+    return found
+
+
+def _sum(counts: Iterable[tuple[str, int]]) -> Counter[str]:
+    found = Counter[str]()
+    for name, num in counts:
+        found[name] += num
+    return found
+
+
+def _listed(counts: Counter[str]) -> list[Count]:
+    return [Count(name=name, count=num) for name, num in counts.most_common(_MOST)]
+
+
+def tally_of(counts: Iterable[tuple[tuple[str, int], str, int]]) -> Tally:
+    """From how often each verdict was reached at a task and seed; faults and open rollouts have none."""
+    found: Tally = defaultdict(dict)
+    for (task, seed), verdict, num in counts:
+        won, done = found[task].get(seed, (0, 0))
+        is_judged = verdict in ("success", "failure")
+        found[task][seed] = (won + num * (verdict == "success"), done + num * is_judged)
+    return found
+
+
+def rate_of(tally: Mapping[str, Mapping[int, tuple[int, int]]]) -> Rate:
+    """Success over task instances, all of which count alike; of a single one, over its rollouts."""
+    instances = [counts for seeds in tally.values() for counts in seeds.values()]
+    return make_task_rate(sum_tasks(instances), len(instances))
+
+
+def _tasks(tally: Tally, totals: Counter[str]) -> list[schemas.SetTask]:
+    """Those with the most failures first."""
+    found = [
+        schemas.SetTask(task_id=task, num_rollouts=totals[task], success=rate_of({task: seeds}))
+        for task, seeds in tally.items()
+    ]
+    return sorted(found, key=lambda one: (one.success.num_successes - one.success.num_rollouts, one.task_id))
+
+
+def _steps(counts: _Counts) -> list[schemas.SetStep]:
+    """Training steps, then evaluations, each in order."""
+    by_place: dict[tuple[str, int], list[tuple[str, str, int]]] = defaultdict(list)
+    for (phase, step, verdict, cause), num in counts.items():
+        by_place[phase, step].append((verdict, cause, num))
+    return [
+        schemas.SetStep(
+            phase=phase,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+            step=step,
+            num_rollouts=sum(num for verdict, _, num in found if verdict in ("success", "failure")),
+            num_successes=sum(num for verdict, _, num in found if verdict == "success"),
+            num_faults=sum(num for verdict, _, num in found if verdict == "fault"),
+            causes=dict(_sum((cause, num) for verdict, cause, num in found if verdict == "failure")),
+        )
+        for (phase, step), found in sorted(
+            by_place.items(), key=lambda one: (one[0][0] != "step", one[0][1], one[0][0])
+        )
+    ]
