@@ -187,6 +187,9 @@ FAMILIES: Mapping[str, str] = {
     "eval/<suite>/success_rate_best": "with faults: success rate of first tries if all faulty ones had succeeded",
     "eval/<suite>/time_s": "duration of the evaluation",
     "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out responses (supervised)",
+    "eval/<suite>/action_accuracy": "share of held-out steps whose greedy answer does what was recorded (supervised)",
+    "eval/<suite>/action_accuracy/<part>": "the same of one part: type of all, click of those at a point, text typed",
+    "eval/<suite>/num_actions": "held-out steps whose greedy answers are compared",
     "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category or difficulty",
 }
 

@@ -18,7 +18,7 @@ from cua_rl.machine.machine import Machine, find_machine
 from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import MemoryBudget
 from cua_rl.machine.model_sizes import load_model_sizes
-from cua_rl.renderers.images import num_image_tokens
+from cua_rl.renderers.images import largest_image_tokens, num_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.reporting.step_line import num_of
@@ -27,7 +27,7 @@ from cua_rl.run.devices import find_experts, require_own_model
 from cua_rl.run.prepared_training import check_trainer
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run_folder.checkpoints import find_checkpoint
+from cua_rl.run_folder.checkpoints import find_checkpoint, max_lora_rank
 from cua_rl.run_folder.earlier_attempt import EarlierAttempt
 from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.run_folder.model_folder import (
@@ -40,6 +40,7 @@ from cua_rl.run_folder.model_folder import (
 )
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.sampling.config import ServerConfig
+from cua_rl.supervised.action_accuracy import ANSWER_ROOM
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import load_successes
@@ -80,6 +81,8 @@ class PreparedSft:
     max_steps: int
     checkpoint_path: Path | None
     memory: MemoryBudget
+    server: ServerConfig | None
+    """Of the model server that gives greedy answers on held-out steps; None if there is none."""
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json, `dry_run` and resume checks."""
@@ -132,7 +135,7 @@ async def prepare_sft(
             f"warmup_steps: expected fewer than the {max_steps} steps of the run, got {config.warmup_steps}; lower it"
         )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
-    config, memory = _resolve(config, machine, model_path, data.longest_tokens)
+    config, memory, server = _resolve(config, machine, model_path, data.longest_tokens)
     return PreparedSft(
         config=config,
         run_name=run_name(config),
@@ -142,13 +145,14 @@ async def prepare_sft(
         max_steps=max_steps,
         checkpoint_path=checkpoint_path,
         memory=memory,
+        server=server if config.num_eval_actions else None,
     )
 
 
 def _resolve(
     config: SftConfig, machine: Machine, model_path: Path, longest_tokens: int
-) -> tuple[SftConfig, MemoryBudget]:
-    """The configuration without open choices of the trainer; there is no model server."""
+) -> tuple[SftConfig, MemoryBudget, ServerConfig]:
+    """The configuration without open choices of the trainer, and the settings of a model server beside it."""
     trainer = with_values(
         config.trainer,
         model_path=model_path,
@@ -156,19 +160,28 @@ def _resolve(
         seed=config.seed,
         max_pixels=config.max_pixels,
     )
+    has_server = config.num_eval_actions > 0
+    server = ServerConfig(
+        model_path=model_path,
+        max_model_len=min(max_positions(model_path), longest_tokens + ANSWER_ROOM),
+        max_lora_rank=max_lora_rank(config.lora_rank),
+        adapts_vision=trainer.adapts_vision,
+        max_pixels=config.max_pixels,
+    )
     memory = plan_trainer(
         Request(
             model=load_model_sizes(model_path),
             machine=machine,
-            server=ServerConfig(),
+            server=server,
             trainer=trainer,
-            has_server=False,
+            has_server=has_server,
             context_tokens=longest_tokens,
-            largest_image_tokens=0,
+            largest_image_tokens=largest_image_tokens(model_path, config.max_pixels) if has_server else 0,
             is_context_fixed=True,
         )
     )
-    return with_values(config, trainer=memory.fill_trainer(trainer)), memory
+    server = memory.fill_server(server) if has_server else server
+    return with_values(config, trainer=memory.fill_trainer(trainer)), memory, server
 
 
 def run_name(config: SftConfig) -> str:

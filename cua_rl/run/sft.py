@@ -3,11 +3,13 @@
 import asyncio
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import islice
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import plain_config
@@ -16,16 +18,22 @@ from cua_rl.metrics import mean_of, merge_metrics
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay, starting
+from cua_rl.reporting.step_line import num_of
 from cua_rl.rl.stages import ends_epochs, epoch_metrics
 from cua_rl.run.decisions import print_decisions, print_settings, sft_decisions
 from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.prepared_sft import PreparedSft, log_path, prepare_sft, require_same_run
 from cua_rl.run.reporting import open_run_log
+from cua_rl.run.rollouts import make_servers, start_engines
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run_folder.earlier_attempt import find_earlier_attempt, say_how_to_go_on
 from cua_rl.run_folder.log_directory import Checkpoint, Decision, LogDirectory, choose_behavior, prepare_log_directory
 from cua_rl.run_folder.model_folder import fetch_weights
+from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.server import ModelServer
+from cua_rl.supervised.action_accuracy import ACTION_ACCURACY, ActionExam, HeldOutStep, held_out_steps
 from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
@@ -81,29 +89,49 @@ async def _run(prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoi
                 wandb_name=prepared.config.wandb_name or prepared.run_name,
             )
         )
-        async with starting("trainer", display.status):
-            trainer = await _start_trainer(stack, prepared, folder, checkpoint)
-        loop = SftLoop(prepared=prepared, folder=folder, trainer=trainer, log=log, display=display)
-        await loop.run(first_step)
+        held_out = await prepared.data.dataset.held_out()
+        steps = list(islice(held_out_steps(held_out, prepared.renderer), prepared.config.num_eval_actions))
+        if prepared.server is not None:
+            display.note(f"compares the actions of {num_of(len(steps), 'held-out step')}")
+        async with starting("trainer and model server" if steps else "trainer", display.status):
+            trainer, exam = await _start(stack, prepared, folder, checkpoint, steps)
+        loop = SftLoop(prepared=prepared, folder=folder, trainer=trainer, exam=exam, log=log, display=display)
+        await loop.run(first_step, held_out)
 
 
-async def _start_trainer(
-    stack: AsyncExitStack, prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoint | None
-) -> TrainingClient:
-    """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
-    config, log_path = prepared.config, folder.path / "logs" / "trainer.log"
-    trainer = await stack.enter_async_context(await open_trainer(stack, config.trainer, config.model_name, log_path))
+async def _start(
+    stack: AsyncExitStack,
+    prepared: PreparedSft,
+    folder: LogDirectory,
+    checkpoint: Checkpoint | None,
+    steps: Sequence[HeldOutStep],
+) -> tuple[TrainingClient, ActionExam | None]:
+    """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all.
+
+    Beside it, a model server for the actions of held-out steps, if there are any.
+    """
+    config, logs, servers = prepared.config, folder.path / "logs", list[ModelServer]()
+    if prepared.server is not None and steps:
+        most_images = max(len(step.prompt.images) for step in steps)
+        servers += make_servers(None, with_values(prepared.server, max_images=most_images), logs)
+    trainer = await open_trainer(stack, config.trainer, config.model_name, logs / "trainer.log")
+    await start_engines(stack, servers, trainer, is_shared=prepared.memory.gpus.is_shared)
+    exam = None
+    if servers:
+        sampler = await stack.enter_async_context(SamplingClient(*servers))
+        exam = ActionExam(steps=steps, renderer=prepared.renderer, sampler=sampler)
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
     elif prepared.checkpoint_path is not None:
         await trainer.load_state(prepared.checkpoint_path, with_optimizer=False)
-    return trainer
+    return trainer, exam
 
 
 def _print_summary(prepared: PreparedSft, folder: LogDirectory) -> None:
     """Write summary.json, and print the results and the command that continues with reinforcement learning."""
     records = read_records(folder.metrics_path)
     losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
+    accuracies = [share for record in records if (share := record.get(ACTION_ACCURACY)) is not None]
     last = folder.checkpoints()[-1]
     summary = {
         "run_name": prepared.run_name,
@@ -111,12 +139,16 @@ def _print_summary(prepared: PreparedSft, folder: LogDirectory) -> None:
         "num_steps": prepared.max_steps,
         "first_held_out_loss": losses[0] if losses else None,
         "last_held_out_loss": losses[-1] if losses else None,
+        "first_action_accuracy": accuracies[0] if accuracies else None,
+        "last_action_accuracy": accuracies[-1] if accuracies else None,
         "state_path": str(last.state_path),
         "sampler_path": str(last.sampler_path),
     }
     write_text(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     if losses:
         print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token")
+    if accuracies:
+        print(f"action accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f} on held-out steps")
     config = prepared.config
     print(f"{'adapter' if config.lora_rank else 'model'}: {last.sampler_path}")
     adapted = {
@@ -139,12 +171,12 @@ class SftLoop:
     prepared: PreparedSft
     folder: LogDirectory
     trainer: TrainingClient
+    exam: ActionExam | None
     log: MetricLog
     display: ProgressDisplay
 
-    async def run(self, first_step: int) -> None:
+    async def run(self, first_step: int, held_out: Sequence[Datum]) -> None:
         """Train from `first_step` (1 in a new run) to the end; the next batch is drawn while this one trains."""
-        held_out = await self.prepared.data.dataset.held_out()
         if first_step == 1:
             await self._evaluate(0, held_out)
         self.display.begin_steps()
@@ -195,7 +227,7 @@ class SftLoop:
         return merge_metrics(output.metrics, step_metrics)
 
     async def _evaluate(self, step: int, held_out: Sequence[Datum]) -> None:
-        """The mean loss per token of held-out answers."""
+        """The mean loss per token of held-out answers, and how often a greedy one does what was recorded."""
         if not held_out:
             return
         started, losses = time.monotonic(), list[float]()
@@ -208,12 +240,22 @@ class SftLoop:
                 for logprob, is_trained in zip(row, datum.loss_mask, strict=True)
                 if is_trained
             ]
-        loss = mean_of(losses).value
-        metrics = {"eval/held_out/cross_entropy": loss, "eval/held_out/time_s": time.monotonic() - started}
-        self.log.log(step, metrics)
+        loss, accuracies = mean_of(losses).value, dict[str, float]()
+        if self.exam is not None:
+            path = self.folder.path / "evaluated" / f"{step:06d}"
+            adapter = await self.trainer.save_weights_for_sampler(path)
+            canary = Canary(tokens=canary_tokens(self.prepared.renderer), changes_model=step > 0)
+            await self.exam.sampler.publish(adapter, canary)
+            accuracies = await self.exam.take()
+            for earlier in set(path.parent.iterdir()) - {path}:  # the server may need this one again
+                await asyncio.to_thread(shutil.rmtree, earlier)
+        time_s = time.monotonic() - started
+        self.log.log(step, {"eval/held_out/cross_entropy": loss, **accuracies, "eval/held_out/time_s": time_s})
         label = "Baseline" if step == 0 else "Eval"
-        self.display.evaluation_ended(metrics["eval/held_out/time_s"])
-        self.display.note(f"{label} held_out | Loss: {loss:.4f} ({len(held_out)} sequences, {len(losses)} tokens)")
+        self.display.evaluation_ended(time_s)
+        actions = "".join(f" | Actions: {accuracies[name]:.3f}" for name in accuracies if name == ACTION_ACCURACY)
+        said = f"Loss: {loss:.4f}{actions} ({len(held_out)} sequences, {len(losses)} tokens)"
+        self.display.note(f"{label} held_out | {said}")
 
     async def _save(self, step: int, *, is_final: bool) -> None:
         """Write checkpoint and sampler weights, complete and recorded when this returns."""

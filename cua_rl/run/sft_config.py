@@ -60,6 +60,12 @@ class SftConfig(LearningConfig, RunConfig):
         None, "rollouts: maximum rollouts per task template, chosen by seed; None uses all", at_least=1
     )
     num_eval_conversations: int = setting(32, "conversations held out to measure the loss, 0 for none", at_least=0)
+    num_eval_actions: int = setting(
+        0,
+        "maximum held-out steps whose greedy answers, by a model server beside the trainer, are compared with the "
+        "recorded actions; 0 for none",
+        at_least=0,
+    )
     max_steps: int | None = setting(
         None, "training steps; None is one pass over the data, or 100 steps after experts", at_least=1
     )
@@ -81,6 +87,11 @@ class SftConfig(LearningConfig, RunConfig):
             raise ValueError(f"lora_rank: expected at most {MAX_LORA_RANK}, got {self.lora_rank!r}; lower it")
         if self.checkpoints.resume_with == "changes":
             raise ValueError("checkpoints.resume_with: expected 'same': data and batches of a run stay, got 'changes'")
+        if self.num_eval_actions and not (self.lora_rank and self.num_eval_conversations):
+            raise ValueError(
+                "num_eval_actions: expected an adapter (lora_rank), which a model server loads, and held-out steps "
+                f"(num_eval_conversations), got {self.lora_rank} and {self.num_eval_conversations}; leave it out"
+            )
         if self.error_rate > 1:
             raise ValueError(f"error_rate: expected a share of turns, 0 to 1, got {self.error_rate!r}; lower it")
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
@@ -120,7 +131,7 @@ SFT_SECTIONS = {
     "Data": ("data", "tasks", "error_rate", "max_turns", "from_run", "run_steps", "max_per_task"),
     "Training": (
         *("seed", "max_steps", "batch_size", "learning_rate", "learning_rate_schedule", "warmup_steps"),
-        *("num_eval_conversations", "max_model_len"),
+        *("num_eval_conversations", "num_eval_actions", "max_model_len"),
     ),
     "Run": ("log_path", "behavior_if_log_dir_exists", "eval_every", "save_every", "wandb_project", "dry_run"),
 }

@@ -60,6 +60,8 @@ BAD = [
     (["error_rate=1.5"], "error_rate: expected a share of turns"),
     (["lora_rank=1024"], "lora_rank: expected at most 512"),
     (["lora_rank=-1"], "lora_rank: expected at least 0"),
+    (["num_eval_actions=9", "lora_rank=0"], "num_eval_actions: expected an adapter (lora_rank)"),
+    (["num_eval_actions=9", "num_eval_conversations=0"], "num_eval_actions: expected an adapter (lora_rank)"),
     (["batch_size=0"], "batch_size: expected at least 1"),
     (["warmup_steps=100"], "warmup_steps: expected fewer than the 100 steps"),
     (["warmup_steps=5", "max_steps=5"], "warmup_steps: expected fewer than max_steps=5"),
