@@ -66,6 +66,8 @@ class RolloutStarted:
     max_turns: int
     worker: str | None = None
     """The rollout worker that runs it."""
+    parent_id: str | None = None
+    fork_turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,7 @@ METRICS: Mapping[str, str] = {
     "rollout/prompt_tokens": "prompt tokens over all turns, images included",
     "rollout/cached_prompt_frac": "share of prompt tokens found in the server's prefix cache",
     "rollout/merged_turn_frac": "share of turns that extend the previous turn and share its training sequence",
+    "rollout/shared_turns": "turns that rollouts share with those from which they went on, not sampled again",
     "rollout/num_model_servers": "model servers in service at the end of the step, which alone are sampled from",
     "rollout/prompt_mismatches": "turns whose prompt ids differ from the renderer's; the server's ids are used",
     "rollout/retokenised_tokens": "trained tokens that differ from the sampled ids; must stay 0",

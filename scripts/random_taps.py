@@ -44,6 +44,9 @@ class RandomTaps:
     ) -> None:
         self._turns[rollout_id], self._answers[rollout_id], self._images[rollout_id] = [], [], ImageUrls()
 
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None:
+        raise NotImplementedError("it taps somewhere else each time")
+
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         del self._answers[rollout_id], self._images[rollout_id]
         return tuple(self._turns.pop(rollout_id))

@@ -1,6 +1,6 @@
 """The interface between a rollout and its agent: built-in, an external program, a harness, or a gbox-mini-agent."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -90,6 +90,8 @@ class RecordingAccess(ModelAccess, Protocol):
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None: ...
+
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None: ...
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 

@@ -218,6 +218,7 @@ class RolloutRow(Base):
         sa.UniqueConstraint("training_id", "rollout_id"),
         _one_of("status", RUN_STATUSES),
         _one_of("stop_reason", tuple(StopReason)),
+        sa.CheckConstraint("(parent_id IS NULL) = (fork_turn = 0)", name="fork_turn"),
         sa.Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
         sa.Index("ix_rollouts_rollout_id", "rollout_id"),
         sa.Index("ix_rollouts_error", "training_id", postgresql_where=sa.text("error IS NOT NULL")),
@@ -237,6 +238,10 @@ class RolloutRow(Base):
     device_id: Mapped[str | None]
     worker: Mapped[str | None]
     """The rollout worker that ran it; None for the run's own process."""
+    parent_id: Mapped[str | None]
+    """`rollout_id` of the rollout in its group from which it went on; None if it began with the task."""
+    fork_turn: Mapped[int] = mapped_column(server_default="0")
+    """The turn from which it did. The turns before it, which it has too, are its parent's, and trained there."""
     max_turns: Mapped[int | None]
     status: Mapped[str]
     num_turns: Mapped[int] = mapped_column(default=0)

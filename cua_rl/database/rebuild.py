@@ -220,6 +220,8 @@ def _build_rollout(
         member_index=row.member_index,
         device_id=row.device_id,
         worker=row.worker,
+        parent_id=row.parent_id,
+        fork_turn=row.fork_turn,
         turns=tuple(turns),
         stop_reason=StopReason(row.stop_reason),
         answer=row.answer,

@@ -144,6 +144,8 @@ def _running_values(member: RolloutStarted | Rollout, parent: Parent, started_at
         "member_index": member.member_index,
         "device_id": member.device_id,
         "worker": member.worker,
+        "parent_id": member.parent_id,
+        "fork_turn": member.fork_turn,
         "max_turns": member.max_turns,
         "started_at": started_at,
     }

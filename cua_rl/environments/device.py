@@ -7,6 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 from cua_rl.environments.query_values import Query
 from cua_rl.types.actions import Action, MoveMouse, RightClick
 from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.rollout import Snapshot
 
 DeviceKind = Literal["android", "linux", "browser"]
 
@@ -73,6 +74,15 @@ class AppDevice(Device, Protocol):
 
     async def open_app(self, package: str, activity: str = "") -> None:
         """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        ...
+
+
+@runtime_checkable
+class CopiedDevice(Device, Protocol):
+    """A device that can be copied: its environment makes others that go on exactly as it would."""
+
+    async def snapshot(self) -> Snapshot:
+        """All of its state now; nothing that happens to the device later changes it."""
         ...
 
 
@@ -152,6 +162,8 @@ class DeviceAbilities:
     """They are `ShellDevice`s."""
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
+    is_copied: bool = False
+    """They are `CopiedDevice`s."""
     environment: str | None = None
     """The environment whose tasks, and no others, run there; None for tasks without devices of their own."""
     queries: Mapping[str, Query] | None = None

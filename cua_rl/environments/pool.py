@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool_meter import PoolMeter
 from cua_rl.types.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
+from cua_rl.types.rollout import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class DeviceRequest:
     """What the task's environment makes the device from; the pool only hands it on."""
     rollout_id: str = ""
     """For backends that label the devices they make."""
+    snapshot: Snapshot | None = None
+    """Of the device whose copy this one is, from a backend of `CopiedDevice`s."""
 
 
 MakeDevice = Callable[[DeviceRequest], Awaitable[Device]]
@@ -166,6 +169,7 @@ class DevicePool:
             raise
         try:
             with self._meter.lease(time.monotonic() - started):
+                await require_copy(device, request.snapshot)
                 yield device
             tenancy.is_healthy = True
         except (DeviceError, TimeoutError) as error:
@@ -315,6 +319,19 @@ class PoolShare:
         """As `DevicePool.lease`."""
         async with self._slots, self._pool.lease(request) as device:
             yield device
+
+
+async def require_copy(device: Device, snapshot: Snapshot | None) -> None:
+    """Raise `DeviceError` unless the device is in the state of which it is a copy, if it is one."""
+    if snapshot is None:
+        return
+    shown, expected = await device.observe(), snapshot.screen
+    if (shown.sha256, shown.state) != (expected.sha256, expected.state):
+        raise DeviceError(
+            f"expected {device.device_id!r} to be a copy that shows {expected.sha256[:12]} in state "
+            f"{expected.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r}; its environment makes no exact "
+            "copies: set branching.num_siblings=0"
+        )
 
 
 @asynccontextmanager

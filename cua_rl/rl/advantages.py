@@ -13,6 +13,7 @@ from PIL import Image
 
 from cua_rl.rl.config import AdvantageKind, CreditSettings, RolloutAdvantageKind
 from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Datum, Rollout, RolloutGroup, Turn
 
 
@@ -39,6 +40,10 @@ def score_group(group: RolloutGroup, kind: AdvantageKind, credit: CreditSettings
     """Compare the rollouts of a group, or also their turns, for which screenshots may have to be decoded."""
     credit, rewards = credit or CreditSettings(), group.compared_rewards
     zeros = (0.0,) * len(rewards)
+    if group.is_branched and not group.is_constant:
+        if kind != "leave_one_out":
+            raise ConfigError(f"advantages: expected leave_one_out for rollouts with branches, got {kind}; change it")
+        return compare_branches(group)
     match kind:
         case "state_groups":
             name_of = partial(state_of, moving_top=credit.moving_top or 0.0)
@@ -52,6 +57,38 @@ def score_group(group: RolloutGroup, kind: AdvantageKind, credit: CreditSettings
     advantages = group_advantages(rewards, "leave_one_out")
     of_turns = compare_turns(group.compared, advantages, credit, name_of)
     return ScoredGroup(group=group, advantages=advantages, turn_advantages=of_turns)
+
+
+def compare_branches(group: RolloutGroup) -> ScoredGroup:
+    """Advantages in a group in which rollouts go on from turns of others, which they share with their parents.
+
+    A tree is a rollout with its siblings, and worth the mean of their rewards; it counts as one rollout. Turns before
+    the fork, which are trained in the parent, have what the tree is worth minus the mean of the other trees. Each
+    continuation has its reward minus the mean of the other continuations, divided by their number.
+    """
+    trees: defaultdict[str, list[int]] = defaultdict(list)
+    for index, rollout in enumerate(group.compared):
+        trees[rollout.tree_id].append(index)
+    rewards = group.compared_rewards
+    worth = {tree_id: _mean([rewards[index] for index in members]) for tree_id, members in trees.items()}
+    of_members: list[float] = []
+    of_turns: list[tuple[float, ...]] = []
+    for index, rollout in enumerate(group.compared):
+        members = trees[rollout.tree_id]
+        others = [value for tree_id, value in worth.items() if tree_id != rollout.tree_id]
+        before = worth[rollout.tree_id] - _mean(others) if others else 0.0
+        continued = [rewards[other] for other in members if other != index]
+        after = (rewards[index] - _mean(continued)) / len(members) if continued else before
+        fork = max(group.compared[member].fork_turn for member in members)
+        shared = 0.0 if rollout.parent_id else before
+        of_members.append(after)
+        of_turns.append((shared,) * fork + (after,) * (len(rollout.turns) - fork))
+    return ScoredGroup(group=group, advantages=tuple(of_members), turn_advantages=tuple(of_turns))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of equal values exactly their value: the rounding error of a mean must not be trained on."""
+    return values[0] if len(set(values)) == 1 else fsum(values) / len(values)
 
 
 def compare_turns(
@@ -80,7 +117,7 @@ def compare_turns(
         total = fsum(values)
         for member, own in of_members.items():
             if len(own) < len(values):
-                is_constant = len(set(values)) == 1  # the rounding error of a mean must not be trained on
+                is_constant = len(set(values)) == 1  # as in `_mean`
                 others = (total - fsum(own)) / (len(values) - len(own))
                 baselines[name, member] = values[0] if is_constant else others
     weight = credit.turn_weight

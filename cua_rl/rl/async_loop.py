@@ -169,6 +169,7 @@ class _AsyncRun:
             group_size=settings.config.group_size,
             params=settings.params,
             min_group_size=settings.config.sampling.min_group_size,
+            branching=settings.config.branching,
         )
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
         # the task instance of an ordinal is the same as in a synchronous run, which trains batch by batch

@@ -5,6 +5,7 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.fields import setting
+from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.training.config import LearningConfig, LossConfig
 
 RolloutAdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
@@ -130,7 +131,22 @@ class LoopConfig(LearningConfig):
     sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
     curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
     credit: CreditSettings = chz.field(default_factory=CreditSettings)
+    branching: BranchingSettings = chz.field(default_factory=BranchingSettings)
     evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
+
+    @chz.validate
+    def _branches_can_be_compared(self) -> None:
+        siblings = self.branching.num_siblings
+        if siblings and self.group_size < siblings + 2:
+            raise ValueError(
+                f"branching.num_siblings: expected at most group_size - 2, because a group has a whole rollout, a "
+                f"parent and its siblings, got {siblings} with group_size={self.group_size}; change one of them"
+            )
+        if siblings and (self.advantages != "leave_one_out" or self.curriculum.replay_successes):
+            raise ValueError(
+                "branching.num_siblings: expected advantages=leave_one_out without curriculum.replay_successes, got "
+                f"{self.advantages}; change them, or set branching.num_siblings=0"
+            )
 
     @property
     def has_kl_term(self) -> bool:

@@ -45,7 +45,10 @@ class Batch:
 
     datums: tuple[Datum, ...]
     num_rollouts: int
-    """Judged rollouts of all complete groups, including those without datums: the N of a mean over rollouts."""
+    """Judged rollouts of all complete groups, including those without datums: the N of a mean over rollouts.
+
+    Those that share turns count as one.
+    """
     replayed_ids: frozenset[str] = frozenset()
     """Rollouts that an earlier policy sampled (off-policy)."""
     metrics: Mapping[str, float]
@@ -70,7 +73,7 @@ def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_con
         datums += of_group
     return Batch(
         datums=tuple(datums),
-        num_rollouts=sum(len(scored.group.compared) for scored in groups if not scored.group.is_incomplete),
+        num_rollouts=sum(scored.group.num_trees for scored in groups if not scored.group.is_incomplete),
         replayed_ids=frozenset(rollout.rollout_id for scored in groups for rollout in scored.group.replayed),
         metrics=datum_metrics(datums, forks, num_retokenised),
     )
@@ -81,13 +84,14 @@ def build_datums(
 ) -> RolloutDatums:
     """Merge each turn of `rollout` into the sequence of the turn before it where the exact-prefix rule allows.
 
+    Turns that it shares with its parent are the parent's.
     Every turn has the rollout's `advantage`, or its own `of_turns`.
     """
     advantages = of_turns or (advantage,) * len(rollout.turns)
     turns = [
         _ScoredTurn(turn.index, turn.model, own)
         for turn, own in zip(rollout.turns, advantages, strict=True)
-        if turn.model.sampled_tokens
+        if turn.model.sampled_tokens and turn.index >= rollout.fork_turn
     ]
     forks: Counter[ForkReason] = Counter()
     runs: list[list[_ScoredTurn]] = []
@@ -99,7 +103,7 @@ def build_datums(
         if reason is not None:
             forks[reason] += 1
         runs.append([turn])
-    datums = tuple(_merge(rollout.rollout_id, run, group_id) for run in runs)
+    datums = tuple(_merge(rollout, run, group_id) for run in runs)
     return RolloutDatums(datums=datums, forks=forks)
 
 
@@ -123,7 +127,7 @@ def fork_reason(last: ModelTurn, following: ModelTurn, image_token_id: int) -> F
     return None
 
 
-def _merge(rollout_id: str, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
+def _merge(rollout: Rollout, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
     last = run[-1].model
     model_input = ModelInput(chunks=(*last.prompt.chunks, EncodedTextChunk(tokens=last.sampled_tokens)))
     length = model_input.length
@@ -133,7 +137,7 @@ def _merge(rollout_id: str, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
         for offset, logprob in enumerate(model.sampling_logprobs):
             mask[start + offset], advantages[start + offset], logprobs[start + offset] = True, advantage, logprob
     return Datum(
-        rollout_id=rollout_id,
+        rollout_id=rollout.rollout_id,
         model_input=model_input,
         loss_mask=tuple(mask),
         advantages=tuple(advantages),
@@ -142,6 +146,7 @@ def _merge(rollout_id: str, run: Sequence[_ScoredTurn], group_id: str) -> Datum:
         turn_indices=tuple(turn.turn_index for turn in run),
         group_id=group_id,
         grammars=tuple((turn.model.prompt.length, turn.model.grammar) for turn in run if turn.model.grammar),
+        tree_id=rollout.tree_id,
     )
 
 
@@ -152,7 +157,7 @@ def count_retokenised(datums: Iterable[Datum], rollouts: Iterable[Rollout], imag
         ids = datum.model_input.token_ids(image_token_id)
         trained[datum.rollout_id] += compress(ids, datum.loss_mask)
     sampled = {
-        rollout.rollout_id: [t for turn in rollout.turns for t in turn.model.sampled_tokens] for rollout in rollouts
+        rollout.rollout_id: [t for turn in rollout.own_turns for t in turn.model.sampled_tokens] for rollout in rollouts
     }
     num_differences = 0
     for rollout_id, tokens in trained.items():
@@ -164,9 +169,10 @@ def count_retokenised(datums: Iterable[Datum], rollouts: Iterable[Rollout], imag
 def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retokenised: int) -> dict[str, float]:
     """Metrics of the merging of turns into training sequences."""
     num_turns = sum(len(datum.turn_indices) for datum in datums)
+    num_rollouts = len({(datum.group_id, datum.rollout_id) for datum in datums})
     return {
         "rollout/num_datums": float(len(datums)),
-        "rollout/sequences/mean": len(datums) / len({datum.member for datum in datums}) if datums else 0.0,
+        "rollout/sequences/mean": len(datums) / num_rollouts if datums else 0.0,
         "rollout/trained_tokens": float(sum(datum.num_trained_tokens for datum in datums)),
         "rollout/datum_tokens": float(sum(datum.model_input.length for datum in datums)),
         "rollout/merged_turn_frac": 1 - len(datums) / num_turns if num_turns else 0.0,

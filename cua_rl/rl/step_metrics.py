@@ -13,7 +13,8 @@ from cua_rl.types.rollout import Rollout, RolloutGroup, Turn
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Reward, turns, stops, faults and durations over all rollouts of a step."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    turns = [turn for rollout in rollouts for turn in rollout.own_turns]
+    num_shared = sum(rollout.fork_turn for rollout in rollouts)
     num_turns = [float(len(rollout.turns)) for rollout in rollouts]
     attempts = [[rollout.member_index for rollout in (*group.rollouts, *group.faulty)] for group in groups]
     durations = sorted(rollout.duration_s for rollout in rollouts)
@@ -40,6 +41,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         {f"rollout/faults/{reason}": float(count) for reason, count in faults.items()},
         {f"rollout/worker_faults/{worker}": float(count) for worker, count in workers.items()},
         bounds,
+        {"rollout/shared_turns": float(num_shared)} if num_shared else {},
         _reward_metrics(groups),
         _turn_metrics(turns),
         _harness_metrics(rollouts),

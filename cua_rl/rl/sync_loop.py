@@ -78,6 +78,7 @@ async def sample_groups(
         group_size=settings.config.group_size,
         params=settings.params.seeded(step - 1),
         min_group_size=settings.config.sampling.min_group_size,
+        branching=settings.config.branching,
     )
 
     async def run(task: Task, index: int) -> RolloutGroup:

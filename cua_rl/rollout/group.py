@@ -1,13 +1,14 @@
 """Groups: several rollouts of one task instance under one policy, all groups of a step side by side."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from cua_rl.events import RolloutSource
+from cua_rl.rollout.branches import BranchingSettings, Fork, find_forks
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams
@@ -33,6 +34,7 @@ class GroupJob:
     adapter: AdapterRef | None = None
     min_group_size: int = 1
     """With fewer members without a fault, a group is recorded but not trained on."""
+    branching: BranchingSettings = field(default_factory=BranchingSettings)
 
 
 RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]
@@ -70,28 +72,44 @@ async def collect_groups(
 async def run_group(
     runner: Runner, task: Task, index: int, job: GroupJob, *, group_id: str = "", members: Sequence[int] = ()
 ) -> RolloutGroup:
-    """Run all members of one group, or some, side by side; `index` is its place in its step or evaluation."""
+    """Run all members of one group, or some, side by side; `index` is its place in its step or evaluation.
+
+    With branches, siblings begin when all of those that begin with the task have ended.
+    """
     group_id = group_id or uuid4().hex
-    async with asyncio.TaskGroup() as running:
-        running_members = [
-            running.create_task(
-                run_member(
-                    runner,
-                    RolloutJob(
-                        source=job.source,
-                        group_id=group_id,
-                        group_index=index,
-                        member_index=member,
-                        task=task,
-                        params=job.params.seeded(index, member),
-                        adapter=job.adapter,
+
+    async def run_members(wanted: Mapping[int, Fork | None]) -> list[list[Rollout]]:
+        async with asyncio.TaskGroup() as running:
+            running_members = [
+                running.create_task(
+                    run_member(
+                        runner,
+                        RolloutJob(
+                            source=job.source,
+                            group_id=group_id,
+                            group_index=index,
+                            member_index=member,
+                            task=task,
+                            params=job.params.seeded(index, member),
+                            adapter=job.adapter,
+                            fork=fork,
+                            keeps_moments=member in parents,
+                        ),
                     ),
-                ),
-                name=f"rollout-{index}-{member}",
-            )
-            for member in members or range(job.group_size)
-        ]
-    rollouts = [rollout for member in running_members for rollout in member.result()]
+                    name=f"rollout-{index}-{member}",
+                )
+                for member, fork in wanted.items()
+            ]
+        return [member.result() for member in running_members]
+
+    num_parents = job.branching.num_parents(job.group_size)
+    num_first = job.group_size - num_parents * job.branching.num_siblings
+    parents = range(num_first - num_parents, num_first)
+    attempts = await run_members(dict.fromkeys(members or range(num_first)))
+    if parents:
+        seed = job.params.seeded(index, "forks").seed
+        attempts += await run_members(find_forks([tried[-1] for tried in attempts], job.branching, num_parents, seed))
+    rollouts = [replace(rollout, moments=()) for tried in attempts for rollout in tried]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(
         group_id=group_id,
@@ -100,7 +118,7 @@ async def run_group(
         seed=task.seed,
         rollouts=survivors,
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
-        is_incomplete=len(survivors) < job.min_group_size,
+        is_incomplete=len(survivors) < min(job.min_group_size, len(attempts)),
         category=task.category,
     )
 

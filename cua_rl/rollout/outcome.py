@@ -12,7 +12,7 @@ from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.types.judgement import Judgement, Validation
-from cua_rl.types.rollout import ModelTurn, StopReason, Turn
+from cua_rl.types.rollout import ModelTurn, Moment, StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Outcome:
     max_turns: int = 0
     first_success_turn: int | None = None
     milestone_turns: tuple[int | None, ...] = ()
+    moments: tuple[Moment, ...] = ()
     error: str | None = None
 
     @classmethod

@@ -14,6 +14,7 @@ from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
+from cua_rl.rollout.branches import Fork, RetoldDevice, go_on_from, take_moment
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
 from cua_rl.rollout.time_limits import time_limit
@@ -21,7 +22,7 @@ from cua_rl.rollout.watched import Watched
 from cua_rl.tasks.readiness import instruct
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import CheckError, CuaError
-from cua_rl.types.rollout import AdapterRef, AgentTurn, Rollout, SamplingParams, Turn
+from cua_rl.types.rollout import AdapterRef, AgentTurn, Moment, Rollout, SamplingParams, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class RolloutJob:
     """None: always the current policy; evaluations pin one."""
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
     failed_in: frozenset[str | None] = frozenset()  # workers of earlier attempts; retries skip the queue
+    fork: Fork | None = None  # where it goes on from; None: it begins with the task
+    keeps_moments: bool = False  # whether others may go on from its turns
 
     def started(self, device_id: str, max_turns: int) -> RolloutStarted:
         """What is recorded once it has a device; the task may allow fewer turns than `max_turns`."""
@@ -52,7 +55,18 @@ class RolloutJob:
             task=self.task,
             device_id=device_id,
             max_turns=min(self.task.max_turns, max_turns),
+            parent_id=self.parent_id,
+            fork_turn=len(self.told),
         )
+
+    @property
+    def told(self) -> tuple[Turn, ...]:
+        """The turns of its parent with which it begins."""
+        return () if self.fork is None else self.fork.turns
+
+    @property
+    def parent_id(self) -> str | None:
+        return None if self.fork is None else self.fork.parent_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +101,8 @@ class RolloutRunner:
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
         try:
+            if job.fork is not None:
+                self.gateway.tell(rollout_id, [turn.model for turn in job.told])
             outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
             outcome = await ask_judge(self.judge, job.task, outcome, turns, always=self.judge_all)
@@ -116,13 +132,17 @@ class RolloutRunner:
             duration_s=time.monotonic() - clock,
             judgement=outcome.judgement,
             max_turns=min(job.task.max_turns, self.max_turns),
+            moments=outcome.moments,
+            parent_id=job.parent_id,
+            fork_turn=len(job.told),
         )
 
     async def _attempt(self, job: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
         """Lease, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
         outcome: Outcome | None = None
         try:
-            async with self.devices.lease(job.task.device_request(rollout_id)) as device:
+            snapshot = None if job.fork is None else job.fork.moment.snapshot
+            async with self.devices.lease(job.task.device_request(rollout_id, snapshot)) as device:
                 outcome = await self._act(job, rollout_id, turns, device)
                 if job.task.validate is None:
                     return outcome
@@ -135,30 +155,43 @@ class RolloutRunner:
 
     async def _act(self, job: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
-        task, max_turns = job.task, min(job.task.max_turns, self.max_turns)
+        task, fork, max_turns = job.task, job.fork, min(job.task.max_turns, self.max_turns)
         clock = RolloutClock(
             task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
         )
         watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
+        moments: list[Moment] = []
 
         async def on_turn(done: AgentTurn) -> None:
             clock.next_turn()
             with clock.call():
-                model = find_answer(done.response_id, self.gateway.turns(rollout_id))
-                state = "" if done.before is None else done.before.state
-                turns.append(Turn(index=len(turns), model=model, agent=done, state=state))
+                if is_told := len(turns) < len(job.told):
+                    turns.append(job.told[len(turns)])
+                else:
+                    model = find_answer(done.response_id, self.gateway.turns(rollout_id))
+                    state = "" if done.before is None else done.before.state
+                    turns.append(Turn(index=len(turns), model=model, agent=done, state=state))
                 with clock.uncharged():  # the database may be unreachable
                     await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
-                await watched.look(len(turns))
+                if not is_told:
+                    await watched.look(len(turns))
+                    if job.keeps_moments:
+                        moments.append(await take_moment(device, instruction, clock, watched))
+                elif fork is not None and len(turns) == len(job.told):
+                    go_on_from(fork.moment, clock, watched)
 
         await self.recorder.record(job.started(device.device_id, max_turns))
-        async with time_limit("set-up", self.time_limits.setup_timeout_s):
-            await self._check.prepare(task, device)
-            instruction = await instruct(task, device)
-            await watched.look(0)
+        if fork is None:
+            async with time_limit("set-up", self.time_limits.setup_timeout_s):
+                await self._check.prepare(task, device)
+                instruction = await instruct(task, device)
+                await watched.look(0)
+        else:
+            instruction = fork.moment.instruction
+        shown = device if fork is None else RetoldDevice(device, told=job.told, taken=turns)
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
-            done = await self.agent.run(agent_task, device, self.gateway, clock=clock, on_turn=on_turn)
+            done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
         report_end(device, done, turns, max_turns=max_turns)
         return Outcome(
             stop_reason=done.stop_reason,
@@ -168,5 +201,6 @@ class RolloutRunner:
             max_turns=max_turns,
             first_success_turn=watched.first_success_turn,
             milestone_turns=watched.milestone_turns,
+            moments=tuple(moments),
             error=None if done.error is None else mask_known(done.error),  # it may quote a program's log
         )

@@ -10,6 +10,7 @@ from cua_rl.cluster import check_address, check_cluster
 from cua_rl.command_line.fields import with_values
 from cua_rl.database.session import find_database
 from cua_rl.environments.contract import Environment
+from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.table import find_environment
 from cua_rl.host.processes import free_port
 from cua_rl.judge.config import JudgeConfig
@@ -109,6 +110,7 @@ async def prepare_training(
     require_wandb(config.wandb_project)
     require_own_model(environment, config.model_name)
     devices = prepare_devices(config, log_path(config), environ)
+    check_branching(config, devices.backend.abilities)
     model_path = find_model(config.model_name)
     config = with_values(config, model_name=pinned_name(config.model_name, model_path))
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
@@ -259,6 +261,16 @@ def check_learning(config: CLIConfig) -> None:
             f"loss: expected one that clips where num_substeps={config.num_substeps}, got importance_sampling, whose "
             "ratio has no bound after the first optimizer step of a training step; set loss=ppo, or num_substeps=1, or "
             "force_untruncated=true"
+        )
+
+
+def check_branching(config: CLIConfig, device: DeviceAbilities) -> None:
+    """Raise `ConfigError` if rollouts shall go on from turns of others and cannot."""
+    is_own_agent = config.agent.name == "gbox" and config.devices.coordinate_mode == "direct"
+    if config.branching.num_siblings and not (device.is_copied and is_own_agent):
+        raise ConfigError(
+            "branching.num_siblings: expected 0 unless devices can be copied and agent=gbox gives coordinates itself, "
+            f"got {config.branching.num_siblings} with {device.name} and agent={config.agent.name}; set it to 0"
         )
 
 

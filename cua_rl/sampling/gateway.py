@@ -11,7 +11,7 @@ the model server, records the turn, and returns a plain OpenAI answer to the age
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -75,6 +75,7 @@ class _OpenRollout:
     num_under_way: int = 0
     watch: RolloutWatch | None = None
     device: OfferedDevice | None = None
+    told: Sequence[ModelTurn] = ()
     access: RolloutAccess = field(default_factory=RolloutAccess)
 
 
@@ -139,6 +140,10 @@ class Gateway:
         self._rollouts[rollout_id] = _OpenRollout(params or self._params, adapter)
         if adapter is not None:
             self._client.pin(adapter)
+
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None:
+        """Answer the first requests of a rollout as in these turns, which must have the same prompts."""
+        self._open(rollout_id).told = turns
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         """Close the address of a rollout and return its turns; requests in progress are not recorded."""
@@ -260,10 +265,13 @@ class Gateway:
                 f"{prompt.turn.prompt.length} and {max_tokens} for the answer; shorten the history or serve the model "
                 "with more"
             )
-        sampled, adapter = await self._sample(rollout_id, rollout, prompt)
+        if told := next(iter(rollout.told[len(rollout.turns) :]), None):
+            sampled, adapter = self._sampled_before(told, prompt.turn.prompt), None
+        else:
+            sampled, adapter = await self._sample(rollout_id, rollout, prompt)
         text, parsed = self._read(sampled, rollout, prompt)
         matches, model_input = self._compare(rollout_id, prompt.turn.prompt, sampled)
-        turn = ModelTurn(
+        turn = told or ModelTurn(
             response_id=f"resp_{uuid4().hex}",
             prompt=model_input,
             sampled_tokens=sampled.tokens,
@@ -336,6 +344,21 @@ class Gateway:
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
             ignored=self._ignored.find(sent, api, rollout.params, form),
+        )
+
+    def _sampled_before(self, told: ModelTurn, rendered: ModelInput) -> Sampled:
+        """What was sampled in a turn that is told again; raises `SamplingError` if its prompt was another one."""
+        if told.prompt_matches_renderer and told.prompt != rendered:
+            raise SamplingError(
+                f"expected the prompt of response {told.response_id!r} again, got another: the agent does not repeat "
+                "itself; set branching.num_siblings=0"
+            )
+        return Sampled(
+            prompt_ids=tuple(told.prompt.token_ids(self._renderer.image_token_id)),
+            tokens=told.sampled_tokens,
+            logprobs=told.sampling_logprobs,
+            is_complete=told.stop == "stop",
+            cached_tokens=told.cached_tokens,
         )
 
     async def _sample(

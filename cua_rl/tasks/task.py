@@ -11,6 +11,7 @@ from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.fields import Fields
 from cua_rl.types.json_values import is_object
 from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import Snapshot
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
@@ -52,8 +53,10 @@ class Task:
     item: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
     """Fields that graders compare with, such as a reference answer; agents do not see them."""
 
-    def device_request(self, rollout_id: str = "") -> DeviceRequest:
-        return DeviceRequest(task_id=self.task_id, seed=self.seed, world=self.world, rollout_id=rollout_id)
+    def device_request(self, rollout_id: str = "", snapshot: Snapshot | None = None) -> DeviceRequest:
+        return DeviceRequest(
+            task_id=self.task_id, seed=self.seed, world=self.world, rollout_id=rollout_id, snapshot=snapshot
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,6 +191,26 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A copy of a device's state, of which its environment makes another device, and what that one must show."""
+
+    state: object
+    screen: EncodedImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The end of a turn, from where other rollouts can go on."""
+
+    snapshot: Snapshot
+    instruction: str
+    policy_left_s: float
+    """The rest of the policy's time."""
+    first_success_turn: int | None = None
+    milestone_turns: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """The scalar that is trained on, and the parts that it consists of."""
 
@@ -221,6 +241,9 @@ class Rollout:
     """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
     worker: str | None = None  # the rollout worker that ran it
     max_turns: int | None = None  # that it was allowed, if known
+    parent_id: str | None = None  # of the rollout in its group from which it went on
+    fork_turn: int = 0  # the turns before this one are its parent's
+    moments: tuple[Moment, ...] = field(default=(), compare=False, repr=False)  # after each turn, until siblings begin
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:
@@ -231,6 +254,16 @@ class Rollout:
     @property
     def success(self) -> bool:
         return self.validation is not None and self.validation.success
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Without those that it shares with its parent."""
+        return self.turns[self.fork_turn :]
+
+    @property
+    def tree_id(self) -> str:
+        """The same for a rollout and those that went on from one of its turns."""
+        return self.parent_id or self.rollout_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +297,15 @@ class RolloutGroup:
         return [rollout.reward.total for rollout in self.compared if rollout.reward is not None]
 
     @property
+    def is_branched(self) -> bool:
+        return any(rollout.parent_id for rollout in self.rollouts)
+
+    @property
+    def num_trees(self) -> int:
+        """Compared rollouts, of which those that share turns count as one."""
+        return sum(not rollout.parent_id for rollout in self.rollouts) + len(self.replayed)
+
+    @property
     def is_constant(self) -> bool:
         """True if all compared rewards are equal, or too few are left to compare: there is no learning signal."""
         return self.is_incomplete or len(set(self.compared_rewards)) <= 1
@@ -286,6 +328,7 @@ class Datum:
     turn_indices: tuple[int, ...] = ()
     group_id: str = ""  # of its advantage: a replayed rollout may be compared in several groups of a step
     grammars: tuple[tuple[int, str], ...] = ()  # of turns held to one, with the position of the first sampled token
+    tree_id: str = ""  # of its rollout, if others went on from it or it went on from another
 
     def __post_init__(self) -> None:
         length = self.model_input.length
@@ -305,5 +348,5 @@ class Datum:
 
     @property
     def member(self) -> tuple[str, str]:
-        """The member of the group: all its datums share a weight."""
-        return self.group_id, self.rollout_id
+        """The member of the group, a rollout or a tree of them: all its datums share a weight."""
+        return self.group_id, self.tree_id or self.rollout_id

@@ -233,6 +233,8 @@ def rollout_start(source: RolloutSource, group: RolloutGroup, rollout: Rollout) 
         task=make_task(),
         device_id=f"phone-{rollout.member_index}",
         max_turns=9,
+        parent_id=rollout.parent_id,
+        fork_turn=rollout.fork_turn,
     )
 
 

@@ -10,11 +10,14 @@ from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.device import SimulatedPhone
 from cua_rl.environments.phone.simulator.query_values import SIMULATOR_QUERIES
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import TaskError
 
-SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True, queries=SIMULATOR_QUERIES)
+SIMULATOR = DeviceAbilities(
+    name="the embedded simulator", has_shell=False, is_seeded=True, is_copied=True, queries=SIMULATOR_QUERIES
+)
 
 _serial_numbers = count(1)
 
@@ -28,8 +31,12 @@ class SimulatedPhones:
     abilities: DeviceAbilities = SIMULATOR
 
     async def make(self, request: DeviceRequest) -> Device:
-        """A fresh phone of the task's seed."""
-        return make_simulated_phone(request, scale=self.scale, latency_s=self.latency_s)
+        """A fresh phone of the task's seed, or the copy of one."""
+        phone = make_simulated_phone(request, scale=self.scale, latency_s=self.latency_s)
+        if request.snapshot is not None:
+            assert isinstance(request.snapshot.state, PhoneState), "snapshots of a run are of its own devices"
+            phone.state = request.snapshot.state
+        return phone
 
     async def __aenter__(self) -> Self:
         return self

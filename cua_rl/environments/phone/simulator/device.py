@@ -16,6 +16,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.types import actions
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import Snapshot
 
 Operation = Literal["observe", "execute", "query"]
 
@@ -61,6 +62,10 @@ class SimulatedPhone:
         """Read one piece of state; raises `TaskError` for an unknown name."""
         await self._begin("query")
         return read_query(self.state, name)
+
+    async def snapshot(self) -> Snapshot:
+        """The state, which is never changed in place."""
+        return Snapshot(state=self.state, screen=await self.observe())
 
     async def close(self) -> None:
         """Close the phone; safe to call twice."""

@@ -1,0 +1,161 @@
+"""Branches: some rollouts of a group go on from a turn of another one, so that what differs is what they did after it.
+
+A group's rollouts are of three kinds. Whole ones run from beginning to end. So do parents, each of which has siblings
+that go on from its fork turn. The fork turn depends on the whole rollouts alone: if it depended on what the parent did
+from that turn on, the parent's own continuation would not be one like those of its siblings (docs/losses.md).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import fmean
+from typing import Literal
+
+import chz
+
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.command_line.fields import setting
+from cua_rl.environments.device import ActionRejected, CopiedDevice, Device, DeviceKind
+from cua_rl.rollout.watched import Watched
+from cua_rl.types.actions import Action
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import DeviceError
+from cua_rl.types.rollout import Moment, Rollout, Turn
+
+ForkRule = Literal["random_turn", "highest_entropy"]
+
+
+@chz.chz
+class BranchingSettings:
+    """Rollouts that go on from a turn of another one (docs/losses.md)."""
+
+    num_siblings: int = setting(
+        0,
+        "rollouts that go on from a turn of another rollout of the group, for each that has such siblings; they count "
+        "in group_size; needs advantages=leave_one_out; 0: none",
+        at_least=0,
+    )
+    at: ForkRule = setting(
+        "random_turn",
+        "where they go on, by the group's rollouts without siblings: random_turn: a random turn of these; "
+        "highest_entropy: the turn at which the sampled answers of these were least likely on average",
+    )
+
+    def num_parents(self, group_size: int) -> int:
+        """How many rollouts of a group have siblings, at least one rollout being whole."""
+        return (group_size - 1) // (1 + self.num_siblings) if self.num_siblings else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Where a rollout begins: after these turns of its parent."""
+
+    parent_id: str
+    turns: tuple[Turn, ...]
+    moment: Moment
+
+
+def find_forks(
+    first: Sequence[Rollout], settings: BranchingSettings, num_parents: int, seed: int | None
+) -> dict[int, Fork]:
+    """Where each sibling goes on, by its place in the group; the last rollouts of those that began are the parents.
+
+    A parent that ended before its fork turn, or by a fault, has no siblings: others in their place would make the
+    number of rollouts that count depend on what this one did.
+    """
+    random, forks = Random(seed), dict[int, Fork]()
+    whole = [rollout for rollout in first[:-num_parents] if rollout.reward is not None]
+    for place, parent in enumerate(first[-num_parents:]):
+        turn = choose_turn(whole, settings.at, random)
+        if turn is not None and turn < len(parent.turns) and parent.reward is not None:
+            fork = Fork(parent_id=parent.rollout_id, turns=parent.turns[:turn], moment=parent.moments[turn - 1])
+            start = len(first) + place * settings.num_siblings
+            forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
+    return forks
+
+
+def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int | None:
+    """The index of the fork turn, at least 1; None if no whole rollout took a second turn.
+
+    Minus the log-probability of a sampled answer is an unbiased estimate of the entropy of all answers there.
+    """
+    surprises: defaultdict[int, list[float]] = defaultdict(list)
+    for turn in (turn for rollout in whole for turn in rollout.turns[1:]):
+        surprises[turn.index].append(-sum(turn.model.sampling_logprobs))
+    if not surprises:
+        return None
+    if rule == "random_turn":
+        return random.choice([index for index, found in sorted(surprises.items()) for _ in found])
+    return max(sorted(surprises), key=lambda index: fmean(surprises[index]))
+
+
+async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> Moment:
+    """What siblings need to go on from here; raises `DeviceError` if the device cannot be copied."""
+    if not isinstance(device, CopiedDevice):
+        raise DeviceError(
+            f"expected a device that can be copied, got {device.device_id!r}; set branching.num_siblings=0"
+        )
+    return Moment(
+        snapshot=await device.snapshot(),
+        instruction=instruction,
+        policy_left_s=clock.policy_left_s,
+        first_success_turn=watched.first_success_turn,
+        milestone_turns=watched.milestone_turns,
+    )
+
+
+def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
+    """Set what has been used up and found when a rollout comes to its fork."""
+    if clock.policy_left_s > moment.policy_left_s:
+        clock.credit(moment.policy_left_s - clock.policy_left_s)
+    watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
+
+
+@dataclass(slots=True)
+class RetoldDevice:
+    """A copy of a device, of which an agent first sees what its parent's agent saw, up to the turn after which it goes
+    on; `taken` are the agent's own turns so far.
+
+    So an agent comes to the fork by itself, whatever it keeps in mind. Nothing is executed before it.
+    """
+
+    device: Device
+    told: Sequence[Turn]
+    taken: Sequence[Turn]
+    _num_executed: Counter[int] = field(default_factory=Counter[int])
+
+    @property
+    def device_id(self) -> str:
+        return self.device.device_id
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self.device.kind
+
+    async def observe(self) -> EncodedImage:
+        place = len(self.taken)
+        if place >= len(self.told):
+            return await self.device.observe()
+        agent = self.told[place].agent
+        shown = agent.after if self._num_executed[place] else agent.before
+        if shown is None:
+            raise DeviceError(f"expected an agent that looks when its parent's did, got one that does so at {place}")
+        return shown
+
+    async def execute(self, action: Action) -> None:
+        place = len(self.taken)
+        if place >= len(self.told):
+            return await self.device.execute(action)
+        agent, number = self.told[place].agent, self._num_executed[place]
+        if agent.actions[number : number + 1] != (action,):
+            raise DeviceError(f"expected an agent that acts as its parent's did, got {action!r} in turn {place}")
+        self._num_executed[place] += 1
+        if agent.action_error is not None and number + 1 == len(agent.actions):
+            raise ActionRejected(agent.action_error)
+
+    async def query(self, name: str) -> str:
+        return await self.device.query(name)
+
+    async def close(self) -> None:
+        await self.device.close()
