@@ -12,6 +12,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import NO_PRESETS, REQUIRED, Setting, ShownPresets, list_settings
 from cua_rl.command_line.values import as_argument, type_name
 from cua_rl.planning.plan_config import PlanConfig
+from cua_rl.recipes.ask_checkpoints import AskConfig
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
 from cua_rl.recipes.doctor import DoctorConfig
 from cua_rl.recipes.export_model import ExportModelConfig
@@ -59,6 +60,7 @@ RECIPES = (
     Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="replay_step", config_class=ReplayConfig),
+    Recipe(module="ask_checkpoints", config_class=AskConfig),
     Recipe(module="prune", config_class=PruneConfig),
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
@@ -20,8 +20,8 @@ from cua_rl.monitor.export import image_hashes, render_rollouts, shown_bytes
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
-from cua_rl.types.errors import ConfigError, writing
+from cua_rl.run_folder.recorded_run import find_rollout_id, find_training_id, open_run_database
+from cua_rl.types.errors import writing
 
 
 @chz.chz
@@ -74,23 +74,21 @@ def _write(path: Path, page: str) -> None:
 
 
 async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:
-    query = select(RolloutRow.rollout_id).where(RolloutRow.training_id == run.training.id)
     if config.rollout_id is not None:
-        query = query.where(RolloutRow.rollout_id.startswith(config.rollout_id, autoescape=True))
-        query = query.order_by(func.length(RolloutRow.rollout_id)).limit(2)  # the whole id before longer ones
-    else:
-        query = query.join(Group, RolloutRow.group_pk == Group.id).join(Step, Group.step_id == Step.id)
-        query = query.where(Step.step == config.step).order_by(RolloutRow.group_index, RolloutRow.member_index)
+        return [await find_rollout_id(run.session, run.training.id, config.rollout_id)]
+    query = (
+        select(RolloutRow.rollout_id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .join(Step, Group.step_id == Step.id)
+        .where(RolloutRow.training_id == run.training.id, Step.step == config.step)
+        .order_by(RolloutRow.group_index, RolloutRow.member_index)
+    )
     found = list(await run.session.scalars(query))
     if not found:
-        wanted = f"rollout {config.rollout_id!r}" if config.rollout_id is not None else f"step {config.step}"
-        raise NotFoundError(f"expected {wanted} in run {run.training.run_name!r}, got none; the monitor lists them")
-    if config.rollout_id is not None and len(found) > 1 and found[0] != config.rollout_id:
-        raise ConfigError(
-            f"rollout_id: expected the beginning of one rollout's id, got {config.rollout_id!r}, with which several "
-            "begin; write more of it"
+        raise NotFoundError(
+            f"expected step {config.step} in run {run.training.run_name!r}, got none; the monitor lists them"
         )
-    return found if config.rollout_id is None else found[:1]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

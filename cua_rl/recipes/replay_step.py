@@ -24,12 +24,11 @@ from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.what_if import RolloutChange, Variant, print_variants, write_what_if_plot
 from cua_rl.run.replay import Outcome, Replay, replay_step, what_if
 from cua_rl.run_folder.checkpoints import find_damage
-from cua_rl.run_folder.model_folder import fetch_weights, find_model, pinned_name
-from cua_rl.run_folder.recorded_run import RecordedTraining, open_training
+from cua_rl.run_folder.recorded_run import RecordedTraining, find_base, open_training
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import TrainerConfig
 from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
-from cua_rl.types.errors import ConfigError, TrainingError
+from cua_rl.types.errors import TrainingError
 
 if TYPE_CHECKING:
     from cua_rl.training.updates import Difference
@@ -54,7 +53,7 @@ class ReplayConfig:
 async def cli_main(config: ReplayConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Make the step again and say what is equal; raises `TrainingError` if the same kind of machine differs."""
     async with open_training(config.log_path, environ, "log_path") as run:
-        model_path = await asyncio.to_thread(_find_base, config, run)
+        model_path = await asyncio.to_thread(find_base, run, config.model_name)
         with TemporaryDirectory(prefix=".replay-", dir=run.folder) as scratch:
             folder = Path(scratch)
 
@@ -73,22 +72,6 @@ async def cli_main(config: ReplayConfig, environ: Mapping[str, str] = os.environ
             f"expected the adapter of step {config.step} again, bit for bit, on the same kind of machine, got another "
             "one (see above)"
         )
-
-
-def _find_base(config: ReplayConfig, run: RecordedTraining) -> Path:
-    """The base model's folder; raises `ConfigError` for another revision, and for a run that a service has trained."""
-    if run.settings.get("training") == "tinker":
-        raise ConfigError(
-            "log_path: expected a run that trained on its own machine, got one with training=tinker, whose service "
-            "keeps its states; choose another run"
-        )
-    recorded, name = Path(str(run.settings["model_path"])), config.model_name or run.settings.get("model_name")
-    base = recorded if config.model_name is None and recorded.is_dir() else find_model(name)
-    was, now = str(run.settings.get("model_name")), str(pinned_name(name, base))
-    if "@" in was and "@" in now and was != now:
-        raise ConfigError(f"model_name: expected the revision that the run trained, {was!r}, got {now!r}; leave it out")
-    fetch_weights(name, base)
-    return base
 
 
 def compare(run: RecordedTraining, replay: Replay) -> dict[str, "Difference | None"]:

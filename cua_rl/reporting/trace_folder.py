@@ -23,7 +23,7 @@ from cua_rl.types.rollout import Rollout, Turn
 logger = logging.getLogger(__name__)
 
 _QUEUE_SIZE = 4096
-_COLOUR = (214, 51, 108)
+_COLOUR = "#d6336c"
 _STRIP_PX = 16
 
 
@@ -100,25 +100,33 @@ def draw_action(seen: EncodedImage, action: Action | None) -> Image.Image:
         picture = Image.new("RGB", size, "white")
         picture.paste(screenshot.convert("RGB"))
     pen = ImageDraw.Draw(picture)
-    match action:
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
-            pen.line((x, y, to_x, to_y), fill=_COLOUR, width=2)
-            _mark(pen, to_x, to_y, radius_px=3)
-        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
-            pen.line((x, y, x + right_px, y + down_px), fill=_COLOUR, width=2)
-            _mark(pen, x, y, radius_px=3)
-        case Click(x=x, y=y) | DoubleClick(x=x, y=y) | RightClick(x=x, y=y) | MoveMouse(x=x, y=y) | LongPress(x=x, y=y):
-            _mark(pen, x, y, radius_px=7)
-        case _:
-            pass
+    mark_action(pen, action)
     caption = "no action" if action is None else repr(action)
     pen.text((2, size[1] - _STRIP_PX + 2), caption.encode("ascii", "backslashreplace").decode(), fill="black")
     return picture
 
 
-def _mark(pen: ImageDraw.ImageDraw, x: int, y: int, *, radius_px: int) -> None:
-    pen.ellipse((x - radius_px, y - radius_px, x + radius_px, y + radius_px), outline=_COLOUR, width=2)
-    pen.point((x, y), fill=_COLOUR)
+def mark_action(
+    pen: ImageDraw.ImageDraw, action: Action | None, colour: str = _COLOUR, *, radius_px: int = 7, line_px: int = 2
+) -> None:
+    """Draw where an action is aimed at, if it is aimed at something."""
+
+    def ring(x: int, y: int, radius_px: int) -> None:
+        corners = (x - radius_px, y - radius_px, x + radius_px, y + radius_px)
+        pen.ellipse(corners, outline=colour, width=line_px)
+        pen.point((x, y), fill=colour)
+
+    match action:
+        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
+            pen.line((x, y, to_x, to_y), fill=colour, width=line_px)
+            ring(to_x, to_y, radius_px // 2)
+        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+            pen.line((x, y, x + right_px, y + down_px), fill=colour, width=line_px)
+            ring(x, y, radius_px // 2)
+        case Click(x=x, y=y) | DoubleClick(x=x, y=y) | RightClick(x=x, y=y) | MoveMouse(x=x, y=y) | LongPress(x=x, y=y):
+            ring(x, y, radius_px)
+        case _:
+            pass
 
 
 def _write_turn(folder: Path, turn: Turn) -> None:

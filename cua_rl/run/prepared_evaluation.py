@@ -126,7 +126,7 @@ async def prepare_evaluation(config: EvaluateConfig) -> PreparedEvaluation:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
-    engines = {path: _prepare_engine(path, config, models) for path in paths}
+    engines = {path: prepare_engine(path, config, models) for path in paths}
     if config.base_url is not None and len(paths) > 1:
         raise ConfigError(
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
@@ -224,7 +224,8 @@ def _name(model: Mapping[str, Any]) -> str:
     return str(model["name"])
 
 
-def _prepare_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
+def prepare_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
+    """Renderer, server and memory of a model folder, with room for the adapters of the models in it."""
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]

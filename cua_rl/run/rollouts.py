@@ -27,6 +27,7 @@ from cua_rl.events import Recorder
 from cua_rl.host.guest_account import claim_guest_account
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import copies_of
+from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import RFT_GRADER
 from cua_rl.rewards.reward import RewardFunction
@@ -140,7 +141,9 @@ def make_runner(
     watch_goal: bool = False,
 ) -> RolloutRunner:
     """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
-    action_format = make_format(config.agent.action_format, access)
+    action_format = make_format(
+        config.agent.action_format, access.image_settings if isinstance(access, Gateway) else None
+    )
     history = make_history(config.agent.history or "full", max_images=config.agent.history_images)
     own = GBoxAgent(history=history, grounder=devices.grounder, action_format=action_format)
     return RolloutRunner(
@@ -157,12 +160,11 @@ def make_runner(
     )
 
 
-def make_format(name: FormatName, access: RecordingAccess) -> ActionFormat:
-    """The format of this name; those with pixels as coordinates need a model's image settings, which a gateway has."""
+def make_format(name: FormatName, settings: ImageSettings | None) -> ActionFormat:
+    """The format of this name; those with pixels as coordinates need a model's image settings."""
     formats: dict[FormatName, ActionFormat] = {"qwen3_vl": ToolCalls(), "gui_owl": GUI_OWL, "holo3": Holo()}
     if name in IN_PIXELS:
-        assert isinstance(access, Gateway), "expected no endpoints, whose image settings are unknown"
-        settings = access.image_settings
+        assert settings is not None, "expected no endpoints, whose image settings are unknown"
         formats["qwen2_5_vl"] = qwen2_5_vl(settings)
         formats["ui_tars"] = UiTars(image_settings=settings)
         formats["holo1_5"] = Holo(pixels_of=settings)

@@ -131,7 +131,7 @@ class EarlierAttempt:
         for name, is_for_group in [*names, ("tasks_sha256", False), ("judge_fingerprint", False)]:
             is_stored, was = find_stored(self.settings, name, is_for_group=is_for_group)
             _, wanted = find_stored(now, name)
-            if name == "model_name" and was and wanted and _is_same_model(Path(was).name, Path(wanted).name):
+            if name == "model_name" and was and wanted and is_same_model(Path(was).name, Path(wanted).name):
                 continue  # its folder may have moved
             if is_stored and was != wanted:
                 found[name] = (was, wanted)
@@ -194,7 +194,7 @@ def kept_settings(config_class: type[Any]) -> list[Setting]:
     return [each for each in settings if not each.is_per_attempt and not is_secret_name(each.name)]
 
 
-def _is_same_model(was: str, wanted: str) -> bool:
+def is_same_model(was: str, wanted: str) -> bool:
     """Whether both name the same commit; folders and runs of earlier versions state none."""
     are_pinned = "@" in was and "@" in wanted
     return was == wanted or (not are_pinned and repository_of(was) == repository_of(wanted))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.command_line.plain_config import stored_setting
-from cua_rl.database.models import Step, Training
+from cua_rl.database.models import RolloutRow, Step, Training
 from cua_rl.database.postgres import read_own_database
 from cua_rl.database.queries import find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
@@ -21,6 +21,7 @@ from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import Batch, build_batch
 from cua_rl.run_folder.earlier_attempt import settings_at
 from cua_rl.run_folder.log_directory import load_settings
+from cua_rl.run_folder.model_folder import fetch_weights, find_model, pinned_name
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
 
@@ -60,6 +61,25 @@ class RecordedTraining:
     def settings_at(self, step: int) -> Mapping[str, Any]:
         """Those of a step: the run may have been resumed with others."""
         return settings_at(self.settings, step)
+
+
+def find_base(run: RecordedTraining, model_name: str | None) -> Path:
+    """The base model's folder, where the run found it unless another place is given.
+
+    Raises `ConfigError` for another revision, and for a run that a service has trained.
+    """
+    if run.settings.get("training") == "tinker":
+        raise ConfigError(
+            "log_path: expected a run that trained on its own machine, got one with training=tinker, whose service "
+            "keeps its states; choose another run"
+        )
+    recorded, name = Path(str(run.settings["model_path"])), model_name or run.settings.get("model_name")
+    base = recorded if model_name is None and recorded.is_dir() else find_model(name)
+    was, now = str(run.settings.get("model_name")), str(pinned_name(name, base))
+    if "@" in was and "@" in now and was != now:
+        raise ConfigError(f"model_name: expected the revision that the run trained, {was!r}, got {now!r}; leave it out")
+    fetch_weights(name, base)
+    return base
 
 
 def count_pruned(groups: Sequence[ScoredGroup]) -> int:
@@ -154,3 +174,19 @@ async def find_training_id(database: Database, name: str | None, setting: str = 
             f"{'none' if name is None else repr(name)}; the latest ones are {names}"
         )
     return found[0].id
+
+
+async def find_rollout_id(session: AsyncSession, training_id: int, given: str) -> str:
+    """The id of the run's rollout that begins with `given`; raises `ConfigError` without one, or for several."""
+    query = (
+        select(RolloutRow.rollout_id)
+        .where(RolloutRow.training_id == training_id, RolloutRow.rollout_id.startswith(given, autoescape=True))
+        .order_by(func.length(RolloutRow.rollout_id))  # the whole id before longer ones
+    )
+    found = list(await session.scalars(query.limit(2)))
+    if not found or (len(found) > 1 and found[0] != given):
+        what = (
+            "with which several begin; write more of it" if found else "which the run has not; the monitor lists them"
+        )
+        raise ConfigError(f"rollout_id: expected the beginning of one rollout's id, got {given!r}, {what}")
+    return found[0]

@@ -46,7 +46,7 @@ from cua_rl.sampling.openai_answers import Answer, items_by_id, response_object
 from cua_rl.sampling.replica import RequestRejected, advice_for
 from cua_rl.sampling.sampler import Sampled, Sampler, TurnRequest
 from cua_rl.sampling.vllm_responses import first_difference, rebuild_prompt, sampling_request
-from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer
+from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.json_values import Json
 from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
@@ -389,22 +389,11 @@ class Gateway:
                 self._client.forget(rollout_id)
 
     def _read(self, sampled: Sampled, rollout: _OpenRollout, prompt: _Prompt) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end-of-turn token, and its parts, with a unique id per tool call.
-
-        The parts end before the first of the request's stops, which is in the text because it was sampled.
-        """
+        """As `read_answer`, with a unique id per tool call; the request's stops are in the text: they were sampled."""
         stops, tools, computer = prompt.conversation.stops, prompt.form.tools, prompt.computer
-        # Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
-        # parses calls itself. Truncated reasoning is not an answer.
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
-        ended = sampled.tokens[-1] in self._renderer.stop_token_ids
-        text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
-        kept = text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
-        parsed = self._renderer.parse(kept, tools)
-        is_cut_off = parsed.reasoning is not None and "</think>" not in kept
-        if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
-            return text, ParsedAnswer(reasoning=None, text=kept, tool_calls=())
+        text, parsed = read_answer(self._renderer, sampled.tokens, tools, stops)
         if prompt.form.one_call:
             parsed = replace(parsed, tool_calls=parsed.tool_calls[:1])
         if computer is not None:
@@ -434,3 +423,20 @@ class Gateway:
                 self._renderer.decode(expected[near]),
             )
         return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
+
+
+def read_answer(
+    renderer: Renderer, tokens: Sequence[int], tools: Sequence[Tool], stops: Sequence[str] = ()
+) -> tuple[str, ParsedAnswer]:
+    """The sampled text without its end-of-turn token, and its parts, which end before the first of the stops.
+
+    Without tools in the request, the text is returned as sampled: the agent described its tools in the prompt and
+    parses calls itself. Truncated reasoning is not an answer.
+    """
+    text = renderer.decode(tokens[:-1] if tokens[-1] in renderer.stop_token_ids else tokens)
+    kept = text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+    parsed = renderer.parse(kept, tools)
+    is_cut_off = parsed.reasoning is not None and "</think>" not in kept
+    if not tools and not is_cut_off and (parsed.tool_calls or parsed.failure):
+        parsed = ParsedAnswer(reasoning=None, text=kept, tool_calls=())
+    return text, parsed

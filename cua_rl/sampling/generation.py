@@ -113,6 +113,32 @@ async def draw_samples(
     return await asyncio.to_thread(parse_generated, answers, prompt, params, image_token_id)
 
 
+async def score_answer(
+    ask: Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]],
+    prompt: ModelInput,
+    answer: Sequence[int],
+    temperature: float,
+    image_token_id: int,
+) -> tuple[float, ...]:
+    """The log-probability of each token of an answer, as if it had been sampled; raises as `draw_samples`.
+
+    That of a prompt's token would be the one at temperature 1, so every token is asked for after those before it.
+    """
+    params = GenerateParams(max_tokens=1, temperature=temperature, topk_logprobs=2)
+
+    async def score(index: int) -> float:
+        before = ModelInput(chunks=(*prompt.chunks, EncodedTextChunk(tokens=tuple(answer[:index]))))
+        (request,) = await asyncio.to_thread(generate_requests, before, params, image_token_id)
+        # twice: the sampled token comes first, and as many are reported as are asked for
+        request["sampling_params"] |= {"logprobs": 2, "logprob_token_ids": [answer[index]] * 2}
+        reply = await ask(request)
+        (sequence,) = (await asyncio.to_thread(parse_generated, [reply], before, params, image_token_id)).sequences
+        assert sequence.topk_logprobs is not None
+        return dict(sequence.topk_logprobs[0])[answer[index]]
+
+    return tuple(await asyncio.gather(*map(score, range(len(answer)))))
+
+
 def _with_samples(request: dict[str, Any], first: int, end: int) -> dict[str, Any]:
     """The request for the samples from number `first` to `end`."""
     settings = request["sampling_params"]

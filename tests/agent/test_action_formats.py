@@ -345,8 +345,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
 
 async def test_each_name_is_a_format_and_pixels_are_those_that_the_model_sees(renderer: Qwen3VLRenderer) -> None:
     async with open_gateway(renderer, []) as gateway:
-        formats = {name: make_format(name, gateway) for name in get_args(FormatName)}
         settings = gateway.image_settings
+    formats = {name: make_format(name, settings) for name in get_args(FormatName)}
 
     assert formats == {
         "qwen3_vl": ToolCalls(),

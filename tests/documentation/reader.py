@@ -28,6 +28,7 @@ from cua_rl.command_line.settings import SettingNames
 from cua_rl.command_line.values import UnfitValueError, parse_value
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import (
+    ask_checkpoints,
     calibrate_judge,
     doctor,
     evaluate,
@@ -82,6 +83,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
+    "cua_rl.recipes.ask_checkpoints": ask_checkpoints.AskConfig,
     "cua_rl.recipes.suite": suite.SuiteConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,

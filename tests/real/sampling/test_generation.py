@@ -1,7 +1,7 @@
 """Prompts as tokens and images on a real vLLM, whose log-probabilities are the trainer's."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cua_rl.renderers.images import num_image_tokens
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.address import server_client
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.sampling.generation import Generated, GenerateParams
+from cua_rl.sampling.generation import GENERATE_PATH, Generated, GenerateParams, score_answer
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.server import VllmServer
 from cua_rl.training import wire
@@ -141,6 +141,21 @@ async def test_logprobs_at_another_temperature_are_those_of_the_scaled_distribut
     assert_same(sequence.logprobs, trained_logprobs(trainer, prompt, sequence.tokens, temperature=0.5)[1])
     assert generated.prompt_logprobs is not None
     assert_same(generated.prompt_logprobs, trained_logprobs(trainer, prompt, sequence.tokens)[0])
+
+
+async def test_an_answer_that_is_given_has_the_logprobs_that_it_has_when_it_is_sampled(
+    client: SamplingClient, tiny_renderer: Qwen3VLRenderer, trainer: Trainer, trained: AdapterRef
+) -> None:
+    prompt = prompt_of(tiny_renderer, "Open <|vision_start|>", picture(tiny_renderer, 4), "<|vision_end|> now.")
+    answer = tiny_renderer.encode("It is open now.<|im_end|>")
+
+    async def ask(request: Mapping[str, object]) -> Mapping[str, object]:
+        return (await client.respond(GENERATE_PATH, request, adapter=trained)).body
+
+    # greedy sampling reports what it would at temperature 1
+    for temperature, reported_at in ((1.0, 1.0), (0.5, 0.5), (0.0, 1.0)):
+        found = await score_answer(ask, prompt, answer, temperature, tiny_renderer.image_token_id)
+        assert_same(found, trained_logprobs(trainer, prompt, answer, reported_at)[1])
 
 
 def positions_of(prompt: ModelInput) -> torch.Tensor:
