@@ -107,8 +107,13 @@ class Bench:
         assert self.sdk.stdin is not None
         assert self.sdk.stdout is not None
         self.sdk.stdin.write(json.dumps(command, default=lambda data: b64encode(data).decode()).encode() + b"\n")
-        answer: dict[str, Any] = json.loads(await self.sdk.stdout.readline() or '{"seconds": 0}')
+        answer: dict[str, Any] = json.loads(await self.sdk.stdout.readline())
         return answer
+
+    async def num_steps(self) -> int:
+        """Optimizer steps of the SDK's model, as the service has recorded them."""
+        ((num_steps,),) = await self.store.read(select(TinkerModel.num_steps))
+        return num_steps
 
 
 def make_sequence(shape: Shape, seed: int) -> Chunks:
@@ -160,6 +165,7 @@ async def train_in_turns(bench: Bench, model: ModelClient, name: str, rounds: in
     if shape.picture_px is not None:
         picture_tokens = read_prompt(reader, [make_sequence(shape, 0)[1]]).length
     optim = read_optim(Fields({"adam_params": {"learning_rate": LEARNING_RATE}}))  # defaults as the service has them
+    before = model.policy_version, await bench.num_steps()
     times: dict[str, list[float]] = {"service": [], "alone": []}
     losses: dict[str, list[float]] = {"service": [], "alone": []}
 
@@ -184,7 +190,8 @@ async def train_in_turns(bench: Bench, model: ModelClient, name: str, rounds: in
             seconds, value = await ways[way](data, asked)
             times[way].append(seconds)
             losses[way].append(round(value, 2))
-    require(f"steps of {name}", losses=(losses["alone"], losses["service"]), steps=(rounds + 1, len(losses["alone"])))
+    steps = model.policy_version - before[0], await bench.num_steps() - before[1]
+    require(f"steps of {name}", losses=(losses["alone"], losses["service"]), steps=((rounds + 1,) * 2, steps))
     return compared(f"tinker_step_{name}", times) | {
         "num_tokens": sum(datum.model_input.length for datum in asked.datums),
         "num_pictures": shape.num_sequences if shape.picture_px else 0,
@@ -288,7 +295,7 @@ async def measure_costs(bench: Bench) -> dict[str, Any]:
     prompt = read_prompt(known, make_sequence(SHAPES["text"], 7))
     generated = await generate(bench, prompt, GenerateParams(max_tokens=64, ignores_end_of_turn=True))
     sampled_s = cpu_s(lambda: encode_samples(generated, None), 50) / len(generated.sequences[0].tokens)
-    (model_id,) = (row.id for row in await bench.store.read(select(TinkerModel.id).limit(1)))
+    ((model_id,),) = await bench.store.read(select(TinkerModel.id))
     taken: list[float] = []
     for number in range(8):
         big = random.Random(number).randbytes(5_000_000)

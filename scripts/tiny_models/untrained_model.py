@@ -8,7 +8,9 @@ transformers, so the command that needs it runs it as a separate process.
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,39 +26,50 @@ _MAX_POSITIONS = 4096
 
 
 def write_untrained_model(folder: Path, *, seed: int) -> None:
-    """Write config, tokenizer, preprocessor settings, chat template and random float32 weights."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the model folder."""
     tokenizer = build_tokenizer(pieces())
+    model = make_model(tokenizer, seed=seed)
+    _order_embeddings(model, tokenizer)
+    write_model(folder, model, tokenizer)
+
+
+def make_model(tokenizer: Tokenizer, *, seed: int, **decoder: object) -> Qwen3VLForConditionalGeneration:
+    """A model with random float32 weights; `decoder` are settings of its text model that differ from the phones'."""
+    torch.manual_seed(seed)
+    return Qwen3VLForConditionalGeneration(_config(tokenizer, decoder))
+
+
+def write_model(folder: Path, model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer) -> None:
+    """Write config, weights, tokenizer, preprocessor settings and chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(CHAT_TEMPLATE_PATH, folder / "chat_template.jinja")
-    torch.manual_seed(seed)
-    model = Qwen3VLForConditionalGeneration(_config(tokenizer))
-    _order_embeddings(model, tokenizer)
     model.save_pretrained(folder)
     for name, settings in _settings_files(tokenizer).items():
         (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
-    hidden_size = 128
-    return Qwen3VLConfig(
-        text_config={
-            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,
-            "hidden_size": hidden_size,
-            "intermediate_size": 384,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": _MAX_POSITIONS,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            },
-            "tie_word_embeddings": True,
+def _config(tokenizer: Tokenizer, decoder: Mapping[str, object]) -> Qwen3VLConfig:
+    text: dict[str, Any] = {
+        "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": _MAX_POSITIONS,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
         },
+        "tie_word_embeddings": True,
+        **decoder,
+    }
+    return Qwen3VLConfig(
+        text_config=text,
         vision_config={
             "depth": 2,
             "hidden_size": 96,
@@ -65,15 +78,16 @@ def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
             "patch_size": _PATCH_SIZE,
             "spatial_merge_size": _MERGE_SIZE,
             "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
-            "out_hidden_size": hidden_size,
+            "out_hidden_size": text["hidden_size"],
             "num_position_embeddings": 400,
-            "deepstack_visual_indexes": [0, 1],
+            # a decoder layer for each of them, and one more
+            "deepstack_visual_indexes": list(range(min(2, text["num_hidden_layers"] - 1))),
         },
         image_token_id=_id(tokenizer, "<|image_pad|>"),
         video_token_id=_id(tokenizer, "<|video_pad|>"),
         vision_start_token_id=_id(tokenizer, "<|vision_start|>"),
         vision_end_token_id=_id(tokenizer, "<|vision_end|>"),
-        tie_word_embeddings=True,
+        tie_word_embeddings=text["tie_word_embeddings"],
     )
 
 
@@ -84,19 +98,19 @@ def _order_embeddings(model: Qwen3VLForConditionalGeneration, tokenizer: Tokeniz
     side = round(len(places) ** 0.5)
     axis = torch.arange(side) / side
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
-    halves = [_waves(part.flatten(), places.shape[1] // 2, num_octaves=3.5) for part in (rows, columns)]
+    halves = [waves(part.flatten(), places.shape[1] // 2, num_octaves=3.5) for part in (rows, columns)]
     places.copy_(0.5 * torch.cat(halves, dim=1))
     embeddings = model.model.language_model.embed_tokens.weight
     scale = embeddings.std() * 2**0.5
     numbers = range(0, MAX_COORDINATE + 1, COORDINATE_STEP)
-    waves = _waves(torch.tensor(numbers) / MAX_COORDINATE, embeddings.shape[1], num_octaves=6.0)
-    embeddings[[_id(tokenizer, str(number)) for number in numbers]] = scale * waves
+    numbered = waves(torch.tensor(numbers) / MAX_COORDINATE, embeddings.shape[1], num_octaves=6.0)
+    embeddings[[_id(tokenizer, str(number)) for number in numbers]] = scale * numbered
     line_start = embeddings[_id(tokenizer, "user\n")].clone()
     for name in names():
         embeddings[_id(tokenizer, f"\n{name}")] = embeddings[_id(tokenizer, f" {name}")] + line_start
 
 
-def _waves(positions: torch.Tensor, size: int, *, num_octaves: float) -> torch.Tensor:
+def waves(positions: torch.Tensor, size: int, *, num_octaves: float) -> torch.Tensor:
     """Sines and cosines of positions in [0, 1], from half a period upwards; [num_positions, size]."""
     frequencies = torch.pi * 2 ** torch.linspace(0, num_octaves, size // 2)
     angles = positions[:, None] * frequencies

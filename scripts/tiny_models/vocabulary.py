@@ -41,6 +41,10 @@ brightness media volume maximum minimum timeout minutes minute seconds automatic
 """
 
 
+LARGEST_SUMMAND = 100
+"""Of the numbers that the model for arithmetic adds."""
+
+
 def build_tokenizer(pieces: Sequence[str]) -> Tokenizer:
     """Byte-level BPE without merges: ids 0-255 are bytes, then come control tokens, then `pieces` as added tokens.
 
@@ -59,6 +63,11 @@ def pieces() -> list[str]:
     """Single tokens of the model for phones, in the order of their ids."""
     numbers = (str(number) for number in range(0, MAX_COORDINATE + 1, COORDINATE_STEP))
     return list(dict.fromkeys([*MARKS, *_ROLES, system_block("android", MOBILE_USE), *_calls(), *_words(), *numbers]))
+
+
+def arithmetic_pieces() -> list[str]:
+    """Single tokens of the model that adds, in the order of their ids."""
+    return [*MARKS, *_ROLES[:2], "What is ", " + ", *map(str, range(2 * LARGEST_SUMMAND + 1))]
 
 
 def page_pieces() -> list[str]:

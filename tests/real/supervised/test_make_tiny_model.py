@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.renderers.renderer import make_renderer
+from scripts.tiny_models import make_tiny_arithmetic_model
 from scripts.tiny_models.make_tiny_model import TinyModelConfig, main
 
 
@@ -33,3 +34,12 @@ async def test_the_recipe_makes_a_whole_model_folder_from_nothing(
     printed = capsys.readouterr().out
     assert "open_app=" in printed
     assert f"saved {output_path}" in printed
+
+
+async def test_the_model_that_adds_is_the_same_each_time_it_is_made(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        config = make_tiny_arithmetic_model.TinyArithmeticModelConfig(output_path=tmp_path / name, num_steps=2)
+        await make_tiny_arithmetic_model.main(config)
+    assert make_renderer(tmp_path / "one").name == "qwen3_vl"
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two

@@ -97,3 +97,17 @@ def test_supervised_steps_on_pictures_lower_the_loss_as_our_own_recipe_does(tmp_
     assert len(theirs) == len(ours) == NUM_EPOCHS
     assert theirs == pytest.approx(ours, rel=1e-4)
     assert theirs[-1] < theirs[0] / 2
+
+
+def test_reinforcement_learning_of_sums_reaches_nine_tenths_of_the_reward(tmp_path: Path) -> None:
+    model, logs = tmp_path / "model", tmp_path / "cookbook"
+    run([sys.executable, "-m", "scripts.tiny_models.make_tiny_arithmetic_model", f"output_path={model}"])
+    with serving(tmp_path, f"model_name={model}", "server.max_model_len=512") as address:
+        settings = "env=arithmetic renderer_name=qwen3_instruct lora_rank=16 learning_rate=6e-4 group_size=8 "
+        settings += "groups_per_batch=16 max_tokens=6 max_steps=80 save_every=0 eval_every=0"
+        places = [f"base_url={address}", f"model_name={model}", f"log_path={logs}"]
+        run([COOKBOOK, "-m", "tinker_cookbook.recipes.math_rl.train", *settings.split(), *places])
+    rewards = read_metrics(logs / "metrics.jsonl", "env/all/reward/total")
+    assert len(rewards) == 80
+    assert sum(rewards[:3]) / 3 < 0.6
+    assert sum(rewards[-5:]) / 5 >= 0.9
