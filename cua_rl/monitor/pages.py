@@ -5,6 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
 
 from cua_rl.types.errors import CuaError
+from cua_rl.types.json_values import is_array
 
 
 class CursorError(CuaError, ValueError):
@@ -23,13 +24,10 @@ def decode_places(cursor: str, num_lists: int) -> list[tuple[float, int] | None]
 
 
 def _place(place: object) -> tuple[float, int]:
-    match place:
-        case [bool(), _]:
-            raise _error()
-        case [int() | float() as key, number]:
-            return (_number(key) if isinstance(key, int) else key), _number(number)
-        case _:
-            raise _error()
+    if not is_array(place) or len(place) != 2:
+        raise _error()
+    key, number = place
+    return (key if isinstance(key, float) else _number(key)), _number(number)
 
 
 def decode_time_and_number(cursor: str) -> tuple[datetime, int]:
@@ -55,7 +53,7 @@ def _decode(cursor: str, num_keys: int) -> list[object]:
 
 
 def _number(key: object) -> int:
-    if not isinstance(key, int) or not -(2**63) <= key < 2**63:
+    if not isinstance(key, int) or isinstance(key, bool) or not -(2**63) <= key < 2**63:
         raise _error()
     return key
 

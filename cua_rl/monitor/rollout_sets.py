@@ -42,7 +42,7 @@ CAUSE: ColumnElement[str] = type_coerce(
     case(
         (
             and_(RolloutRow.stop_reason == literal_column("'finished'"), RolloutRow.success.is_not(None)),
-            literal_column("'wrong_final_state'"),
+            literal_column("'wrong_final_state'", Text),
         ),
         else_=func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")),
     ),

@@ -107,7 +107,7 @@ async def load_first_actions(runs: Sequence[RunsOfDatabase], wanted: RolloutFilt
                 run_id=one.database.run_id(row.training_id),
                 rollout_id=row.rollout_id,
                 verdict=row.verdict,
-                action=mapping(row.action) or None,
+                action=dict(mapping(row.action)) or None,
             )
             for one, row in shared
         ],

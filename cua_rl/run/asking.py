@@ -72,7 +72,8 @@ async def load_recorded(run: RecordedTraining, given: str) -> Recorded:
     query = select(Step.step, Eval.step).select_from(RolloutRow).join(Group, RolloutRow.group_pk == Group.id)
     query = query.outerjoin(Step, Group.step_id == Step.id).outerjoin(Eval, Group.eval_id == Eval.id)
     mine = RolloutRow.training_id == run.key, RolloutRow.rollout_id == rollout_id
-    ((step, eval_step),) = await run.session.execute(query.where(*mine))
+    places: Sequence[tuple[int | None, int | None]] = (await run.session.execute(query.where(*mine))).tuples().all()
+    ((step, eval_step),) = places
     found = await load_rollouts(run.session, run.key, [rollout_id])
     if not found:
         raise ConfigError(f"rollout_id: expected a rollout with its screenshots, got {given!r}, which was pruned")
@@ -204,7 +205,8 @@ def _sampled(run: RecordedTraining, model: LocalModel, version: int) -> bool:
     """Whether this model is the policy of this version."""
     if model.adapter is None:
         return version == 0 and run.settings.get("load_checkpoint_path") is None
-    steps = {row.step for row in run.steps if row.trained_policy_version == version} | ({0} if version == 0 else set())
+    steps = {row.step for row in run.steps if row.trained_policy_version == version}
+    steps |= {0} if version == 0 else set[int]()
     return model.adapter.path in [run.folder.absolute() / "sampler_weights" / f"{step:06d}" for step in steps]
 
 
