@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from math import fsum
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from sqlalchemy import select
 
@@ -72,13 +72,13 @@ async def load_recorded(run: RecordedTraining, given: str) -> Recorded:
     query = select(Step.step, Eval.step).select_from(RolloutRow).join(Group, RolloutRow.group_pk == Group.id)
     query = query.outerjoin(Step, Group.step_id == Step.id).outerjoin(Eval, Group.eval_id == Eval.id)
     mine = RolloutRow.training_id == run.key, RolloutRow.rollout_id == rollout_id
-    places: Sequence[tuple[int | None, int | None]] = (await run.session.execute(query.where(*mine))).tuples().all()
-    ((step, eval_step),) = places
+    place = (await run.session.execute(query.where(*mine))).one()
+    step, eval_step = cast("tuple[int | None, int]", tuple(place))  # of an outer join: the one that it belongs to
     found = await load_rollouts(run.session, run.key, [rollout_id])
     if not found:
         raise ConfigError(f"rollout_id: expected a rollout with its screenshots, got {given!r}, which was pruned")
     settings = run.settings_at(eval_step + 1 if step is None else step)
-    temperature = None if eval_step is None else stored_setting(settings, "evaluation.eval_temperature")
+    temperature = stored_setting(settings, "evaluation.eval_temperature") if step is None else None
     temperature = settings["temperature"] if temperature is None else temperature
     params = SamplingParams(max_tokens=settings["max_tokens"], temperature=float(temperature))
     return Recorded(rollout=found[0], params=params)

@@ -93,6 +93,7 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Sampled tokens per turn", metrics: ["rollout/sampled_tokens_per_turn/mean"] },
       { title: "Training sequences", metrics: ["rollout/num_datums", "optim/num_datums"] },
       { title: "Sequences per rollout", metrics: ["rollout/sequences/mean"] },
+      { title: "Turns shared by branches", metrics: ["rollout/shared_turns"] },
       { title: "Forks of sequences by reason", metrics: [], prefix: "rollout/forks/" },
     ],
   },
