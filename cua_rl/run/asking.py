@@ -21,6 +21,7 @@ from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.database.models import Eval, Group, RolloutRow, Step
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.environments.device import DeviceKind
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.openai_items import Conversation, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.asked import Answer, AskedTurn, CheckpointAnswers
@@ -110,7 +111,8 @@ def _require_fitting(run: RecordedTraining, name: str, path: Path) -> None:
             "among these"
         )
     if (owner / "config.json").is_file():
-        was, other = (Path(str(each.get("model_name"))).name for each in (run.settings, load_settings(owner, name)))
+        both = run.settings, load_settings(owner, name)
+        was, other = (Path(str(each.get("model_name") or TINY_QWEN3_VL)).name for each in both)
         if not is_same_model(was, other):
             raise ConfigError(
                 f"checkpoints: expected those of the run's base model {was!r}, got {name!r} of {other!r}; choose others"

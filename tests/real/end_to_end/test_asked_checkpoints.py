@@ -112,5 +112,5 @@ async def test_what_cannot_be_asked_is_refused_before_a_model_loads(folder: Path
         (other / "config.json").write_text(
             json.dumps(load_settings(folder, "log_path") | {"model_name": "Other/Model"})
         )
-        with pytest.raises(ConfigError, match=r"of the run's base model 'None', .* got .* of 'Model'"):
+        with pytest.raises(ConfigError, match=r"of the run's base model 'tiny_qwen3_vl', got .* of 'Model'"):
             find_models(run, [f"{other}@1"], TINY_QWEN3_VL)
