@@ -89,7 +89,10 @@ async def open_cluster(
     async with AsyncExitStack() as stack:
         for one in (head, *nodes):
             await stack.enter_async_context(one)
-            await wait_until(lambda one=one: "Ray runtime started" in one.log_tail(), f"for {one.name} of the cluster")
+            started = "Ray runtime started"
+            await wait_until(lambda one=one: not one.is_running or started in one.log_tail(), f"for {one.name}")
+            if not one.is_running:  # Ray gives a node 30 s, which is too little on a very busy machine
+                raise SystemExit(f"expected the {one.name} of a cluster, got its end; read {one.log_path}")
         yield address, nodes
 
 
