@@ -42,6 +42,7 @@ from cua_rl.run_folder.log_directory import newest_checkpoint
 from scripts import brittle_phones
 from scripts.chaos_record import ExpectedRun, find_faults, processes_of, read_steps, wait_until
 
+_STARTED = "Ray runtime started"
 _ACTING = """
     SELECT count(*) FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
     WHERE s.step >= 2 AND r.status = 'running'
@@ -89,7 +90,9 @@ async def open_cluster(
     async with AsyncExitStack() as stack:
         for one in (head, *nodes):
             await stack.enter_async_context(one)
-            await wait_until(lambda one=one: "Ray runtime started" in one.log_tail(), f"for {one.name} of the cluster")
+            await wait_until(lambda one=one: not one.is_running or _STARTED in one.log_tail(), f"for {one.name}")
+            if not one.is_running:  # Ray gives a node 30 s, which is too little on a very busy machine
+                raise SystemExit(f"expected the {one.name} of a cluster, got its end; read {one.log_path}")
         yield address, nodes
 
 
