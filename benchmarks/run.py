@@ -32,7 +32,6 @@ QUICK: Mapping[str, str] = {
     "publish_latency": "publish_latency",
     "database_writer": "database_writer",
     "controller_load": "controller_load",
-    "tinker_service": "tinker_service",
 }
 """What `make bench` runs: a few minutes each at most on two free cores."""
 

@@ -199,16 +199,16 @@ class Grader:
             case {"grade": int() | float() as grade}:
                 self._has_worked = True
                 return float(grade)
-            case {"error": str() as problem}:
-                asked.reasons.append(problem[:1000])
+            case {"error": str() as text}:
+                asked.reasons.append(problem := text[:1000])
             case found:
                 raise JudgeError(f"expected a grade or an error from grader {self.file.name!r}, got {found!r:.300}")
         self._num_raised += 1
-        logger.warning("grader=%s %s", self.file.name, problem[:1000])
+        logger.warning("grader=%s %s", self.file.name, problem)
         if not self._has_worked and self._num_raised >= _NUM_TRIED:
             raise ConfigError(
                 f"reward: expected the Python of grader {self.file.name!r} to grade an answer, it raised on the first "
-                f"{self._num_raised}: {problem[:1000]}; correct its source"
+                f"{self._num_raised}: {problem}; correct its source"
             )
         return 0.0
 
