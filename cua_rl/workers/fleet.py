@@ -248,7 +248,8 @@ class Fleet:
         self._num_lost += 1
         logger.warning("worker=%s given up num_rollouts=%d: %s", member.name, len(member.leases), end.why)
         for lease in list(member.leases):
-            self._settle(lease, _lost(lease, member.name, end.why))
+            if not lease.ended.done():
+                lease.ended.set_result(_lost(lease, member.name, end.why))
 
     def _fail(self, error: CuaError) -> None:
         """Let all rollouts raise `error`, which stops the run."""
@@ -279,20 +280,19 @@ class Fleet:
             member.is_open = False
             member.changed.set()
             self._abandon(lease, member)
-            rollout = _lost(lease, member.name, str(lost))
+            if not lease.ended.done():
+                lease.ended.set_result(_lost(lease, member.name, str(lost)))
         except CuaError as error:
             kind = ConfigError if isinstance(error, ConfigError) else CuaError
             if not lease.ended.done():
                 lease.ended.set_exception(kind(f"{error} (in rollout worker {member.name!r})"))
-            return
-        self._settle(lease, rollout)
+        else:
+            if not lease.ended.done():
+                lease.ended.set_result(rollout)
+                self._review(member, rollout)
 
-    def _settle(self, lease: _Lease, rollout: Rollout) -> None:
-        """The end of a rollout, and what it says about its worker."""
-        member = lease.member
-        if member is None or lease.ended.done():
-            return
-        lease.ended.set_result(rollout)
+    def _review(self, member: _Member, rollout: Rollout) -> None:
+        """Learn from a rollout whether a worker's devices are broken; a lost rollout says nothing about them."""
         is_fault = rollout.stop_reason in (StopReason.DEVICE_ERROR, StopReason.TIME_LIMIT)
         self._records[member.name].append(is_fault)
         member.has_worked = member.has_worked or not rollout.stop_reason.is_fault

@@ -299,6 +299,22 @@ async def test_a_worker_that_cannot_be_reached_for_a_moment_ends_its_rollout_and
     assert end.why == "the link is cut"
 
 
+async def test_a_worker_that_died_with_its_rollouts_is_not_taken_for_one_with_broken_devices(bench: Bench) -> None:
+    async with bench.worker("b") as b:
+        b.gate.set()
+        await bench.fleet.run(plan())  # others work
+        async with bench.member("a", num_slots=8) as a:
+            lost = [asyncio.create_task(bench.fleet.run(plan(failed_in=frozenset({"b"})))) for _ in range(8)]
+            await until(lambda: len(a.place.begun) == 8)
+            await a.actor.kill()
+            await asyncio.gather(a.serving, *lost)
+        async with bench.member("a", num_slots=8) as a:
+            a.place.gate.set()
+            ended = [await bench.fleet.run(plan(failed_in=frozenset({"b"}))) for _ in range(2)]
+            assert [one.worker for one in ended] == ["a", "a"]
+            assert not a.serving.done()
+
+
 async def test_a_rollout_that_is_cancelled_ends_in_its_worker_too(bench: Bench) -> None:
     async with bench.worker("a") as a:
         running = asyncio.create_task(bench.fleet.run(plan()))
