@@ -44,8 +44,12 @@ class RolloutJob:
     fork: Fork | None = None  # where it goes on from; None: it begins with the task
     keeps_moments: bool = False  # whether others may go on from its turns
 
-    def started(self, device_id: str, max_turns: int) -> RolloutStarted:
-        """What is recorded once it has a device; the task may allow fewer turns than `max_turns`."""
+    def max_turns(self, limit: int) -> int:
+        """The turns that it may take, at most `limit`: its task may allow fewer."""
+        return min(self.task.max_turns, limit)
+
+    def started(self, device_id: str, limit: int) -> RolloutStarted:
+        """What is recorded once it has a device; `limit` is that of the run's turns."""
         return RolloutStarted(
             source=self.source,
             rollout_id=self.rollout_id,
@@ -54,7 +58,7 @@ class RolloutJob:
             member_index=self.member_index,
             task=self.task,
             device_id=device_id,
-            max_turns=min(self.task.max_turns, max_turns),
+            max_turns=self.max_turns(limit),
             parent_id=self.parent_id,
             fork_turn=len(self.told),
         )
@@ -114,7 +118,8 @@ class RolloutRunner:
             logger.warning(
                 "rollout_id=%s task=%s stop=%s %s", rollout_id, job.task.task_id, outcome.stop_reason, outcome.error
             )
-        evidence = outcome.evidence(turns)  # None after a fault, which must never become a reward
+        max_turns = job.max_turns(self.max_turns)
+        evidence = outcome.evidence(turns, max_turns)  # None after a fault, which must never become a reward
         return Rollout(
             rollout_id=rollout_id,
             task_id=job.task.task_id,
@@ -131,7 +136,7 @@ class RolloutRunner:
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             judgement=outcome.judgement,
-            max_turns=min(job.task.max_turns, self.max_turns),
+            max_turns=max_turns,
             moments=outcome.moments,
             parent_id=job.parent_id,
             fork_turn=len(job.told),
@@ -155,7 +160,7 @@ class RolloutRunner:
 
     async def _act(self, job: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
-        task, fork, max_turns = job.task, job.fork, min(job.task.max_turns, self.max_turns)
+        task, fork, max_turns = job.task, job.fork, job.max_turns(self.max_turns)
         clock = RolloutClock(
             task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
         )
@@ -172,7 +177,7 @@ class RolloutRunner:
                     state = "" if done.before is None else done.before.state
                     turns.append(Turn(index=len(turns), model=model, agent=done, state=state))
                 with clock.uncharged():  # the database may be unreachable
-                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
+                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=is_told))
                 if not is_told:
                     await watched.look(len(turns))
                     if job.keeps_moments:
@@ -180,7 +185,7 @@ class RolloutRunner:
                 elif fork is not None and len(turns) == len(job.told):
                     go_on_from(fork.moment, clock, watched)
 
-        await self.recorder.record(job.started(device.device_id, max_turns))
+        await self.recorder.record(job.started(device.device_id, self.max_turns))
         if fork is None:
             async with time_limit("set-up", self.time_limits.setup_timeout_s):
                 await self._check.prepare(task, device)
@@ -198,7 +203,6 @@ class RolloutRunner:
             device_id=device.device_id,
             instruction=instruction,
             answer=done.answer,
-            max_turns=max_turns,
             first_success_turn=watched.first_success_turn,
             milestone_turns=watched.milestone_turns,
             moments=tuple(moments),
