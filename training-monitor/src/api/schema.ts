@@ -650,6 +650,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -663,6 +668,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1358,6 +1368,11 @@ export interface components {
             ended_at: string | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Group Index */
@@ -1406,6 +1421,11 @@ export interface components {
             /** Overrides */
             overrides: components["schemas"]["Override"][];
             /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
+            /**
              * Phase
              * @enum {string}
              */
@@ -1435,7 +1455,7 @@ export interface components {
              * Siblings
              * @description members of the group in order, this one included
              */
-            siblings: components["schemas"]["Sibling"][];
+            siblings: components["schemas"]["RolloutCell"][];
             /**
              * Started At
              * Format: date-time
@@ -1481,6 +1501,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1494,6 +1519,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1529,6 +1559,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Instruction */
@@ -1563,6 +1598,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /**
              * Phase
              * @enum {string}
@@ -2091,13 +2131,6 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** Task Id */
             task_id: string;
-        };
-        /** Sibling */
-        Sibling: {
-            /** Member Index */
-            member_index: number;
-            /** Rollout Id */
-            rollout_id: string;
         };
         /** SignIn */
         SignIn: {
@@ -2966,6 +2999,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3182,6 +3217,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3305,6 +3342,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3429,6 +3468,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3987,6 +4028,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
