@@ -52,7 +52,7 @@ class Screenshots:
 
     def draw(self) -> EncodedImage:
         """One that is unlike all others."""
-        data = self._body + chunk(self.random.randbytes(16)) + self._end
+        data = self._body + chunk(os.urandom(16)) + self._end  # not of `random`, which is the same in each worker
         size = {"width_px": self.screen.width_px, "height_px": self.screen.height_px}
         return EncodedImage(data=data, format="png", **size)
 

@@ -1,6 +1,6 @@
 """How long does every read route of the monitor take on a run of 10,000 rollouts with 10 turns each?
 
-    python -m benchmarks.monitor_api [--rollouts 10000] [--turns 10] [--requests 40] [--beside TURNS]
+    python -m benchmarks.monitor_api [--rollouts 10000] [--turns 10] [--requests 40] [--beside 1000000]
         [--database-url URL]
 
 Real HTTP to a monitor in a process of its own over a seeded Postgres; requests one after the other, after two that warm

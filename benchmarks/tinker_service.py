@@ -111,9 +111,8 @@ class Bench:
         return answer
 
     async def num_steps(self) -> int:
-        """Optimizer steps of the SDK's model, as the service has recorded them."""
-        ((num_steps,),) = await self.store.read(select(TinkerModel.num_steps))
-        return num_steps
+        """Optimizer steps of the SDK's model, which it may still be making, as the service has recorded them."""
+        return sum(num_steps for (num_steps,) in await self.store.read(select(TinkerModel.num_steps)))
 
 
 def make_sequence(shape: Shape, seed: int) -> Chunks:

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 from cua_rl.environments.query_values import Query
 from cua_rl.types.actions import Action, MoveMouse, RightClick
 from cua_rl.types.conversation import EncodedImage
-from cua_rl.types.rollout import Snapshot
+from cua_rl.types.snapshot import Snapshot
 
 DeviceKind = Literal["android", "linux", "browser"]
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool_meter import PoolMeter
 from cua_rl.types.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
-from cua_rl.types.rollout import Snapshot
+from cua_rl.types.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,16 @@
 """Exports rollouts as one self-contained HTML file: embedded images with actions drawn on them, no scripts."""
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import exp
 
+from cua_rl.database.screenshots import load_images
 from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.databases import RunAccess
+from cua_rl.monitor.rollout_queries import load_rollout
+from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.types.conversation import EncodedImage
 
 Images = Mapping[str, tuple[bytes, str]]
@@ -43,6 +48,19 @@ def shown_bytes(image: EncodedImage) -> tuple[bytes, str]:
         f'font-family="sans-serif" font-size="{min(width, height) / 8:.0f}">pruned</text></svg>'
     )
     return drawing.encode(), "svg+xml"
+
+
+async def export_rollouts(run: RunAccess, rollout_ids: Sequence[str]) -> tuple[str, int]:
+    """The page of these rollouts of a run, and how many screenshots it has; raises `NotFoundError`."""
+    rollouts = [await load_rollout(run, rollout_id) for rollout_id in rollout_ids]
+    tokens = {
+        (rollout.rollout_id, turn.turn_index): turn
+        for rollout in rollouts
+        for turn in await load_rollout_tokens(run, rollout.rollout_id)
+    }
+    found = await load_images(run.session, image_hashes(rollouts))
+    images = {digest: shown_bytes(image) for digest, image in found.items()}
+    return await asyncio.to_thread(render_rollouts, rollouts, tokens, images), len(images)
 
 
 def render_rollouts(
@@ -153,7 +171,7 @@ def _drawing(action: Mapping[str, object], width: int, height: int) -> str:
     unit = max(width, height) / 100
     to_x, to_y = action.get("to_x"), action.get("to_y")
     if action.get("type") == "Scroll":
-        to_x, to_y = x - _as_number(action.get("right_px")), y - _as_number(action.get("down_px"))
+        to_x, to_y = x + _as_number(action.get("right_px")), y + _as_number(action.get("down_px"))
     line = ""
     if isinstance(to_x, int | float) and isinstance(to_y, int | float):
         line = (

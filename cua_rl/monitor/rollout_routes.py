@@ -1,5 +1,6 @@
 """Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, the only thing that people may write."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -18,7 +19,8 @@ from cua_rl.monitor import (
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
-from cua_rl.monitor.export import shown_bytes
+from cua_rl.monitor.export import export_rollouts, image_hashes, shown_bytes
+from cua_rl.monitor.film import make_film
 from cua_rl.monitor.rollout_queries import Paging
 from cua_rl.monitor.rollout_sets import RolloutFilter, open_runs, runs_of
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
@@ -93,8 +95,36 @@ async def download_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
     rollout = await rollout_queries.load_rollout(run, rollout_id)
     tokens = await token_texts.load_rollout_tokens(run, rollout_id)
     content = {"rollout": rollout.model_dump(mode="json"), "tokens": [item.model_dump(mode="json") for item in tokens]}
+    return SafeJson(content, headers=_as_file(rollout_id, "json"))
+
+
+@router.get(
+    "/runs/{run_id}/rollouts/{rollout_id}/page",
+    response_class=Response,
+    responses={200: {"content": {"text/html": {}}}},
+)
+async def download_page(run: OpenRun, rollout_id: Id) -> Response:
+    """A rollout as a file of HTML that opens without a network."""
+    page, _ = await export_rollouts(run, [rollout_id])
+    return Response(page, media_type="text/html", headers=_as_file(rollout_id, "html"))
+
+
+@router.get(
+    "/runs/{run_id}/rollouts/{rollout_id}/film",
+    response_class=Response,
+    responses={200: {"content": {"image/gif": {}}}},
+)
+async def download_film(run: OpenRun, rollout_id: Id) -> Response:
+    """A rollout as an animated GIF, its actions drawn on the screenshots."""
+    rollout = await rollout_queries.load_rollout(run, rollout_id)
+    images = await load_images(run.session, image_hashes([rollout]))
+    film = await asyncio.to_thread(make_film, rollout, images)
+    return Response(film, media_type="image/gif", headers=_as_file(rollout_id, "gif"))
+
+
+def _as_file(rollout_id: str, kind: str) -> dict[str, str]:
     name = "".join(letter for letter in rollout_id if letter.isascii() and letter.isalnum())[:64] or "rollout"
-    return SafeJson(content, headers={"Content-Disposition": f'attachment; filename="rollout-{name}.json"'})
+    return {"Content-Disposition": f'attachment; filename="rollout-{name}.{kind}"'}
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}/turns/{turn_index}/tokens", response_model=schemas.TurnTokens)

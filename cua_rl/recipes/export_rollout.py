@@ -14,11 +14,8 @@ from sqlalchemy import select
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Group, RolloutRow, Step
-from cua_rl.database.screenshots import load_images
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
-from cua_rl.monitor.export import image_hashes, render_rollouts, shown_bytes
-from cua_rl.monitor.rollout_queries import load_rollout
-from cua_rl.monitor.token_texts import load_rollout_tokens
+from cua_rl.monitor.export import export_rollouts
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run_folder.recorded_run import find_rollout_id, find_training_id, open_run_database
 from cua_rl.types.errors import writing
@@ -50,19 +47,11 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
         training_id = await find_training_id(database, name)
         async with Databases([database]).open_run(str(training_id)) as run:
             ids = await _find_rollouts(run, config)
-            rollouts = [await load_rollout(run, rollout_id) for rollout_id in ids]
-            tokens = {
-                (rollout.rollout_id, turn.turn_index): turn
-                for rollout in rollouts
-                for turn in await load_rollout_tokens(run, rollout.rollout_id)
-            }
-            found = await load_images(run.session, image_hashes(rollouts))
-    images = {digest: shown_bytes(image) for digest, image in found.items()}
-    page = render_rollouts(rollouts, tokens, images)
+            page, num_images = await export_rollouts(run, ids)
     out = Path(config.out)
     with writing(out.parent):
         await asyncio.to_thread(_write, out, page)
-    print(f"{num_of(len(rollouts), 'rollout')}, {num_of(len(images), 'screenshot')}, {len(page) / 1e6:.1f} MB in {out}")
+    print(f"{num_of(len(ids), 'rollout')}, {num_of(num_images, 'screenshot')}, {len(page) / 1e6:.1f} MB in {out}")
 
 
 def _write(path: Path, page: str) -> None:

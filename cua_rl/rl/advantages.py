@@ -30,6 +30,11 @@ class ScoredGroup:
     def has_signal(self) -> bool:
         return any(chain(self.advantages, *self.turn_advantages))
 
+    @property
+    def num_trees(self) -> int:
+        """Compared rollouts, of which those that share turns count as one."""
+        return len({rollout.tree_id for rollout in self.group.compared})
+
     def members(self) -> Iterator[tuple[Rollout, float, tuple[float, ...]]]:
         """Each compared rollout with its advantage and those of its turns, if they have their own."""
         of_turns = self.turn_advantages or ((),) * len(self.advantages)
@@ -40,7 +45,7 @@ def score_group(group: RolloutGroup, kind: AdvantageKind, credit: CreditSettings
     """Compare the rollouts of a group, or also their turns, for which screenshots may have to be decoded."""
     credit, rewards = credit or CreditSettings(), group.compared_rewards
     zeros = (0.0,) * len(rewards)
-    if group.is_branched and not group.is_constant:
+    if any(rollout.parent_id for rollout in group.rollouts) and not group.is_constant:
         if kind != "leave_one_out":
             raise ConfigError(f"advantages: expected leave_one_out for rollouts with branches, got {kind}; change it")
         return compare_branches(group)

@@ -73,7 +73,7 @@ def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_con
         datums += of_group
     return Batch(
         datums=tuple(datums),
-        num_rollouts=sum(scored.group.num_trees for scored in groups if not scored.group.is_incomplete),
+        num_rollouts=sum(scored.num_trees for scored in groups if not scored.group.is_incomplete),
         replayed_ids=frozenset(rollout.rollout_id for scored in groups for rollout in scored.group.replayed),
         metrics=datum_metrics(datums, forks, num_retokenised),
     )

@@ -21,7 +21,8 @@ from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import Moment, Rollout, Turn
+from cua_rl.types.rollout import Rollout, Turn
+from cua_rl.types.snapshot import Moment, Snapshot
 
 ForkRule = Literal["random_turn", "highest_entropy"]
 
@@ -49,11 +50,22 @@ class BranchingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where a rollout begins: after these turns of its parent."""
+    """Where a rollout begins: with its task, or after these turns of its parent."""
 
-    parent_id: str
-    turns: tuple[Turn, ...]
-    moment: Moment
+    parent_id: str | None = None
+    turns: tuple[Turn, ...] = ()
+    moment: Moment | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return None if self.moment is None else self.moment.snapshot
+
+    def next_turn(self, taken: Sequence[Turn]) -> Turn | None:
+        """The parent's turn after those that were `taken`, if it is one of these."""
+        return next(iter(self.turns[len(taken) :]), None)
+
+
+BEGINNING = Fork()
 
 
 def find_forks(

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from cua_rl.events import RolloutSource
-from cua_rl.rollout.branches import BranchingSettings, Fork, find_forks
+from cua_rl.rollout.branches import BEGINNING, BranchingSettings, Fork, find_forks
 from cua_rl.rollout.run import RolloutJob
 from cua_rl.tasks.task import Task
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams
@@ -78,7 +78,7 @@ async def run_group(
     """
     group_id = group_id or uuid4().hex
 
-    async def run_members(wanted: Mapping[int, Fork | None]) -> list[list[Rollout]]:
+    async def run_members(wanted: Mapping[int, Fork]) -> list[list[Rollout]]:
         async with asyncio.TaskGroup() as running:
             running_members = [
                 running.create_task(
@@ -105,7 +105,7 @@ async def run_group(
     num_parents = job.branching.num_parents(job.group_size)
     num_first = job.group_size - num_parents * job.branching.num_siblings
     parents = range(num_first - num_parents, num_first)
-    attempts = await run_members(dict.fromkeys(members or range(num_first)))
+    attempts = await run_members(dict.fromkeys(members or range(num_first), BEGINNING))
     if parents:
         seed = job.params.seeded(index, "forks").seed
         attempts += await run_members(find_forks([tried[-1] for tried in attempts], job.branching, num_parents, seed))

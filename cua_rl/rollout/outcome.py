@@ -12,7 +12,8 @@ from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.types.judgement import Judgement, Validation
-from cua_rl.types.rollout import ModelTurn, Moment, StopReason, Turn
+from cua_rl.types.rollout import AgentTurn, ModelTurn, StopReason, Turn
+from cua_rl.types.snapshot import Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +107,14 @@ async def ask_judge(
     return replace(judged, validation=validation_of(judgement))
 
 
-def find_answer(response_id: str, recorded: Sequence[ModelTurn]) -> ModelTurn:
-    """The gateway's record of the answer that the agent acted on; raises `SamplingError`."""
-    model = next((turn for turn in reversed(recorded) if turn.response_id == response_id), None)
+def take_turn(index: int, done: AgentTurn, recorded: Sequence[ModelTurn]) -> Turn:
+    """What an agent did, with the gateway's record of the answer on which it acted; raises `SamplingError`."""
+    model = next((turn for turn in reversed(recorded) if turn.response_id == done.response_id), None)
     if model is None:
-        raise SamplingError(f"expected the gateway to know response {response_id!r}, it has {len(recorded)} others")
-    return model
+        raise SamplingError(
+            f"expected the gateway to know response {done.response_id!r}, it has {len(recorded)} others"
+        )
+    return Turn(index=index, model=model, agent=done, state="" if done.before is None else done.before.state)
 
 
 def report_end(device: Device, done: AgentOutcome, turns: Sequence[Turn], *, max_turns: int) -> None:

@@ -14,9 +14,9 @@ from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.branches import Fork, RetoldDevice, go_on_from, take_moment
+from cua_rl.rollout.branches import BEGINNING, Fork, RetoldDevice, go_on_from, take_moment
 from cua_rl.rollout.fresh_check import FreshCheck
-from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, find_answer, report_end
+from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, report_end, take_turn
 from cua_rl.rollout.time_limits import time_limit
 from cua_rl.rollout.watched import Watched
 from cua_rl.tasks.readiness import instruct
@@ -41,7 +41,7 @@ class RolloutJob:
     """None: always the current policy; evaluations pin one."""
     rollout_id: str = field(default_factory=lambda: uuid4().hex)
     failed_in: frozenset[str | None] = frozenset()  # workers of earlier attempts; retries skip the queue
-    fork: Fork | None = None  # where it goes on from; None: it begins with the task
+    fork: Fork = BEGINNING
     keeps_moments: bool = False  # whether others may go on from its turns
 
     def max_turns(self, limit: int) -> int:
@@ -59,18 +59,9 @@ class RolloutJob:
             task=self.task,
             device_id=device_id,
             max_turns=self.max_turns(limit),
-            parent_id=self.parent_id,
-            fork_turn=len(self.told),
+            parent_id=self.fork.parent_id,
+            fork_turn=len(self.fork.turns),
         )
-
-    @property
-    def told(self) -> tuple[Turn, ...]:
-        """The turns of its parent with which it begins."""
-        return () if self.fork is None else self.fork.turns
-
-    @property
-    def parent_id(self) -> str | None:
-        return None if self.fork is None else self.fork.parent_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +95,9 @@ class RolloutRunner:
         rollout_id, started_at, clock = job.rollout_id, time.time(), time.monotonic()
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
+        if job.fork.turns:
+            self.gateway.tell(rollout_id, [turn.model for turn in job.fork.turns])
         try:
-            if job.fork is not None:
-                self.gateway.tell(rollout_id, [turn.model for turn in job.told])
             outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
             outcome = await ask_judge(self.judge, job.task, outcome, turns, always=self.judge_all)
@@ -138,16 +129,15 @@ class RolloutRunner:
             judgement=outcome.judgement,
             max_turns=max_turns,
             moments=outcome.moments,
-            parent_id=job.parent_id,
-            fork_turn=len(job.told),
+            parent_id=job.fork.parent_id,
+            fork_turn=len(job.fork.turns),
         )
 
     async def _attempt(self, job: RolloutJob, rollout_id: str, turns: list[Turn]) -> Outcome:
         """Lease, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
         outcome: Outcome | None = None
         try:
-            snapshot = None if job.fork is None else job.fork.moment.snapshot
-            async with self.devices.lease(job.task.device_request(rollout_id, snapshot)) as device:
+            async with self.devices.lease(job.task.device_request(rollout_id, job.fork.snapshot)) as device:
                 outcome = await self._act(job, rollout_id, turns, device)
                 if job.task.validate is None:
                     return outcome
@@ -170,30 +160,27 @@ class RolloutRunner:
         async def on_turn(done: AgentTurn) -> None:
             clock.next_turn()
             with clock.call():
-                if is_told := len(turns) < len(job.told):
-                    turns.append(job.told[len(turns)])
-                else:
-                    model = find_answer(done.response_id, self.gateway.turns(rollout_id))
-                    state = "" if done.before is None else done.before.state
-                    turns.append(Turn(index=len(turns), model=model, agent=done, state=state))
+                told = fork.next_turn(turns)
+                turns.append(told or take_turn(len(turns), done, self.gateway.turns(rollout_id)))
                 with clock.uncharged():  # the database may be unreachable
-                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=is_told))
-                if not is_told:
+                    taken = TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=told is not None)
+                    await self.recorder.record(taken)
+                if told is None:
                     await watched.look(len(turns))
-                    if job.keeps_moments:
-                        moments.append(await take_moment(device, instruction, clock, watched))
-                elif fork is not None and len(turns) == len(job.told):
+                elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
+                if job.keeps_moments:
+                    moments.append(await take_moment(device, instruction, clock, watched))
 
         await self.recorder.record(job.started(device.device_id, self.max_turns))
-        if fork is None:
-            async with time_limit("set-up", self.time_limits.setup_timeout_s):
+        async with time_limit("set-up", self.time_limits.setup_timeout_s):
+            if fork.moment is None:
                 await self._check.prepare(task, device)
                 instruction = await instruct(task, device)
                 await watched.look(0)
-        else:
-            instruction = fork.moment.instruction
-        shown = device if fork is None else RetoldDevice(device, told=job.told, taken=turns)
+            else:
+                instruction = fork.moment.instruction
+        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.turns else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)

@@ -11,7 +11,7 @@ from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.fields import Fields
 from cua_rl.types.json_values import is_object
 from cua_rl.types.judgement import Validation
-from cua_rl.types.rollout import Snapshot
+from cua_rl.types.snapshot import Snapshot
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage, ParseFailure
 from cua_rl.types.judgement import Judgement, Validation
+from cua_rl.types.snapshot import Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,26 +192,6 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A copy of a device's state, of which its environment makes another device, and what that one must show."""
-
-    state: object
-    screen: EncodedImage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The end of a turn, from where other rollouts can go on."""
-
-    snapshot: Snapshot
-    instruction: str
-    policy_left_s: float
-    """The rest of the policy's time."""
-    first_success_turn: int | None = None
-    milestone_turns: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """The scalar that is trained on, and the parts that it consists of."""
 
@@ -295,15 +276,6 @@ class RolloutGroup:
     @property
     def compared_rewards(self) -> list[float]:
         return [rollout.reward.total for rollout in self.compared if rollout.reward is not None]
-
-    @property
-    def is_branched(self) -> bool:
-        return any(rollout.parent_id for rollout in self.rollouts)
-
-    @property
-    def num_trees(self) -> int:
-        """Compared rollouts, of which those that share turns count as one."""
-        return sum(not rollout.parent_id for rollout in self.rollouts) + len(self.replayed)
 
     @property
     def is_constant(self) -> bool:

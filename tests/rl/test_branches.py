@@ -16,7 +16,8 @@ from cua_rl.rl.config import AdvantageKind, LoopConfig
 from cua_rl.rl.datums import build_batch, count_retokenised
 from cua_rl.rollout.branches import BranchingSettings, ForkRule, choose_turn, find_forks
 from cua_rl.types.errors import ConfigError
-from cua_rl.types.rollout import Moment, Reward, Rollout, Snapshot
+from cua_rl.types.rollout import Reward, Rollout
+from cua_rl.types.snapshot import Moment, Snapshot
 from tests.builders import IMAGE_TOKEN, encoded_image, group, model_turn, prompt, rollout, text
 from tests.rl.test_turn_credit import PATHS, POLICY, Path, chances, policy_gradient, score_direction
 
@@ -178,7 +179,7 @@ def estimate(members: Sequence[Rollout]) -> NDArray[np.float64]:
             (token,) = turn.model.sampled_tokens
             credit = of_turns[turn.index] if of_turns else advantage
             total += credit * score_direction(divmod(token - FIRST_TOKEN, 2))
-    return total / scored.group.num_trees
+    return total / scored.num_trees
 
 
 def trained_estimate(members: Sequence[Rollout]) -> NDArray[np.float64]:

@@ -127,7 +127,7 @@ class WorkerWithWrongClock:
     ahead_s: float = 3600.0
 
     async def run(self, job: RolloutJob) -> Rollout:
-        if job.fork is None:
+        if not job.fork.turns:
             return await self.runner.run(job)
 
         @asynccontextmanager

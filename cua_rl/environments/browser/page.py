@@ -21,7 +21,7 @@ from cua_rl.types.actions import Action, MoveMouse
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 from cua_rl.types.json_values import mapping
-from cua_rl.types.rollout import Snapshot
+from cua_rl.types.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route

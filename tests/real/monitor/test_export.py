@@ -1,9 +1,11 @@
 """A rollout as one page that a colleague opens without a network."""
 
 import re
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from cua_rl.recipes.export_rollout import ExportConfig, cli_main
 from cua_rl.types.errors import ConfigError
@@ -37,3 +39,32 @@ async def test_a_prefix_of_several_ids_is_refused_and_a_longer_one_is_enough(sho
 
     await cli_main(ExportConfig(run="run", rollout_id=ids[0], out=str(out)), {"DATABASE_URL": shown.url})
     assert [one in out.read_text(encoding="utf-8") for one in ids] == [True, *[False] * (len(ids) - 1)]
+
+
+async def test_a_rollout_is_downloaded_as_the_page_that_the_command_writes(shown: Shown, tmp_path: Path) -> None:
+    rollout_id = (await shown.json("/api/runs/1/rollouts", phase="step", step=1))["items"][0]["rollout_id"]
+    out = tmp_path / "rollout.html"
+    await cli_main(ExportConfig(run="run", rollout_id=rollout_id, out=str(out)), {"DATABASE_URL": shown.url})
+
+    answer = await shown.client.get(f"/api/runs/1/rollouts/{rollout_id}/page")
+    assert answer.text == out.read_text(encoding="utf-8")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert re.fullmatch(r'attachment; filename="rollout-[0-9A-Za-z]+\.html"', answer.headers["content-disposition"])
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+async def test_a_rollout_is_downloaded_as_a_film_with_a_frame_for_each_screen(shown: Shown) -> None:
+    items = (await shown.json("/api/runs/1/rollouts", phase="step", step=1))["items"]
+    for item in items:
+        rollout = await shown.json(f"/api/runs/1/rollouts/{item['rollout_id']}")
+        screens = [turn["before"] for turn in rollout["turns"] if turn["before"]]
+        screens += [turn["after"] for turn in rollout["turns"][-1:] if turn["after"]]
+        answer = await shown.client.get(f"/api/runs/1/rollouts/{item['rollout_id']}/film")
+        assert answer.status_code == (200 if screens else 404)
+        if screens:
+            with Image.open(BytesIO(answer.content)) as film:
+                assert film.format == "GIF"
+                # equal neighbours are shown as one frame for longer
+                assert 1 <= film.n_frames <= len(screens)  # pyright: ignore[reportAttributeAccessIssue]
+    assert (await shown.client.get("/api/runs/1/rollouts/unknown/film")).status_code == 404
+    assert (await shown.client.get("/api/runs/1/rollouts/unknown/page")).status_code == 404

@@ -17,8 +17,9 @@ from cua_rl.recipes.import_trajectories import main as import_trajectories
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.run_folder.recorded_run import open_run_database
+from cua_rl.supervised.action_accuracy import ACTION_ACCURACY
 from cua_rl.types.rollout import Rollout
-from tests.exchange.files import adp, atif, write_android_control
+from tests.exchange.files import adp, atif, write_android_control, write_images
 
 pytest.importorskip("pyarrow", reason="`make setup` installs pyarrow")
 
@@ -78,6 +79,30 @@ def test_import_train_export_import(tmp_path: Path) -> None:
         again, its_images = asyncio.run(read(tmp_path / "again" / kind))
         assert again == rollouts  # every token, log-probability, version, reward and action
         assert its_images == images
+
+
+def test_imitating_an_imported_set_raises_the_action_accuracy_on_held_out_steps(tmp_path: Path) -> None:
+    names = write_images(tmp_path, 30)
+    clicks = [{"action_type": "click", "x": x, "y": y} for x, y in ((96, 160), (48, 32))]
+    episodes = [
+        {"episode_id": number, "goal": "Open Mail.", "screenshots": names[place : place + 3], "actions": clicks}
+        for number, place in enumerate(range(0, 30, 3))
+    ]
+    path, imported, trained = tmp_path / "episodes.jsonl", tmp_path / "imported", tmp_path / "trained"
+    path.write_text("\n".join(map(json.dumps, episodes)))
+    run(import_trajectories, f"path={path}", f"log_path={imported}", "samples=0")
+
+    steps = ["max_steps=50", "batch_size=8", "eval_every=0", "save_every=0", "num_threads=1", "learning_rate=0.005"]
+    held_out = ["num_eval_conversations=2", "num_eval_actions=100"]
+    run(sft, "data=rollouts", f"from_run={imported}", f"log_path={trained}", *steps, *held_out)
+
+    first, last = (record for record in read_records(trained / "metrics.jsonl") if ACTION_ACCURACY in record)
+    assert (first["step"], last["step"]) == (0, 50)
+    assert first["eval/held_out/num_actions"] == last["eval/held_out/num_actions"] == 6  # of each two clicks and an end
+    summary: dict[str, float] = json.loads((trained / "summary.json").read_text())
+    assert summary["last_held_out_loss"] < summary["first_held_out_loss"]
+    assert summary["first_action_accuracy"] < summary["last_action_accuracy"] == 1
+    assert [folder.name for folder in (trained / "evaluated").iterdir()] == ["000050"]
 
 
 @pytest.mark.parametrize(

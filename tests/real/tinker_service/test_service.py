@@ -324,7 +324,7 @@ async def test_the_monitor_shows_a_model_as_a_run(client: Client, monitor: Monit
     assert "loss/total" in str(metrics)
     timeline = await monitor.json(f"/api/runs/{run['run_id']}/timeline")
     assert timeline
-    await monitor.json(f"/api/rollouts/summary?run_id={run['run_id']}")
+    await monitor.json("/api/rollouts/summary", run_id=run["run_id"])
     await monitor.json(f"/api/runs/{run['run_id']}/step/1")
 
 

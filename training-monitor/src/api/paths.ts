@@ -23,6 +23,8 @@ export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/
 export const tokensPath = (runId: string, rolloutId: string, turn: number) => `${rolloutPath(runId, rolloutId)}/turns/${turn}/tokens`;
 export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/overrides`;
 export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
+/** A file for somebody without the monitor: a page, or a film. */
+export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film") => `${rolloutPath(runId, rolloutId)}/${kind}`;
 export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useState } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { downloadPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
+import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
 import { Branches } from "../rollout/Branches";
@@ -13,6 +13,7 @@ import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
+import { CopyLink } from "../ui/CopyLink";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { Loaded, Outcome, PageHead, Panel, Problem, Stat, StatusBadge } from "../ui/parts";
@@ -150,12 +151,31 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
               </button>
             </span>
           )}
-          <a className="button" href={downloadPath(rollout.run_id, rollout.rollout_id)} download={`${rollout.rollout_id}.json`}>
-            <Icon name="download" /> JSON
-          </a>
+          <Share rollout={rollout} />
         </>
       }
     />
+  );
+}
+
+/** Files for somebody else, and the address. */
+function Share({ rollout }: { rollout: Rollout }) {
+  const hasScreens = rollout.turns.some((turn) => turn.before ?? turn.after);
+  const files = [
+    { key: "e", label: "HTML", title: "One page with turns, tokens and screenshots, which opens without the monitor  e", href: exportPath(rollout.run_id, rollout.rollout_id, "page") },
+    ...(hasScreens ? [{ key: "g", label: "GIF", title: "A film of the screenshots with the actions drawn on them  g", href: exportPath(rollout.run_id, rollout.rollout_id, "film") }] : []),
+    { key: "", label: "JSON", title: "Turns and tokens as they are recorded", href: downloadPath(rollout.run_id, rollout.rollout_id) },
+  ];
+  useShortcuts(Object.fromEntries(files.filter((one) => one.key).map((one) => [one.key, () => document.getElementById(`save-${one.label}`)?.click()])));
+  return (
+    <>
+      {files.map((one) => (
+        <a key={one.label} id={`save-${one.label}`} className="button" href={one.href} download title={one.title}>
+          <Icon name="download" /> {one.label}
+        </a>
+      ))}
+      <CopyLink of="this turn" />
+    </>
   );
 }
 

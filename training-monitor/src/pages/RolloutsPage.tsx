@@ -8,6 +8,7 @@ import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
 import { runLabels } from "../runs";
 import { FIELDS, describeSet, filterOf, narrowed, shownValue, type Field } from "../sets";
+import { CopyLink } from "../ui/CopyLink";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { Empty, Loaded, LostNote, Outcome, PageHead, Panel, Segments, Stat, StatusBadge, Tabs } from "../ui/parts";
@@ -54,6 +55,7 @@ export function RolloutsPage() {
         actions={
           <>
             {runIds.length > 0 && against === "" && <button type="button" className="button" title="Choose another set, and see the difference" onClick={() => setAgainst(set.toString(), false)}>Compare…</button>}
+            {runIds.length > 0 && <CopyLink of="this set" />}
             <AddRun taken={runIds} most={MAX_RUNS} onAdd={add} />
           </>
         }

@@ -16,7 +16,7 @@ from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.types import actions
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import Snapshot
+from cua_rl.types.snapshot import Snapshot
 
 Operation = Literal["observe", "execute", "query"]
 
