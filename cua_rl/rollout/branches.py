@@ -55,6 +55,8 @@ class Fork:
     parent_id: str | None = None
     turns: tuple[Turn, ...] = ()
     moment: Moment | None = None
+    arrival: Turn | None = None
+    """Without a moment: the parent's next turn; its turns before are done again, on a device that must show the same."""
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -63,6 +65,21 @@ class Fork:
     def next_turn(self, taken: Sequence[Turn]) -> Turn | None:
         """The parent's turn after those that were `taken`, if it is one of these."""
         return next(iter(self.turns[len(taken) :]), None)
+
+    def require_same(self, place: int, shown: EncodedImage | None) -> None:
+        """Raise `DeviceError` if turns are done again and the parent's device showed another screen before this one."""
+        turns = () if self.arrival is None else (*self.turns, self.arrival)
+        if place >= len(turns):
+            return
+        recorded, state = turns[place].agent.before, turns[place].state
+        was, now = (image.sha256[:12] if image is not None else "none" for image in (recorded, shown))
+        new_state = "" if shown is None else shown.state
+        if recorded != shown or (state and state != new_state):
+            raise DeviceError(
+                f"turn {place + 1}: expected the screenshot that was recorded before it, {was} in state {state[:12]!r}"
+                f", got {now} in {new_state[:12]!r} after the same actions: this task or its device differs from one "
+                "time to the next; choose an earlier turn, or another rollout"
+            )
 
 
 BEGINNING = Fork()

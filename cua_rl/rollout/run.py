@@ -159,12 +159,13 @@ class RolloutRunner:
                 turns.append(told or take_turn(len(turns), done, self.gateway.turns(rollout_id)))
                 with clock.uncharged():  # the database may be unreachable
                     await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
-                if told is None:
+                if told is None or fork.arrival is not None:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
                 if job.keeps_moments:
                     moments.append(await take_moment(device, instruction, clock, watched))
+                fork.require_same(len(turns), done.after or done.before)
 
         await self.recorder.record(job.started(device.device_id, max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
@@ -172,9 +173,11 @@ class RolloutRunner:
                 await self._check.prepare(task, device)
                 instruction = await instruct(task, device)
                 await watched.look(0)
+                if fork.arrival is not None:
+                    fork.require_same(0, await device.observe())
             else:
                 instruction = fork.moment.instruction
-        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.turns else device
+        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.moment else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
