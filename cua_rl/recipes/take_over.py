@@ -18,6 +18,7 @@ from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.run.asking import find_models, load_recorded
 from cua_rl.run.by_hand import Lines, read_lines
+from cua_rl.run.hand_page import serve_page
 from cua_rl.run.takeover import make_person, prepare_takeover, serve_checkpoint, take_over
 from cua_rl.run_folder.recorded_run import find_base, open_training
 from cua_rl.sampling.config import ServerConfig
@@ -68,7 +69,7 @@ async def cli_main(
         prepared = await prepare_takeover(
             run, recorded, turn=config.turn, max_turns=config.max_turns, base=base, folder=folder, environ=environ
         )
-        print(f"{prepared.task.task_id}, seed {prepared.task.seed}: {prepared.task.instruction}")
+        print(f"{prepared.task.task_id}, seed {prepared.task.seed}: {prepared.instruction}")
         for turn in prepared.turns[: prepared.place]:
             print(f"  turn {turn.index + 1} is repeated: {', '.join(map(repr, turn.agent.actions)) or turn.model.text}")
         if models:
@@ -76,8 +77,9 @@ async def cli_main(
                 rollout = await take_over(run, prepared, sampler, adapter, environ)
         else:
             person = make_person(prepared, lines() if lines else read_lines(sys.stdin.fileno()))
-            print(person.help())
-            rollout = await take_over(run, prepared, person, None, environ)
+            async with serve_page(person, prepared.instruction) as link:
+                person.tell(f"{person.help()}\nor click and drag on {link}")
+                rollout = await take_over(run, prepared, person, None, environ)
     _print_verdict(rollout, folder)
 
 

@@ -7,7 +7,7 @@ import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cua_rl.agent.device_step import cursor_after
@@ -49,7 +49,7 @@ class WrongWords(ValueError):
 
 @dataclass(slots=True, kw_only=True)
 class Person:
-    """A `Sampler` that asks a person, who is told and asked in a terminal, and looks at `screen_path`."""
+    """A `Sampler` that asks a person, who types in a terminal and looks at `screen_path`, or uses a page for both."""
 
     renderer: Renderer
     tool: Tool
@@ -58,12 +58,16 @@ class Person:
     """Where the tool's coordinates end on a screenshot."""
     cursor: tuple[int, int] | None
     turn: int
-    """The number of the next turn."""
+    """The number of the turn that the person is asked about; of the one before, as long as nothing was asked."""
     screen_path: Path
     lines: Lines
-    say: Callable[[str], None]
+    echo: Callable[[str], None]
     max_model_len: int
     current: AdapterRef | None = None
+    seen: EncodedImage | None = None
+    """The screenshot of the turn."""
+    said: list[str] = field(default_factory=list[str])
+    """What the person was told."""
 
     def pin(self, adapter: AdapterRef) -> None: ...
 
@@ -77,12 +81,17 @@ class Person:
         """The person's answer in the model's tokens; raises `AgentError` if there is none."""
         seen = turn.prompt.images[-1]
         await asyncio.to_thread(self.screen_path.write_bytes, seen.data)
-        self.say(f"turn {self.turn}: {seen.width_px}x{seen.height_px} pixels in {self.screen_path}")
+        self.seen, self.turn = seen, self.turn + 1
+        self.tell(f"turn {self.turn}: {seen.width_px}x{seen.height_px} pixels in {self.screen_path}")
         tokens = await self._ask(seen)
-        self.turn += 1
         prompt_ids = tuple(turn.prompt.token_ids(self.renderer.image_token_id))
         logprobs = (0.0,) * len(tokens)  # it was not sampled
         return Sampled(prompt_ids=prompt_ids, tokens=tokens, logprobs=logprobs, is_complete=True, cached_tokens=0), None
+
+    def tell(self, text: str) -> None:
+        """Tell the person something."""
+        self.said.append(text)
+        self.echo(text)
 
     async def _ask(self, seen: EncodedImage) -> tuple[int, ...]:
         """Ask until there is an action; what was said with `think` precedes it as reasoning."""
@@ -90,7 +99,7 @@ class Person:
         while (line := await self.lines.get()) is not None:
             word, _, rest = line.strip().partition(" ")
             if not word or word == "help":
-                self.say(self.help())
+                self.tell(self.help())
                 continue
             if word == "think":
                 thoughts.append(rest.strip())
@@ -100,9 +109,9 @@ class Person:
                 action = self._read(call, seen)
                 tokens = self._encode((Reasoning(text="\n".join(thoughts)), call) if thoughts else (call,))
             except WrongWords as wrong:
-                self.say(f"not done: {wrong}")
+                self.tell(f"not done: {wrong}")
                 continue
-            self.say(f"  {action!r}")
+            self.tell(f"  {action!r}")
             self.cursor = (None if isinstance(action, Finish) else cursor_after(action)) or self.cursor
             return tokens
         raise AgentError(

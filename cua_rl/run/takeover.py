@@ -8,6 +8,7 @@ so that it is in no statistics of the run that was taken over.
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,6 +42,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.sampler import Sampler
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import ConfigError
+from cua_rl.types.json_values import mapping, sequence
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, Turn
 
 _SAME = ("renderer", "server.max_pixels")
@@ -66,6 +68,13 @@ class PreparedTakeover:
     @property
     def turns(self) -> tuple[Turn, ...]:
         return self.recorded.rollout.turns
+
+    @property
+    def instruction(self) -> str:
+        """What the recorded agent was told; only a device may have it."""
+        items = map(mapping, sequence(self.turns[0].model.request["input"]))
+        parts = next(map(mapping, sequence(item["content"])) for item in items if item.get("role") == "user")
+        return "\n".join(str(part["text"]) for part in parts if part.get("type") == "input_text")
 
     def job(self, step: int, adapter: AdapterRef | None) -> RolloutJob:
         """The rollout that goes on from the turn."""
@@ -146,10 +155,10 @@ def make_person(prepared: PreparedTakeover, lines: Lines) -> Person:
         tool=tool,
         reach=lambda seen: reach(seen, action_format.pixels_of),
         cursor=next(filter(None, map(cursor_after, reversed(earlier))), None),
-        turn=prepared.place + 1,
+        turn=prepared.place,
         screen_path=prepared.folder / "screen.png",
         lines=lines,
-        say=lambda text: print(text, flush=True),
+        echo=partial(print, flush=True),
         max_model_len=prepared.max_model_len,
     )
 

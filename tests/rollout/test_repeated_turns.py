@@ -47,7 +47,7 @@ def person(folder: Path, lines: Lines, turn: int) -> Person:
         turn=turn,
         screen_path=folder / "screen.png",
         lines=lines,
-        say=lambda _: None,
+        echo=lambda _: None,
         max_model_len=100_000,
     )
 
@@ -55,7 +55,7 @@ def person(folder: Path, lines: Lines, turn: int) -> Person:
 async def go_on(task: Task, fork: Fork, folder: Path, lines: Lines, recorder: FakeRecorder | None = None) -> Rollout:
     """Do the turns again, then what the lines say; no device is left, whatever happens."""
     async with open_pool(SimulatedPhones(), max_devices=1) as pool:
-        gateway = Gateway(person(folder, lines, len(fork.turns) + 1), RENDERER, PARAMS)
+        gateway = Gateway(person(folder, lines, len(fork.turns)), RENDERER, PARAMS)
         runner = RolloutRunner(
             devices=pool,
             gateway=gateway,

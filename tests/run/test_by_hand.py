@@ -129,10 +129,10 @@ def person(tmp_path: Path, *lines: str | None, said: list[str] | None = None) ->
         tool=MOBILE_USE,
         reach=lambda _: THOUSAND,
         cursor=None,
-        turn=3,
+        turn=2,
         screen_path=tmp_path / "screen.png",
         lines=typed,
-        say=(said if said is not None else []).append,
+        echo=(said if said is not None else []).append,
         max_model_len=10_000,
     )
 
@@ -175,7 +175,7 @@ async def test_a_person_is_asked_again_until_the_words_are_an_action_and_answers
     assert (tmp_path / "screen.png").read_bytes() == SCREEN.data
     # the first line asks for help
     assert sum(line.startswith("not done: ") for line in said) == len(wrong) - 1
-    assert (said[0], asked.turn) == (f"turn 3: 192x320 pixels in {tmp_path / 'screen.png'}", 4)
+    assert (said[0], asked.said) == (f"turn 3: 192x320 pixels in {tmp_path / 'screen.png'}", said)
 
 
 async def test_an_input_that_ends_before_the_rollout_is_a_fault(tmp_path: Path) -> None:

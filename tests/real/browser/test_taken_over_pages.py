@@ -105,10 +105,10 @@ async def record(folder: Path, words: Sequence[str]) -> Rollout:
         tool=COMPUTER_USE,
         reach=lambda _: (1000, 1000),
         cursor=None,
-        turn=1,
+        turn=0,
         screen_path=folder / "screen.png",
         lines=say(words),
-        say=lambda _: None,
+        echo=lambda _: None,
         max_model_len=8192,
     )
     folder.mkdir()
@@ -172,7 +172,7 @@ async def test_a_page_is_brought_to_a_turn_and_what_is_done_from_there_is_what_s
     # the field has the focus already; the way ends with the button and the end of the task
     await take(wrong, 2, wrong.way[1:], folder)
     said = capsys.readouterr().out
-    await take(wrong, 1, wrong.way, folder)
+    await take(wrong, 1, ["wait 0", *wrong.way], folder)
     await take(wrong, 3, ["finish"], folder)  # what is in the field is wrong
 
     assert "done; learn from it: python -m cua_rl.recipes.sft data=rollouts" in said
