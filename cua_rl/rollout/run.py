@@ -165,7 +165,6 @@ class RolloutRunner:
                     go_on_from(fork.moment, clock, watched)
                 if job.keeps_moments:
                     moments.append(await take_moment(device, instruction, clock, watched))
-                fork.require_same(len(turns), done.after or done.before)
 
         await self.recorder.record(job.started(device.device_id, max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
@@ -173,11 +172,9 @@ class RolloutRunner:
                 await self._check.prepare(task, device)
                 instruction = await instruct(task, device)
                 await watched.look(0)
-                if fork.arrival is not None:
-                    fork.require_same(0, await device.observe())
             else:
                 instruction = fork.moment.instruction
-        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.moment else device
+        shown = RetoldDevice(device, fork=fork, taken=turns) if fork.turns or fork.arrival else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)

@@ -35,7 +35,7 @@ async def recorded() -> tuple[Task, Sequence[Rollout]]:
 
 def fork_at(place: int, parent: Rollout, turns: Sequence[Turn] = ()) -> Fork:
     turns = turns or parent.turns
-    return Fork(parent_id=parent.rollout_id, turns=tuple(turns[:place]), next_turn=turns[place])
+    return Fork(parent_id=parent.rollout_id if place else None, turns=tuple(turns[:place]), arrival=turns[place])
 
 
 def person(folder: Path, lines: Lines, turn: int) -> Person:
@@ -130,11 +130,13 @@ async def test_a_screen_that_is_not_as_recorded_is_a_fault_that_names_the_turn(
     tmp_path: Path, place: int, what: str
 ) -> None:
     task, rollouts = await recorded()
-    turns = list(rollouts[0].turns)
+    # after an action that was refused the agent does not look again
+    parent = next(one for one in rollouts if not place or one.turns[place - 1].agent.after is not None)
+    turns = list(parent.turns)
     other = replace(turns[place].agent, before=OTHER) if what == "screenshot" else turns[place].agent
     turns[place] = replace(turns[place], agent=other, state=turns[place].state if what == "screenshot" else "other")
 
-    rollout = await go_on(task, fork_at(3, rollouts[0], turns), tmp_path, say("finish"))
+    rollout = await go_on(task, fork_at(3, parent, turns), tmp_path, say("finish"))
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.DEVICE_ERROR, None)
     assert f"turn {place + 1}: expected the screenshot that was recorded before it" in str(rollout.error)
