@@ -16,10 +16,10 @@ import chz
 
 from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.run.asking import find_models, load_recorded
+from cua_rl.run.asking import adapter_of, find_models, load_recorded, open_questions
 from cua_rl.run.by_hand import Lines, read_lines
 from cua_rl.run.hand_page import serve_page
-from cua_rl.run.takeover import make_person, prepare_takeover, serve_checkpoint, take_over
+from cua_rl.run.takeover import make_person, prepare_takeover, take_over
 from cua_rl.run_folder.recorded_run import find_base, open_training
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import DeviceError
@@ -73,8 +73,8 @@ async def cli_main(
         for turn in prepared.turns[: prepared.place]:
             print(f"  turn {turn.index + 1} is repeated: {', '.join(map(repr, turn.agent.actions)) or turn.model.text}")
         if models:
-            async with serve_checkpoint(run, prepared, models[0], config.server, config.base_url) as (sampler, adapter):
-                rollout = await take_over(run, prepared, sampler, adapter, environ)
+            async with open_questions(run, recorded, models, config.server, config.base_url) as served:
+                rollout = await take_over(run, prepared, served.client, adapter_of(models[0]), environ)
         else:
             person = make_person(prepared, lines() if lines else read_lines(sys.stdin.fileno()))
             async with serve_page(person, prepared.instruction) as link:

@@ -5,12 +5,11 @@ are read, and not learned from. It is recorded as a training step of its own in 
 so that it is in no statistics of the run that was taken over.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from cua_rl.agent.action_format import ToolCalls, reach
@@ -25,11 +24,10 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.branches import Fork
 from cua_rl.rollout.run import RolloutJob
-from cua_rl.run.asking import Recorded, adapter_of, conversation_of, open_questions
+from cua_rl.run.asking import Recorded, conversation_of
 from cua_rl.run.by_hand import Lines, Person
 from cua_rl.run.devices import PreparedDevices, open_devices, prepare_devices
 from cua_rl.run.judge import prepare_judge
-from cua_rl.run.prepared_evaluation import LocalModel
 from cua_rl.run.prepared_training import load_task_sets
 from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.rollouts import make_format, open_runners
@@ -38,7 +36,6 @@ from cua_rl.run_folder.earlier_attempt import CHANGED, EarlierAttempt
 from cua_rl.run_folder.log_directory import LogDirectory, load_settings, prepare_log_directory
 from cua_rl.run_folder.model_folder import find_max_model_len, make_image_renderer
 from cua_rl.run_folder.recorded_run import TAKEN_OVER, RecordedTraining
-from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.sampler import Sampler
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import ConfigError
@@ -163,15 +160,6 @@ def make_person(prepared: PreparedTakeover, lines: Lines) -> Person:
     )
 
 
-@asynccontextmanager
-async def serve_checkpoint(
-    run: RecordedTraining, prepared: PreparedTakeover, model: LocalModel, server: ServerConfig, base_url: str | None
-) -> AsyncGenerator[tuple[Sampler, AdapterRef | None]]:
-    """A model server that answers as a checkpoint does."""
-    async with open_questions(run, prepared.recorded, [model], server, base_url) as questions:
-        yield questions.client, adapter_of(model)
-
-
 async def take_over(
     run: RecordedTraining,
     prepared: PreparedTakeover,
@@ -187,7 +175,10 @@ async def take_over(
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(prepare_log_directory(prepared.folder, "resume"))
         url = await start_database(stack, await find_database(environ), folder.path)
-        settings = _settings(run, prepared)
+        # the other run's, without what would let `recipes.train` resume the demonstrations
+        of_run = prepared.recorded.settings.items()
+        settings = {name: value for name, value in of_run if name not in (CHANGED, "groups_per_batch")}
+        settings |= {"run_name": folder.path.name, "log_path": str(folder.path), TAKEN_OVER: str(run.folder.absolute())}
         folder.write_config(settings)
         step = await _count_steps(url, folder) + 1
         started = TrainingStarted(
@@ -214,16 +205,10 @@ async def take_over(
         )
         rollout = await make_runner().run(job)
         await recorder.record(GroupEnded(source=job.source, group=_group_of(job, rollout), advantages=None))
-        await recorder.record(
-            StepTrained(
-                step=step,
-                policy_version=version,
-                datums_sha256="",
-                num_datums=0,
-                training_logprobs={},
-                metrics={},
-            )
+        trained = StepTrained(
+            step=step, policy_version=version, datums_sha256="", num_datums=0, training_logprobs={}, metrics={}
         )
+        await recorder.record(trained)
         return rollout
 
 
@@ -244,15 +229,6 @@ def _require_demonstrations(prepared: PreparedTakeover) -> None:
                 f"demonstrations: expected those of runs with the same {name}, {was!r} in {str(folder)!r}, got "
                 f"{now!r}; choose another folder"
             )
-
-
-def _settings(run: RecordedTraining, prepared: PreparedTakeover) -> dict[str, Any]:
-    """Those of the run that was taken over, without what would let `recipes.train` resume the demonstrations."""
-    kept = {
-        name: value for name, value in prepared.recorded.settings.items() if name not in (CHANGED, "groups_per_batch")
-    }
-    folder = prepared.folder
-    return {**kept, "run_name": folder.name, "log_path": str(folder), TAKEN_OVER: str(run.folder.absolute())}
 
 
 async def _count_steps(url: str, folder: LogDirectory) -> int:
