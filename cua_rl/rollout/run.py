@@ -165,7 +165,7 @@ class RolloutRunner:
                 with clock.uncharged():  # the database may be unreachable
                     taken = TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=told is not None)
                     await self.recorder.record(taken)
-                if told is None:
+                if told is None or fork.arrival is not None:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
@@ -180,7 +180,7 @@ class RolloutRunner:
                 await watched.look(0)
             else:
                 instruction = fork.moment.instruction
-        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.turns else device
+        shown = RetoldDevice(device, fork=fork, taken=turns) if fork.turns or fork.arrival else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
