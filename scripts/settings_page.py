@@ -21,6 +21,7 @@ from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
+from cua_rl.recipes.recover import RecoverConfig
 from cua_rl.recipes.replay_step import ReplayConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -63,6 +64,7 @@ RECIPES = (
     Recipe(module="replay_step", config_class=ReplayConfig),
     Recipe(module="ask_checkpoints", config_class=AskConfig),
     Recipe(module="take_over", config_class=TakeOverConfig),
+    Recipe(module="recover", config_class=RecoverConfig),
     Recipe(module="prune", config_class=PruneConfig),
 )
 

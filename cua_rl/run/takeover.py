@@ -5,8 +5,9 @@ are read, and not learned from. It is recorded as a training step of its own in 
 so that it is in no statistics of the run that was taken over.
 """
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,12 @@ from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import find_database, open_sessions
-from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, StepTrained, TrainingStarted
+from cua_rl.events import GroupEnded, Recorder, RolloutSource, SourceStarted, StepTrained, TrainingStarted
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.branches import Fork
-from cua_rl.rollout.run import RolloutJob
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.run.asking import Recorded, conversation_of
 from cua_rl.run.by_hand import Lines, Person
 from cua_rl.run.devices import PreparedDevices, open_devices, prepare_devices
@@ -37,7 +38,7 @@ from cua_rl.run_folder.log_directory import LogDirectory, load_settings, prepare
 from cua_rl.run_folder.model_folder import find_max_model_len, make_image_renderer
 from cua_rl.run_folder.recorded_run import TAKEN_OVER, RecordedTraining
 from cua_rl.sampling.sampler import Sampler
-from cua_rl.tasks.task import Task
+from cua_rl.tasks.task import Task, Template
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.json_values import mapping, sequence
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, Turn
@@ -55,6 +56,8 @@ class PreparedTakeover:
     config: CLIConfig
     """Of the run that recorded it."""
     task: Task
+    templates: Sequence[Template]
+    """Of all tasks of the run."""
     devices: PreparedDevices
     judge: JudgeConfig | None
     renderer: Renderer
@@ -110,30 +113,38 @@ async def prepare_takeover(
         )
     devices = prepare_devices(config, folder, environ)
     train, held_out = load_task_sets(config, devices)
-    wanted = recorded.rollout
     templates = (*train.templates, *(() if held_out is None else held_out.templates))
-    task = next((one.make_task(wanted.seed) for one in templates if one.task_id == wanted.task_id), None)
-    if task is None:
+    task = find_task(templates, recorded.rollout, max_turns, config.max_turns)
+    if task.max_turns <= place:
         raise ConfigError(
-            f"rollout_id: expected a rollout of a task that the run's sources still have, got {wanted.task_id!r}; put "
-            "the task back, or choose another rollout"
-        )
-    allowed = max_turns or wanted.max_turns or min(task.max_turns, config.max_turns)
-    if allowed <= place:
-        raise ConfigError(
-            f"max_turns: expected more than the {place} turns before turn {turn}, got {allowed}; raise it"
+            f"max_turns: expected more than the {place} turns before turn {turn}, got {task.max_turns}; raise it"
         )
     return PreparedTakeover(
         recorded=recorded,
         place=place,
-        config=attempt.complete(CLIConfig(max_turns=allowed, max_concurrent_rollouts=1)),
-        task=replace(task, max_turns=allowed),
+        config=attempt.complete(CLIConfig(max_turns=task.max_turns, max_concurrent_rollouts=1)),
+        task=task,
+        templates=templates,
         devices=devices,
         judge=await prepare_judge(config, train, held_out, log_dir=config.log_dir),
         renderer=make_image_renderer(base, config.renderer_name, config.server.max_pixels),
         max_model_len=find_max_model_len(base, config.server.max_model_len, max_tokens=config.max_tokens),
         folder=folder,
     )
+
+
+def find_task(templates: Sequence[Template], wanted: Rollout, max_turns: int | None, limit: int) -> Task:
+    """The task of a rollout, with `max_turns`, or as many turns as it was allowed; raises `ConfigError` if it is gone.
+
+    `limit` is the run's, for rollouts of which it is not on record.
+    """
+    task = next((one.make_task(wanted.seed) for one in templates if one.task_id == wanted.task_id), None)
+    if task is None:
+        raise ConfigError(
+            f"rollout_id: expected a rollout of a task that the run's sources still have, got {wanted.task_id!r}; put "
+            "the task back, or choose another rollout"
+        )
+    return replace(task, max_turns=max_turns or wanted.max_turns or min(task.max_turns, limit))
 
 
 def make_person(prepared: PreparedTakeover, lines: Lines) -> Person:
@@ -171,6 +182,57 @@ async def take_over(
 
     Raises `ConfigError` if the folder holds something other than demonstrations for the same model.
     """
+    async with open_demonstrations(run, prepared, sampler, adapter, environ, tasks=(prepared.task,)) as demonstrations:
+        group = await demonstrations.add([prepared.job(demonstrations.step, adapter)])
+    return (*group.rollouts, *group.faulty)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """A run of rollouts that were taken over, open for those of one more step."""
+
+    step: int
+    runner: RolloutRunner
+    recorder: Recorder
+
+    async def add(self, jobs: Sequence[RolloutJob], otherwise: Task | None = None) -> RolloutGroup:
+        """Run rollouts that go on from one turn side by side, and record them as a group of the step.
+
+        If none of them succeeds, the step has one more group, of the task `otherwise`.
+        """
+        rollouts = await asyncio.gather(*map(self.runner.run, jobs))
+        group = RolloutGroup(
+            group_id=jobs[0].group_id,
+            index=jobs[0].group_index,
+            task_id=jobs[0].task.task_id,
+            seed=jobs[0].task.seed,
+            rollouts=tuple(one for one in rollouts if one.reward is not None),
+            faulty=tuple(one for one in rollouts if one.reward is None),
+            category=jobs[0].task.category,
+        )
+        following = None if any(one.success for one in rollouts) else otherwise
+        await self.recorder.record(
+            GroupEnded(source=jobs[0].source, group=group, advantages=None, replaced_by=following)
+        )
+        return group
+
+
+@asynccontextmanager
+async def open_demonstrations(
+    run: RecordedTraining,
+    prepared: PreparedTakeover,
+    sampler: Sampler,
+    adapter: AdapterRef | None,
+    environ: Mapping[str, str],
+    *,
+    tasks: Sequence[Task],
+    group_size: int = 1,
+) -> AsyncGenerator[Demonstrations]:
+    """The run in the folder of the demonstrations, and what its rollouts need, of which the configuration says how many
+    there are at a time. `tasks` are those of the step's groups.
+
+    Raises `ConfigError` if the folder holds something other than demonstrations for the same model.
+    """
     _require_demonstrations(prepared)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(prepare_log_directory(prepared.folder, "resume"))
@@ -186,11 +248,14 @@ async def take_over(
         )
         recorder = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=run.image_token_id))
         await stack.enter_async_context(recorded(recorder, started))
-        job = prepared.job(step, adapter)
-        version = 0 if adapter is None else adapter.policy_version
-        await recorder.record(SourceStarted(source=job.source, tasks=(job.task,), group_size=1, policy_version=version))
+        source, version = RolloutSource(phase="step", step=step), 0 if adapter is None else adapter.policy_version
+        await recorder.record(
+            SourceStarted(source=source, tasks=tuple(tasks), group_size=group_size, policy_version=version)
+        )
         config = prepared.config
-        devices = await stack.enter_async_context(open_devices(prepared.devices, max_devices=1))
+        devices = await stack.enter_async_context(
+            open_devices(prepared.devices, max_devices=config.max_concurrent_rollouts)
+        )
         make_runner = await stack.enter_async_context(
             open_runners(
                 config,
@@ -203,13 +268,11 @@ async def take_over(
                 recorder=recorder,
             )
         )
-        rollout = await make_runner().run(job)
-        await recorder.record(GroupEnded(source=job.source, group=_group_of(job, rollout), advantages=None))
+        yield Demonstrations(step=step, runner=make_runner(), recorder=recorder)
         trained = StepTrained(
             step=step, policy_version=version, datums_sha256="", num_datums=0, training_logprobs={}, metrics={}
         )
         await recorder.record(trained)
-        return rollout
 
 
 def _require_demonstrations(prepared: PreparedTakeover) -> None:
@@ -237,16 +300,3 @@ async def _count_steps(url: str, folder: LogDirectory) -> int:
         training = await find_training(session, folder.path.name, str(folder.path))
         steps = [] if training is None else await load_steps(session, training.id)
     return max((step.step for step in steps if step.trained_policy_version is not None), default=0)
-
-
-def _group_of(job: RolloutJob, rollout: Rollout) -> RolloutGroup:
-    is_fault = rollout.reward is None
-    return RolloutGroup(
-        group_id=job.group_id,
-        index=job.group_index,
-        task_id=job.task.task_id,
-        seed=job.task.seed,
-        rollouts=() if is_fault else (rollout,),
-        faulty=(rollout,) if is_fault else (),
-        category=job.task.category,
-    )
