@@ -83,7 +83,12 @@ def find_forks(
     for place, parent in enumerate(first[-num_parents:]):
         turn = choose_turn(whole, settings.at, random)
         if turn is not None and turn < len(parent.turns) and parent.reward is not None:
-            fork = Fork(parent_id=parent.rollout_id, turns=parent.turns[:turn], moment=parent.moments[turn - 1])
+            fork = Fork(
+                parent_id=parent.rollout_id,
+                turns=parent.turns[:turn],
+                moment=parent.moments[turn - 1] if parent.moments else None,
+                arrival=None if parent.moments else parent.turns[turn],  # a harness does the turns again
+            )
             start = len(first) + place * settings.num_siblings
             forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
     return forks
