@@ -76,6 +76,8 @@ class TurnTaken:
 
     rollout_id: str
     turn: Turn
+    is_told: bool = False
+    """Its parent took it: the turn came with the job, and its times are the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ SAME = {
     "groups": "SELECT group_id, group_index, status, num_rollouts, num_faulty, num_successes, reward_mean"
     " FROM groups ORDER BY 1",
     "rollouts": "SELECT rollout_id, task_id, seed, member_index, status, num_turns, stop_reason, success, reward,"
-    " advantage, answer, error, duration_s, max_turns FROM rollouts ORDER BY 1",
+    " advantage, answer, error, duration_s, max_turns, parent_id, fork_turn FROM rollouts ORDER BY 1",
     "turns": "SELECT r.rollout_id, turn_index, response_id, prompt_token_ids, prompt_chunks::text, sampled_tokens,"
     " sampling_logprobs, training_logprobs, policy_version, stop, text, failure_kind, t.request::text, t.action::text,"
     " before_sha256, after_sha256, t.duration_s FROM turns t JOIN rollouts r ON r.id = t.rollout_pk ORDER BY 1, 2",

@@ -44,7 +44,7 @@ class RandomTaps:
     ) -> None:
         self._turns[rollout_id], self._answers[rollout_id], self._images[rollout_id] = [], [], ImageUrls()
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None:
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
         raise NotImplementedError("it taps somewhere else each time")
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:

@@ -72,7 +72,7 @@ class EndpointAccess:
             raise ValueError(f"expected no adapter at {self._endpoint.base_url!r}, got {adapter.name!r}")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None:
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
         raise ConfigError(f"expected no branches at {self._endpoint.base_url!r}: only what is trained has any")
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:

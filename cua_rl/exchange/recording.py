@@ -190,6 +190,8 @@ def _rollout_started(source: SourceRecord, member: RolloutRecord, task: Task) ->
         task=task,
         device_id=rollout.device_id or "",
         max_turns=rollout.max_turns or task.max_turns,
+        parent_id=rollout.parent_id,
+        fork_turn=rollout.fork_turn,
     )
     return _at(rollout.started_at, started)
 

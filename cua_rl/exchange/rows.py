@@ -71,7 +71,7 @@ def encode_record(record: RolloutRecord, image_token_id: int) -> EncodedRecord:
         **{name: getattr(record, name) for name in ("phase", "step", "group_id", "advantage")},
         "turn_advantages": list(record.turn_advantages),
         "task": asdict(record.task),
-        **{name: getattr(rollout, name) for name in _PLAIN},
+        **{name: getattr(rollout, name) for name in (*_PLAIN, *_ORIGIN)},
         "stop_reason": str(rollout.stop_reason),
         "images": [[image.format, image.width_px, image.height_px] for image in images.values()],
         "success": None if rollout.validation is None else rollout.validation.success,
@@ -92,6 +92,7 @@ _PLAIN = (
     *("rollout_id", "task_id", "seed", "group_index", "member_index", "device_id", "answer", "error", "started_at"),
     *("duration_s", "max_turns"),
 )
+_ORIGIN: Row = {"parent_id": None, "fork_turn": 0}  # of files of earlier versions, which lack both
 _PLAIN_MODEL = (
     *("response_id", "policy_version", "stop", "text", "prompt_matches_renderer", "started_at", "duration_s"),
     "cached_tokens",
@@ -137,6 +138,7 @@ def decode_record(encoded: EncodedRecord) -> RolloutRecord:
         task=_decode_task(row["task"]),
         rollout=Rollout(
             **{name: row[name] for name in _PLAIN},
+            **{name: row.get(name, without) for name, without in _ORIGIN.items()},
             turns=tuple(_decode_turn(turn, encoded.images) for turn in turns),
             stop_reason=StopReason(row["stop_reason"]),
             validation=None if row["validation"] is None else Validation(**row["validation"]),

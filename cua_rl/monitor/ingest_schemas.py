@@ -146,6 +146,8 @@ class OursOfRollout(Ours):
     seed: Seed | None = None
     position: Count | None = None
     group_id: Name = None
+    parent_id: Name = None
+    fork_turn: Count | None = None
     judgement: JsonDict | None = None
 
 

@@ -164,8 +164,9 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
     device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
     changes = select(StatusChange).where(StatusChange.rollout_pk == row.id).order_by(StatusChange.id)
-    siblings = select(RolloutRow.rollout_id, RolloutRow.member_index).where(RolloutRow.group_pk == row.group_pk)
-    siblings = siblings.order_by(RolloutRow.member_index, RolloutRow.id)
+    siblings = select(RolloutRow).where(RolloutRow.group_pk == row.group_pk)
+    members = (await session.scalars(siblings.order_by(RolloutRow.member_index, RolloutRow.id))).all()
+    others = await load_overrides(session, (one.id for one in members if one.id != row.id))
     replays = (
         select(Step.step)
         .join(Group, Group.step_id == Step.id)
@@ -184,7 +185,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         overrides=verdicts,
         history=[StatusChangeShown.model_validate(change) for change in await session.scalars(changes)],
         replayed_at_steps=list(await run.session.scalars(replays)),
-        siblings=[schemas.Sibling.model_validate(sibling) for sibling in await session.execute(siblings)],
+        siblings=[schemas.RolloutCell(**rollout_cell(one, {**others, **overrides})) for one in members],
         turns=await _load_turns(run, row, phase),
     )
 

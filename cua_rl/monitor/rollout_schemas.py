@@ -25,6 +25,8 @@ class RolloutCell(Shown):
     duration_s: float | None
     device_id: str | None
     error: str | None
+    parent_id: str | None = Field(description="the rollout of the group from which it went on, null if none")
+    fork_turn: int = Field(description="turns before this index are its parent's: told again, not sampled")
     override_success: bool | None = Field(description="a person's verdict, null without one")
     override_reward: float | None
 
@@ -297,11 +299,6 @@ class Verdict(Override):
     trained_reward: float | None
 
 
-class Sibling(Shown):
-    rollout_id: str
-    member_index: int
-
-
 class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
@@ -322,7 +319,7 @@ class Rollout(RolloutItem):
     overrides: list[Override]
     history: list[StatusChange]
     replayed_at_steps: list[int]
-    siblings: list[Sibling] = Field(description="members of the group in order, this one included")
+    siblings: list[RolloutCell] = Field(description="members of the group in order, this one included")
     turns: list[TurnDetail]
 
 

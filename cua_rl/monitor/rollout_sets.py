@@ -82,6 +82,7 @@ class RolloutFilter:
     actual: Annotated[str | None, Query(max_length=10_000, description="that the validator read")] = None
     device_id: _Name = None
     worker: _Name = None
+    branch: Annotated[bool | None, Query(description="whether it went on from a turn of another rollout")] = None
     min_reward: float | None = None
     max_reward: float | None = None
     min_turns: _Count = None
@@ -139,6 +140,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         RolloutRow.stop_reason: wanted.stop_reason,
         RolloutRow.device_id: wanted.device_id,
         RolloutRow.worker: wanted.worker,
+        RolloutRow.parent_id.is_not(None): wanted.branch,
         VERDICT: wanted.verdict,
         CAUSE: wanted.cause,
         FAULT_MESSAGE: wanted.fault,

@@ -171,7 +171,7 @@ class ItemMaker:
             "status": "running",
             "current_phase": "task_execution",
             "start_time": _iso(at),
-            "cua_rl": {"group_id": event.group_id, "seed": event.task.seed},
+            "cua_rl": {"group_id": event.group_id, "seed": event.task.seed, **_fork(event)},
         }
         yield self._rollout_item(event.source, event.rollout_id, _task_id(event.task), payload)
 
@@ -264,6 +264,7 @@ class ItemMaker:
                 "answer": rollout.answer,
                 "seed": rollout.seed,
                 "judgement": None if rollout.judgement is None else asdict(rollout.judgement),
+                **_fork(rollout),
                 **ours,
             },
         }
@@ -305,6 +306,10 @@ class ItemMaker:
         source = events.RolloutSource(phase="step", step=event.step)
         yield self._source_item(source, _ended(at) | payload)
         self._sources.pop(source, None)
+
+
+def _fork(rollout: events.RolloutStarted | Rollout) -> dict[str, Any]:
+    return {"parent_id": rollout.parent_id, "fork_turn": rollout.fork_turn} if rollout.parent_id else {}
 
 
 def _ended(at: datetime) -> dict[str, Any]:

@@ -75,20 +75,18 @@ def compare_branches(group: RolloutGroup) -> ScoredGroup:
     for index, rollout in enumerate(group.compared):
         trees[rollout.tree_id].append(index)
     rewards = group.compared_rewards
-    worth = {tree_id: _mean([rewards[index] for index in members]) for tree_id, members in trees.items()}
-    of_members: list[float] = []
-    of_turns: list[tuple[float, ...]] = []
-    for index, rollout in enumerate(group.compared):
-        members = trees[rollout.tree_id]
-        others = [value for tree_id, value in worth.items() if tree_id != rollout.tree_id]
-        before = worth[rollout.tree_id] - _mean(others) if others else 0.0
-        continued = [rewards[other] for other in members if other != index]
-        after = (rewards[index] - _mean(continued)) / len(members) if continued else before
-        fork = max(group.compared[member].fork_turn for member in members)
-        shared = 0.0 if rollout.parent_id else before
-        of_members.append(after)
-        of_turns.append((shared,) * fork + (after,) * (len(rollout.turns) - fork))
-    return ScoredGroup(group=group, advantages=tuple(of_members), turn_advantages=tuple(of_turns))
+    worth = [_mean([rewards[index] for index in members]) for members in trees.values()]
+    advantages: list[float] = list(rewards)
+    of_turns: list[tuple[float, ...]] = [()] * len(rewards)
+    for members, before in zip(trees.values(), group_advantages(worth, "leave_one_out"), strict=True):
+        after = group_advantages([rewards[index] for index in members], "leave_one_out")
+        fork = max(group.compared[index].fork_turn for index in members)
+        for index, own in zip(members, after, strict=True):
+            rollout = group.compared[index]
+            shared = 0.0 if rollout.parent_id else before
+            advantages[index] = own / len(members) if len(members) > 1 else before
+            of_turns[index] = (shared,) * fork + (advantages[index],) * (len(rollout.turns) - fork)
+    return ScoredGroup(group=group, advantages=tuple(advantages), turn_advantages=tuple(of_turns))
 
 
 def _mean(values: Sequence[float]) -> float:

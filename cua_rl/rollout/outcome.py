@@ -26,7 +26,6 @@ class Outcome:
     answer: str | None = None
     validation: Validation | None = None
     judgement: Judgement | None = None
-    max_turns: int = 0
     first_success_turn: int | None = None
     milestone_turns: tuple[int | None, ...] = ()
     moments: tuple[Moment, ...] = ()
@@ -48,7 +47,7 @@ class Outcome:
                 raise error
         return cls(stop_reason=stop_reason, error=mask_known(str(error)))
 
-    def evidence(self, turns: Sequence[Turn]) -> Evidence | None:
+    def evidence(self, turns: Sequence[Turn], max_turns: int) -> Evidence | None:
         """The input of the reward function; None if a fault ended the rollout."""
         if self.validation is None:
             return None
@@ -56,7 +55,7 @@ class Outcome:
             self.validation,
             self.stop_reason,
             turns,
-            max_turns=self.max_turns,
+            max_turns=max_turns,
             first_success_turn=self.first_success_turn,
             grade=None if self.judgement is None else self.judgement.score,
             milestone_turns=self.milestone_turns,

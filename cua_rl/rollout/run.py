@@ -10,6 +10,7 @@ from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.device import Device
+from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
@@ -44,8 +45,12 @@ class RolloutJob:
     fork: Fork = BEGINNING
     keeps_moments: bool = False  # whether others may go on from its turns
 
-    def started(self, device_id: str, max_turns: int) -> RolloutStarted:
-        """What is recorded once it has a device; the task may allow fewer turns than `max_turns`."""
+    def max_turns(self, limit: int) -> int:
+        """The turns that it may take, at most `limit`: its task may allow fewer."""
+        return min(self.task.max_turns, limit)
+
+    def started(self, device_id: str, limit: int) -> RolloutStarted:
+        """What is recorded once it has a device; `limit` is that of the run's turns."""
         return RolloutStarted(
             source=self.source,
             rollout_id=self.rollout_id,
@@ -54,7 +59,7 @@ class RolloutJob:
             member_index=self.member_index,
             task=self.task,
             device_id=device_id,
-            max_turns=min(self.task.max_turns, max_turns),
+            max_turns=self.max_turns(limit),
             parent_id=self.fork.parent_id,
             fork_turn=len(self.fork.turns),
         )
@@ -92,7 +97,8 @@ class RolloutRunner:
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
         if job.fork.turns:
-            self.gateway.tell(rollout_id, [turn.model for turn in job.fork.turns])
+            arrival = None if job.fork.arrival is None else job.fork.arrival.model
+            self.gateway.tell(rollout_id, [turn.model for turn in job.fork.turns], arrival)
         try:
             outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
@@ -105,7 +111,8 @@ class RolloutRunner:
             logger.warning(
                 "rollout_id=%s task=%s stop=%s %s", rollout_id, job.task.task_id, outcome.stop_reason, outcome.error
             )
-        evidence = outcome.evidence(turns)  # None after a fault, which must never become a reward
+        max_turns = job.max_turns(self.max_turns)
+        evidence = outcome.evidence(turns, max_turns)  # None after a fault, which must never become a reward
         return Rollout(
             rollout_id=rollout_id,
             task_id=job.task.task_id,
@@ -122,7 +129,7 @@ class RolloutRunner:
             started_at=started_at,
             duration_s=time.monotonic() - clock,
             judgement=outcome.judgement,
-            max_turns=min(job.task.max_turns, self.max_turns),
+            max_turns=max_turns,
             moments=outcome.moments,
             parent_id=job.fork.parent_id,
             fork_turn=len(job.fork.turns),
@@ -145,12 +152,13 @@ class RolloutRunner:
 
     async def _act(self, job: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
-        task, fork, max_turns = job.task, job.fork, min(job.task.max_turns, self.max_turns)
+        task, fork, max_turns = job.task, job.fork, job.max_turns(self.max_turns)
         clock = RolloutClock(
             task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
         )
         watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
         moments: list[Moment] = []
+        is_harness = isinstance(device, HarnessWorld)  # in which only a program acts, which can do it again
 
         async def on_turn(done: AgentTurn) -> None:
             clock.next_turn()
@@ -158,15 +166,16 @@ class RolloutRunner:
                 told = fork.next_turn(turns)
                 turns.append(told or take_turn(len(turns), done, self.gateway.turns(rollout_id)))
                 with clock.uncharged():  # the database may be unreachable
-                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
-                if told is None:
+                    taken = TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=told is not None)
+                    await self.recorder.record(taken)
+                if told is None or fork.arrival is not None:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
-                if job.keeps_moments:
+                if job.keeps_moments and not is_harness:
                     moments.append(await take_moment(device, instruction, clock, watched))
 
-        await self.recorder.record(job.started(device.device_id, max_turns))
+        await self.recorder.record(job.started(device.device_id, self.max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
             if fork.moment is None:
                 await self._check.prepare(task, device)
@@ -174,7 +183,8 @@ class RolloutRunner:
                 await watched.look(0)
             else:
                 instruction = fork.moment.instruction
-        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.turns else device
+        is_retold = bool(fork.turns or fork.arrival) and not is_harness
+        shown = RetoldDevice(device, fork=fork, taken=turns) if is_retold else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
@@ -184,7 +194,6 @@ class RolloutRunner:
             device_id=device.device_id,
             instruction=instruction,
             answer=done.answer,
-            max_turns=max_turns,
             first_success_turn=watched.first_success_turn,
             milestone_turns=watched.milestone_turns,
             moments=tuple(moments),

@@ -76,7 +76,21 @@ class _OpenRollout:
     watch: RolloutWatch | None = None
     device: OfferedDevice | None = None
     told: Sequence[ModelTurn] = ()
+    following: ModelTurn | None = None
     access: RolloutAccess = field(default_factory=RolloutAccess)
+
+    def told_again(self, rendered: ModelInput) -> ModelTurn | None:
+        """The turn that is told instead of sampling one, if any; raises `SamplingError` if its parent's had another
+        prompt.
+        """
+        place = len(self.turns)
+        known = (*self.told, self.following)[place] if place <= len(self.told) else None
+        if known is not None and known.prompt_matches_renderer and known.prompt != rendered:
+            raise SamplingError(
+                f"expected the prompt that the parent had in turn {place + 1} again, got another: the agent or its "
+                "world does not repeat itself; set branching.num_siblings=0, or take over at turn 1"
+            )
+        return known if place < len(self.told) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +155,13 @@ class Gateway:
         if adapter is not None:
             self._client.pin(adapter)
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn]) -> None:
-        """Answer the first requests of a rollout as in these turns, which must have the same prompts."""
-        self._open(rollout_id).told = turns
+    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
+        """Answer the first requests of a rollout as in these turns, which must have the same prompts.
+
+        The next request must have the prompt of `following`, if that is known.
+        """
+        rollout = self._open(rollout_id)
+        rollout.told, rollout.following = turns, following
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         """Close the address of a rollout and return its turns; requests in progress are not recorded."""
@@ -223,7 +241,7 @@ class Gateway:
             rollout.num_under_way += is_trained
             try:
                 with nullcontext() if watch is None else watch.clock.uncharged():
-                    answer, to_store = await self._answer(rollout_id, rollout, request, api)
+                    answer, to_store = await self._answer(rollout_id, rollout, request, api, is_trained=is_trained)
             except ContextOverflow:
                 if watch is not None and is_trained:  # other requests are not the policy's work
                     watch.overflowed()
@@ -247,7 +265,7 @@ class Gateway:
         return answer
 
     async def _answer(
-        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
+        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, *, is_trained: bool
     ) -> tuple[Answer, tuple[Item, ...] | None]:
         rollout.num_requests += 1
         # rollouts have different seeds already; their requests need different ones too
@@ -265,8 +283,9 @@ class Gateway:
                 f"{prompt.turn.prompt.length} and {max_tokens} for the answer; shorten the history or serve the model "
                 "with more"
             )
-        if told := next(iter(rollout.told[len(rollout.turns) :]), None):
-            sampled, adapter = self._sampled_before(told, prompt.turn.prompt), None
+        told = rollout.told_again(prompt.turn.prompt) if is_trained else None
+        if told is not None:
+            sampled, adapter = self._sampled_before(told), None
         else:
             sampled, adapter = await self._sample(rollout_id, rollout, prompt)
         text, parsed = self._read(sampled, rollout, prompt)
@@ -346,13 +365,7 @@ class Gateway:
             ignored=self._ignored.find(sent, api, rollout.params, form),
         )
 
-    def _sampled_before(self, told: ModelTurn, rendered: ModelInput) -> Sampled:
-        """What was sampled in a turn that is told again; raises `SamplingError` if its prompt was another one."""
-        if told.prompt_matches_renderer and told.prompt != rendered:
-            raise SamplingError(
-                f"expected the prompt of response {told.response_id!r} again, got another: the agent does not repeat "
-                "itself; set branching.num_siblings=0"
-            )
+    def _sampled_before(self, told: ModelTurn) -> Sampled:
         return Sampled(
             prompt_ids=tuple(told.prompt.token_ids(self._renderer.image_token_id)),
             tokens=told.sampled_tokens,

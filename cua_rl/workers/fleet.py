@@ -380,4 +380,6 @@ def _lost(lease: _Lease, worker: str, why: str) -> Rollout:
         error=f"rollout worker {worker!r} was given up: {why}",
         started_at=lease.started_at,
         duration_s=time.time() - lease.started_at,
+        parent_id=job.fork.parent_id,
+        fork_turn=len(job.fork.turns),
     )

@@ -193,7 +193,7 @@ class RolloutWorker:
         await self._place.recorder.flush()
         device_id = None if rollout.device_id is None else f"{self._name}/{rollout.device_id}"
         ahead_s = self._place.clock_ahead_s
-        turns = tuple(_in_run_time(turn, ahead_s) for turn in rollout.turns)
+        turns = (*job.fork.turns, *(_in_run_time(turn, ahead_s) for turn in rollout.own_turns))
         started_at = rollout.started_at - ahead_s
         return replace(rollout, worker=self._name, device_id=device_id, turns=turns, started_at=started_at)
 
@@ -273,7 +273,7 @@ async def open_workplace(
 def event_in_run_time(timed: TimedEvent, ahead_s: float) -> TimedEvent:
     """What a worker records, whose clock is ahead of the run's."""
     event = timed.event
-    if isinstance(event, TurnTaken):
+    if isinstance(event, TurnTaken) and not event.is_told:
         event = replace(event, turn=_in_run_time(event.turn, ahead_s))
     return TimedEvent(event=event, at=timed.at - timedelta(seconds=ahead_s))
 

@@ -57,6 +57,7 @@ def records() -> list[RolloutRecord]:
     """Every kind of value: text that is no Unicode, NaN, faults, judges, turns without images or training."""
     rng = random.Random(3)
     made = [make_rollout(rng, member, fault=StopReason.DEVICE_ERROR if member == 2 else None) for member in range(6)]
+    made[5] = replace(made[5], parent_id=made[4].rollout_id, fork_turn=1)
     found: list[RolloutRecord] = []
     for rollout in made:
         seen = tuple(
@@ -84,6 +85,16 @@ def test_parquet_gives_back_every_value(tmp_path: Path) -> None:
             writer.write(encode_record(record, IMAGE_TOKEN))
     assert [decode_record(encoded) for encoded in read_parquet(tmp_path)] == records()
     assert decode_run(read_json((tmp_path / "run.json").read_text())) == RUN
+
+
+def test_rollouts_of_files_that_know_no_branches_began_with_their_tasks() -> None:
+    record = records()[5]
+    encoded = encode_record(record, IMAGE_TOKEN)
+    row = {name: value for name, value in encoded.row.items() if name not in ("parent_id", "fork_turn")}
+
+    read = decode_record(replace(encoded, row=row))
+
+    assert read.rollout == replace(record.rollout, parent_id=None, fork_turn=0) != record.rollout
 
 
 def test_parquet_has_columns_for_people_and_for_datasets(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Groups in which rollouts go on from turns of others, with the real agent, gateway and simulated phones."""
 
 import json
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import pytest
 
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.database.writer import TimedEvent
 from cua_rl.environments.device import ActionRejected
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.phone.demo.templates import TEMPLATES
@@ -20,19 +23,21 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.datums import build_batch
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rollout.branches import BranchingSettings, RetoldDevice
-from cua_rl.rollout.group import GroupJob, run_group
-from cua_rl.rollout.run import RolloutRunner
+from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
+from cua_rl.rollout.group import GroupJob, Runner, run_group
+from cua_rl.rollout.run import RolloutJob, RolloutRunner
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.sampler import Sampled, TurnRequest
 from cua_rl.tasks.readiness import validate
 from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Click, Wait
 from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams
+from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams, Turn
+from cua_rl.workers.worker import RolloutWorker, Workplace, event_in_run_time
 from tests.builders import model_turn as some_answer
 from tests.builders import prompt, text, turn
 from tests.fakes import FakeDevice, FakeRecorder
+from tests.workers.test_workers import FakeAdapters
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
 PARAMS = SamplingParams(max_tokens=48, temperature=1.0, seed=5)
@@ -85,7 +90,14 @@ class Sampling:
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
 
 
-async def run(task: Task, settings: BranchingSettings, *, group_size: int = 8, watch_goal: bool = False) -> Sampling:
+async def run(
+    task: Task,
+    settings: BranchingSettings,
+    *,
+    group_size: int = 8,
+    watch_goal: bool = False,
+    via: Callable[[RolloutRunner, FakeRecorder], Runner] = lambda runner, _: runner,
+) -> Sampling:
     model, recorder = RandomModel(), FakeRecorder()
     async with open_pool(SimulatedPhones(), max_devices=4) as pool:
         gateway = Gateway(model, RENDERER, PARAMS)
@@ -100,10 +112,40 @@ async def run(task: Task, settings: BranchingSettings, *, group_size: int = 8, w
         )
         source = RolloutSource(phase="step", step=1)
         job = GroupJob(source=source, group_size=group_size, params=PARAMS, branching=settings)
-        group = await run_group(runner, task, 0, job)
+        group = await run_group(via(runner, recorder), task, 0, job)
         assert (pool.num_alive, gateway.prompt_mismatches) == (0, 0)
     assert not group.faulty, [one.error for one in group.faulty]
     return Sampling(group, model, recorder)
+
+
+@dataclass
+class WorkerWithWrongClock:
+    """Runs siblings in a worker whose clock is an hour ahead of the run's; others run in the run's own process."""
+
+    runner: RolloutRunner
+    recorder: FakeRecorder
+    ahead_s: float = 3600.0
+
+    async def run(self, job: RolloutJob) -> Rollout:
+        if not job.fork.turns:
+            return await self.runner.run(job)
+
+        @asynccontextmanager
+        async def open_place() -> AsyncGenerator[Workplace]:
+            yield Workplace(
+                runner=self.runner, recorder=self.recorder, policies=FakeAdapters(), clock_ahead_s=self.ahead_s
+            )
+
+        worker = RolloutWorker("b", 1, open_place)
+        await worker.open()
+        ended = await worker.run(job, None)
+        await worker.close()
+        return ended
+
+    def in_run_time(self, event: TurnTaken) -> Turn:
+        timed = event_in_run_time(TimedEvent(event=event, at=datetime.now(UTC)), self.ahead_s)
+        assert isinstance(timed.event, TurnTaken)
+        return timed.event.turn
 
 
 def long_task(number: int = 0) -> Task:
@@ -182,6 +224,28 @@ async def test_a_tree_is_recorded_and_trained_as_it_was_sampled() -> None:
     assert batch.num_rollouts == 5  # four whole ones and a tree
 
 
+async def test_turns_of_a_parent_keep_their_times_in_a_worker_with_a_wrong_clock() -> None:
+    workers: list[WorkerWithWrongClock] = []
+
+    def via(runner: RolloutRunner, recorder: FakeRecorder) -> WorkerWithWrongClock:
+        workers.append(WorkerWithWrongClock(runner, recorder))
+        return workers[-1]
+
+    sampling = await run(long_task(), BranchingSettings(num_siblings=2), via=via)
+
+    members = {one.rollout_id: one for one in sampling.group.rollouts}
+    taken = [one for one in sampling.recorder.events if isinstance(one, TurnTaken)]
+    siblings = [one for one in members.values() if one.parent_id]
+    assert len(siblings) == 4
+    for one in siblings:
+        parent = members[str(one.parent_id)]
+        recorded = [workers[0].in_run_time(event) for event in taken if event.rollout_id == one.rollout_id]
+        assert recorded == list(one.turns)
+        assert recorded[: one.fork_turn] == list(parent.turns[: one.fork_turn])
+        # the others were taken just now, an hour ago by the run's clock
+        assert all(turn.model.started_at < parent.started_at - 3000.0 for turn in one.own_turns)
+
+
 async def test_without_branches_groups_are_as_before() -> None:
     sampling = await run(long_task(), BranchingSettings(), group_size=3)
 
@@ -194,7 +258,7 @@ async def test_without_branches_groups_are_as_before() -> None:
 async def test_an_agent_that_does_not_repeat_itself_is_a_fault() -> None:
     told = [turn(0, some_answer(prompt(text(1))))]
     told = [replace(one, agent=replace(one.agent, action=Click(x=1, y=2))) for one in told]
-    retold = RetoldDevice(FakeDevice(), told=told, taken=[])
+    retold = RetoldDevice(FakeDevice(), fork=Fork(turns=tuple(told)), taken=[])
 
     await retold.execute(Click(x=1, y=2))
     with pytest.raises(DeviceError, match="acts as its parent's did"):

@@ -480,7 +480,7 @@ async def test_a_worker_with_broken_devices_loses_no_rollout_of_a_group_and_is_r
 
 async def test_the_record_of_a_worker_names_it_with_each_rollout_and_its_device() -> None:
     recorder = FakeRecorder()
-    await NamingRecorder(inner=recorder, worker="worker-3").record(plan().started("phone-1", max_turns=2))
+    await NamingRecorder(inner=recorder, worker="worker-3").record(plan().started("phone-1", limit=2))
 
     (started,) = recorder.events
     assert isinstance(started, RolloutStarted)

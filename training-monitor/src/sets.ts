@@ -24,6 +24,7 @@ export const FIELDS: readonly Field[] = [
   { name: "actual", label: "Read" },
   { name: "device_id", label: "Device" },
   { name: "worker", label: "Worker" },
+  { name: "branch", label: "Branch", choices: ["yes", "no"] },
   { name: "min_reward", label: "Reward from", is: "number" },
   { name: "max_reward", label: "Reward to", is: "number" },
   { name: "min_turns", label: "Turns from", is: "whole" },

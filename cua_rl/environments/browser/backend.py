@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from cua_rl.environments.browser.chromium import OwnedBrowser, find_chromium, pages_on_disk
-from cua_rl.environments.browser.page import BrowserPage, PageSite, Send
+from cua_rl.environments.browser.page import BrowserPage, Send
 from cua_rl.environments.browser.page_scripts import init_script
+from cua_rl.environments.browser.page_site import PageSite
 from cua_rl.environments.browser.served_site import SiteServers
 from cua_rl.environments.browser.settings import Clip, PageSettings
 from cua_rl.environments.browser.site_network import SiteNetwork, open_site_network

@@ -56,6 +56,17 @@ async def perform(page: "Page", action: actions.Action, settings: PageSettings) 
             require_possible(action)
 
 
+def mouse_after(action: actions.Action) -> tuple[int, int] | None:
+    """The pixel at which an action leaves the mouse; None if it does not move it."""
+    match action:
+        case actions.Drag(to_x=x, to_y=y) | actions.Scroll(x=x, y=y) | actions.MoveMouse(x=x, y=y):
+            return x, y
+        case actions.Click() | actions.DoubleClick() | actions.RightClick() | actions.LongPress():
+            return action.x, action.y
+        case _:
+            return None
+
+
 async def _point(
     page: "Page",
     action: actions.Click | actions.DoubleClick | actions.RightClick | actions.LongPress | actions.MoveMouse,

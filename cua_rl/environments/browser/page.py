@@ -7,18 +7,22 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import urljoin, urlsplit
 
 from pybase64 import b64decode
 
-from cua_rl.environments.browser.hands import perform, require_possible
+from cua_rl.environments.browser.hands import mouse_after, perform, require_possible
+from cua_rl.environments.browser.page_copy import FILL, READ, STORE, PageState
 from cua_rl.environments.browser.page_scripts import SETTLED
+from cua_rl.environments.browser.page_site import CopiedSite, PageSite
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import Device
-from cua_rl.types.actions import Action
+from cua_rl.types.actions import Action, MoveMouse
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
+from cua_rl.types.json_values import mapping
+from cua_rl.types.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route
@@ -29,23 +33,6 @@ logger = logging.getLogger(__name__)
 _ENDLESS = ("eventsource", "media", "ping", "websocket")
 """Kinds of requests that nothing on the screen waits for."""
 _PROOF_TIMEOUT_S = 10.0
-
-
-class PageSite(Protocol):
-    """A server that belongs to one page while the page is in use."""
-
-    @property
-    def url(self) -> str:
-        """The prefix of all its addresses."""
-        ...
-
-    async def answer(self, name: str) -> str:
-        """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
-        ...
-
-    async def release(self, *, is_clean: bool = True) -> None:
-        """Called once, when the page is given back; if not `is_clean`, its scripts may still be running."""
-        ...
 
 
 Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -88,6 +75,7 @@ class BrowserPage:
         self.is_broken = False
         self.site: PageSite | None = None
         self.watch: Callable[[], Awaitable[None]] | None = None
+        self._mouse: tuple[int, int] | None = None
         self._page = page
         self._send = cast(Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
         self.device_id = device_id
@@ -156,9 +144,58 @@ class BrowserPage:
         require_possible(action)
         async with self._operation(type(action).__name__):
             await perform(self._page, action, self.settings)
+            self._mouse = mouse_after(action) or self._mouse
             await self._settle()
         if self.watch is not None:
             await self.watch()
+
+    async def snapshot(self) -> Snapshot:
+        """See `CopiedDevice`; raises `DeviceError` unless its site can be copied."""
+        site = self._copied_site()
+        document = mapping(await self.evaluate(READ, site.url.removesuffix("/")))
+        async with self._operation("read the history"):
+            history = await self._send("Page.getNavigationHistory", {})
+            cookies = [dict(cookie) for cookie in await self._page.context.cookies()]
+        visited = [str(entry["url"]) for entry in history["entries"]]
+        is_blank = visited[0] == "about:blank"  # as every page begins
+        state = PageState(
+            site=await site.snapshot(),
+            addresses=tuple(url.removeprefix(site.url) for url in visited[is_blank:]),
+            place=int(history["currentIndex"]) - is_blank,
+            cookies=tuple(cookies),
+            document=document,
+            mouse=self._mouse,
+        )
+        return Snapshot(state=state, screen=await self.observe())
+
+    async def restore(self, state: PageState) -> None:
+        """Become a copy of another page; raises `DeviceError` if this one, or its site, is then not alike."""
+        site = self._copied_site()
+        await site.restore(state.site)
+        async with self._operation("set cookies"):
+            await self._page.context.add_cookies(cast("list[Any]", list(state.cookies)))
+        for address in state.addresses:
+            await self.open_page(urljoin(site.url, address))
+        async with self._operation("go back in the history"):
+            for _ in range(len(state.addresses) - 1 - state.place):
+                await self._page.go_back(wait_until="load")
+        if state.document["local"] or state.document["session"]:
+            await self.evaluate(STORE, state.document)
+            async with self._operation("load the page again"):
+                await self._page.reload(wait_until="load")
+        await site.restore(state.site)  # loading may have changed it
+        ended_at, document = time.monotonic() + self.settings.settle_timeout_s, mapping(None)
+        while document != state.document and time.monotonic() < ended_at:  # what is shown may be on its way
+            if state.mouse is not None:
+                await self.execute(MoveMouse(x=state.mouse[0], y=state.mouse[1]))
+            await self.evaluate(FILL, state.document)
+            document = mapping(await self.evaluate(READ, site.url.removesuffix("/")))
+        state.require_same(document, self.device_id)
+
+    def _copied_site(self) -> CopiedSite:
+        if not isinstance(self.site, CopiedSite):
+            raise DeviceError(f"expected a page of a site with snapshot and restore, got {self.device_id!r}")
+        return self.site
 
     async def query(self, name: str) -> str:
         """Read one piece of state; raises `AbsentError` without such an element, `TaskError` for an unknown name."""

@@ -9,7 +9,7 @@ begins anew with every rollout. Without one, the server decides what it keeps be
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from cua_rl.environments.browser.backend import BrowserPages
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.browser.page_checks import PageCheck, parse_check, require_program, run_check
+from cua_rl.environments.browser.page_copy import PageState
 from cua_rl.environments.browser.served_site import SiteServers
 from cua_rl.environments.browser.settings import RESET_METHODS, PageSettings, SiteProgram
 from cua_rl.environments.contract import Loading, Source, SplitSource
@@ -88,6 +89,11 @@ class PageSource(SplitSource):
     reset: str | None = given(Fields.text)
     """With `site_command`: a request such as "POST /api/reset", or a command, before a server is used again; None
     starts a new one for every rollout."""
+    snapshot: str | None = given(Fields.text)
+    """With `site_command`: a request that answers with the server's state, or a command that writes it to the file
+    CUA_STATE_PATH."""
+    restore: str | None = given(Fields.text)
+    """With `snapshot`: a request with the state of another server as its body, or a command that reads it."""
 
     def load(self, loading: Loading) -> list[PageTask]:
         return self.take_side(self.read(), loading.seed)
@@ -103,28 +109,32 @@ class PageSource(SplitSource):
 
 def parse_site(config: PageSource) -> SiteProgram | None:
     """The site that a source serves; raises `ConfigError` if it cannot work."""
+    orders = {"reset": config.reset, "snapshot": config.snapshot, "restore": config.restore}
     if config.site_command is None:
-        if config.reset is not None:
-            raise ConfigError(
-                f"expected reset beside site_command, got {config.reset!r} without one: a site that all rollouts share "
-                "must not be reset while others use it; set site_command, or leave reset out"
-            )
+        for name, order in orders.items():
+            if order is not None:
+                raise ConfigError(
+                    f"expected {name} beside site_command, got {order!r} without one: a site that all rollouts share "
+                    f"must not be changed while others use it; set site_command, or leave {name} out"
+                )
         return None
+    if (config.snapshot is None) != (config.restore is None):
+        raise ConfigError(
+            f"expected snapshot and restore, or neither, got {config.snapshot!r} and {config.restore!r}; set both"
+        )
     if "{port}" not in config.site_command:
         raise ConfigError(
             f"expected {{port}} in site_command, where the server is told its port, got {config.site_command!r}; write "
             'it as in "python server.py --port {port}"'
         )
     require_program(config.site_command, "site_command")
-    if config.reset is not None:
-        method, _, path = config.reset.partition(" ")
-        if method not in RESET_METHODS:
-            require_program(config.reset, "reset")
-        elif not path.strip().startswith("/"):
-            raise ConfigError(
-                f'expected reset as a request such as "POST /api/reset", got {config.reset!r}; correct it'
-            )
-    return SiteProgram(command=config.site_command, folder=_folder_of(config), reset=config.reset)
+    for name, order in orders.items():
+        method, _, path = (order or "").partition(" ")
+        if order is not None and method not in RESET_METHODS:
+            require_program(order, name)
+        elif order is not None and not path.strip().startswith("/"):
+            raise ConfigError(f'expected {name} as a request such as "POST /api/reset", got {order!r}; correct it')
+    return SiteProgram(command=config.site_command, folder=_folder_of(config), **orders)
 
 
 def _folder_of(config: PageSource) -> Path:
@@ -223,7 +233,9 @@ class UserPages(BrowserPages):
         configs = [source for source in sources if isinstance(source, PageSource)]
         urls = allowed_urls(configs) or (_NOWHERE,)
         super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
-        self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
+        sites = [parse_site(config) for config in configs]
+        self.abilities = replace(PAGE_BROWSER, is_copied=all(site is not None and site.snapshot for site in sites))
+        self._programs = dict.fromkeys(filter(None, sites))
         self._other_urls = {url for config in configs if config.site_command for url in config.allowed_urls}
         self._servers = SiteServers()
 
@@ -231,7 +243,15 @@ class UserPages(BrowserPages):
         """A blank page, with a server if the task needs one; `task.prepare` opens the address."""
         if not isinstance(request.world, SiteProgram):
             return await self.lend(request.task_id)
-        return await self.lend(request.task_id, site=await self._servers.take(request.world))
+        page = await self.lend(request.task_id, site=await self._servers.take(request.world))
+        if request.snapshot is not None:
+            assert isinstance(request.snapshot.state, PageState), "snapshots of a run are of its own devices"
+            try:
+                await page.restore(request.snapshot.state)
+            except BaseException:
+                await page.close()
+                raise
+        return page
 
     async def _open_sites(self) -> None:
         """Try each site once: a command that does not work ends the run, not every rollout."""

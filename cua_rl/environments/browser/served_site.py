@@ -4,15 +4,18 @@ import asyncio
 import logging
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from cua_rl.environments.browser.settings import RESET_METHODS, SiteProgram
 from cua_rl.environments.browser.site_network import SiteNetwork
 from cua_rl.host.guest_account import GuestAccount, claim_guest_account, open_guest_account
-from cua_rl.host.processes import OwnedProcess, free_port
+from cua_rl.host.process_guard import MAX_RESULT_BYTES
+from cua_rl.host.processes import OwnedProcess, Report, free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import bare_environment, remove_tree
 from cua_rl.types.errors import DeviceError, TaskError, UnusableError, boundary
@@ -69,42 +72,65 @@ class ServedSite:
 
     async def reset(self) -> None:
         """Restore the initial state for the next rollout; raises `DeviceError`."""
-        reset = self.program.reset
-        if not reset:
-            return
-        await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
-        method, _, path = reset.partition(" ")
-        try:
-            async with asyncio.timeout(_RESET_TIMEOUT_S):
-                if method in RESET_METHODS:
-                    await self._request(method, path.strip())
-                else:
-                    await self._run(split_command(reset, port=self.port, url=self.address))
-        except TimeoutError:
-            raise DeviceError(f"expected {reset!r} to end within {_RESET_TIMEOUT_S:g} s, it did not") from None
+        if self.program.reset:
+            await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
+            await self._do(self.program.reset)
+
+    async def snapshot(self) -> bytes:
+        """See `CopiedSite`."""
+        if self.program.snapshot is None:
+            raise DeviceError(f"expected a site with snapshot and restore, got {self.program.command!r} without them")
+        state = await self._do(self.program.snapshot)
+        if not 0 < len(state) <= MAX_RESULT_BYTES:
+            raise DeviceError(
+                f"expected 1 to {MAX_RESULT_BYTES:,} bytes of state from {self.program.snapshot!r}, got {len(state):,}"
+            )
+        return state
+
+    async def restore(self, state: bytes) -> None:
+        """See `CopiedSite`."""
+        await self._do(self.program.restore or "", state)
+        if await self.snapshot() != state:
+            raise DeviceError(
+                f"expected {self.program.snapshot!r} to give the state that {self.program.restore!r} got, it gave "
+                "another; correct one of them"
+            )
 
     async def release(self, *, is_clean: bool = True) -> None:
         """Give it back, or stop it if a script of the last page might still change its state."""
         await (self.servers.give_back if is_clean else self.servers.end)(self)
 
-    async def _request(self, method: str, path: str) -> None:
-        with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
-            async with self.servers.network.client() as client:
-                response = await client.request(method, f"{self.address}{path}")
+    async def _do(self, order: str, state: bytes | None = None) -> bytes:
+        """Send a request and return its answer, or run a command and return what it wrote as a state."""
+        method, _, path = order.partition(" ")
+        try:
+            async with asyncio.timeout(_RESET_TIMEOUT_S):
+                if method not in RESET_METHODS:
+                    return await self._run(order, state)
+                with boundary(DeviceError, f"ask the site for {order!r}"):
+                    async with self.servers.network.client() as client:
+                        response = await client.request(method, f"{self.address}{path.strip()}", content=state)
+        except TimeoutError:
+            raise DeviceError(f"expected {order!r} to end within {_RESET_TIMEOUT_S:g} s, it did not") from None
         if not response.is_success:
             raise DeviceError(
-                f"expected {self.program.reset!r} to reset the site, it answered {response.status_code}: "
-                f"{response.text[:200]!r}; correct reset"
+                f"expected the site to do {order!r}, it answered {response.status_code}: {response.text[:200]!r}; "
+                "correct it"
             )
+        return response.content
 
-    async def _run(self, argv: tuple[str, ...]) -> None:
+    async def _run(self, order: str, state: bytes | None) -> bytes:
+        argv = split_command(order, port=self.port, url=self.address)
         told, inside = {"CUA_SITE_URL": self.address}, self.servers.network.inside
-        status, said = await run_guest(argv, self.program.folder, told, inside)
+        with tempfile.TemporaryFile() as taken:
+            status, said = await run_guest(argv, self.program.folder, told, inside, state=state, taken=taken)
+            taken.seek(0)
+            found, _, content = (await asyncio.to_thread(taken.read)).partition(b"\n")
         if status != 0:
             raise DeviceError(
-                f"expected {self.program.reset!r} to reset the site, it ended with status {status}: "
-                f"{said.strip()[-500:]}"
+                f"expected the site to do {order!r}, it ended with status {status}: {said.strip()[-500:]}"
             )
+        return content if found == b"written" else b""
 
 
 def split_command(command: str, *, port: int, url: str) -> tuple[str, ...]:
@@ -195,11 +221,24 @@ class SiteServers:
 
 
 async def run_guest(
-    argv: tuple[str, ...], folder: Path, told: Mapping[str, str], inside: tuple[str, ...] = ()
+    argv: tuple[str, ...],
+    folder: Path,
+    told: Mapping[str, str],
+    inside: tuple[str, ...] = (),
+    *,
+    state: bytes | None = None,
+    taken: BinaryIO | None = None,
 ) -> tuple[int, str]:
-    """Run a program in a guest account; returns exit status and end of its output. If cancelled, end the program."""
+    """Run a program in a guest account; returns exit status and end of its output. If cancelled, end the program.
+
+    At CUA_STATE_PATH it finds `state`, or leaves one; `taken` gets what is there at its end, as `Report` says.
+    """
     async with open_guest_account(_named_files(argv, folder), "check", inside) as account:
-        process = _make_process(argv, account, folder, told)
+        path = account.home / "state"
+        if state is not None:
+            await asyncio.to_thread(path.write_bytes, state)
+        report = None if taken is None else Report(path=path, taken=taken)
+        process = _make_process(argv, account, folder, {**told, "CUA_STATE_PATH": str(path)}, report)
         try:
             async with process:
                 status = await process.wait()
@@ -208,7 +247,9 @@ async def run_guest(
             await asyncio.to_thread(remove_tree, process.log_path.parent)
 
 
-def _make_process(argv: tuple[str, ...], account: GuestAccount, folder: Path, told: Mapping[str, str]) -> OwnedProcess:
+def _make_process(
+    argv: tuple[str, ...], account: GuestAccount, folder: Path, told: Mapping[str, str], report: Report | None = None
+) -> OwnedProcess:
     """The process, without our environment; its log is in a folder that it cannot access."""
     return OwnedProcess(
         argv,
@@ -218,6 +259,7 @@ def _make_process(argv: tuple[str, ...], account: GuestAccount, folder: Path, to
         folder=folder,
         stop_timeout_s=_STOP_TIMEOUT_S,
         user=account.user,
+        report=report,
     )
 
 

@@ -98,3 +98,7 @@ class SiteProgram:
     """Working folder of both commands. The server may not be able to write to it, but has its own HOME."""
     reset: str | None = None
     """A request such as "POST /api/reset", or a command; None starts a new server for every rollout, "" keeps it."""
+    snapshot: str | None = None
+    """A request that answers with the server's state, or a command that writes it to the file `CUA_STATE_PATH`."""
+    restore: str | None = None
+    """A request with a state as its body, or a command that reads it from `CUA_STATE_PATH`; with `snapshot` alone."""

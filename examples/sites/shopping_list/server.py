@@ -1,6 +1,7 @@
 """A shopping list with state: `python server.py --port 8000`, then open http://127.0.0.1:8000/.
 
-GET /api/state reads the state, POST /api/reset puts the first one back, POST /api/change is what the page sends.
+GET /api/state reads the state, and PUT /api/state sets it, as copies of a page do; POST /api/reset puts the first one
+back, POST /api/change is what the page sends.
 """
 
 import argparse
@@ -51,6 +52,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, (Path(__file__).parent / "index.html").read_text(encoding="utf-8"), "text/html")
         else:
             self.answer(404, "not here", "text/plain")
+
+    def do_PUT(self) -> None:
+        state.update(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer(200, "", "text/plain")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

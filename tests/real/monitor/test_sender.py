@@ -13,14 +13,17 @@ from scripts.check_ingest_outage import SAME
 from tests.fakes import FakeRecorder
 from tests.patience import patience
 from tests.real.database.conftest import drop_database, run_sql, with_database
-from tests.real.database.recorded import IMAGE_TOKEN, start, step_end
+from tests.real.database.recorded import IMAGE_TOKEN, source_events, start, step_end
 from tests.real.database.test_asynchronous import FIRST, SECOND, begun, ended
+from tests.real.database.test_branches import grown_group
 from tests.real.monitor.conftest import serving
 from tests.real.monitor.events import make_step_events, with_images
 
 
 def events() -> list[Event]:
-    return [start(), *make_step_events(1), *make_step_events(2), TrainingEnded(status="completed")]
+    tree = with_images(grown_group())
+    of_tree = [*source_events(tree, 3), step_end(tree, 3)]
+    return [start(), *make_step_events(1), *make_step_events(2), *of_tree, TrainingEnded(status="completed")]
 
 
 async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: str, url: str, tmp_path: Path) -> None:

@@ -690,6 +690,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -703,6 +708,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1398,6 +1408,11 @@ export interface components {
             ended_at: string | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Group Index */
@@ -1446,6 +1461,11 @@ export interface components {
             /** Overrides */
             overrides: components["schemas"]["Override"][];
             /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
+            /**
              * Phase
              * @enum {string}
              */
@@ -1475,7 +1495,7 @@ export interface components {
              * Siblings
              * @description members of the group in order, this one included
              */
-            siblings: components["schemas"]["Sibling"][];
+            siblings: components["schemas"]["RolloutCell"][];
             /**
              * Started At
              * Format: date-time
@@ -1521,6 +1541,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1534,6 +1559,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1569,6 +1599,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Instruction */
@@ -1603,6 +1638,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /**
              * Phase
              * @enum {string}
@@ -2131,13 +2171,6 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** Task Id */
             task_id: string;
-        };
-        /** Sibling */
-        Sibling: {
-            /** Member Index */
-            member_index: number;
-            /** Rollout Id */
-            rollout_id: string;
         };
         /** SignIn */
         SignIn: {
@@ -3006,6 +3039,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3222,6 +3257,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3345,6 +3382,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3469,6 +3508,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4027,6 +4068,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;

@@ -154,11 +154,11 @@ function Lanes(props: { detail: GroupDetail; time: number; duration: number; see
               <button
                 key={turn.turn_index}
                 type="button"
-                className={`lane-turn ${turn.failure_kind || turn.action_error ? "troubled" : ""}`}
+                className={`lane-turn ${turn.turn_index < rollout.fork_turn ? "told" : turn.failure_kind || turn.action_error ? "troubled" : ""}`}
                 style={{ left: percent(turn.started_s), width: percent(turn.duration_s) }}
                 tabIndex={-1}
                 aria-label={`Rollout ${rollout.member_index + 1}, turn ${turn.turn_index + 1}, ${formatDuration(turn.duration_s)}`}
-                title={`turn ${turn.turn_index + 1}: ${describeAction(turn.action)?.line ?? turn.failure_kind ?? "no action"}`}
+                title={`turn ${turn.turn_index + 1}${turn.turn_index < rollout.fork_turn ? " of its parent" : ""}: ${describeAction(turn.action)?.line ?? turn.failure_kind ?? "no action"}`}
                 onClick={() => props.seek(turn.started_s)}
               />
             ))}

@@ -3,6 +3,7 @@ import { useQuery, useRefresh } from "../api/cache";
 import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
+import { Branches } from "../rollout/Branches";
 import { Filmstrip } from "../rollout/Filmstrip";
 import { Player } from "../rollout/Player";
 import { PromptView } from "../rollout/PromptView";
@@ -79,12 +80,13 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
         <div className="rollout-layout">
           <div className="stack rollout-stage">
             <Panel
-              title={<>Turn {turn.turn_index + 1} <span className="faint">of {count}</span></>}
+              title={<>Turn {turn.turn_index + 1} <span className="faint">of {count}</span>{index < rollout.fork_turn && <ToldTurn rollout={rollout} index={index} />}</>}
               actions={<Player playing={playing} setPlaying={setPlaying} index={index} count={count} goTo={goTo} step={step} />}
             >
               <Stage turn={turn} playing={playing} />
             </Panel>
-            <Filmstrip turns={rollout.turns} chosen={index} onChoose={goTo} />
+            <Filmstrip turns={rollout.turns} told={rollout.fork_turn} chosen={index} onChoose={goTo} />
+            <Branches rollout={rollout} />
             <RolloutFacts rollout={rollout} reload={reload} />
           </div>
           <TurnPanels rollout={rollout} turn={turn} />
@@ -103,6 +105,11 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
       )}
     </>
   );
+}
+
+/** Marks a turn that the rollout's parent took; it was told again, not sampled. */
+function ToldTurn({ rollout, index }: { rollout: Rollout; index: number }) {
+  return <Link className="badge" title="told again, not sampled: the rollout went on from a later turn of its parent" to={rolloutPage(rollout.run_id, rollout.parent_id ?? "", index)}>of its parent</Link>;
 }
 
 function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on: boolean) => void; step: (by: number) => void }) {
@@ -188,7 +195,7 @@ function RolloutStats({ rollout }: { rollout: Rollout }) {
         {rollout.override_success !== null && rollout.override_reward === null && <small>as it was trained on; verdicts do not change it</small>}
       </Stat>
       <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
-      <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
+      <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}{rollout.fork_turn > 0 && `, ${rollout.fork_turn} of its parent`}</small></Stat>
       <Stat label="Ended by">{rollout.stop_reason ? endText(rollout) : <StatusBadge status={rollout.status} alive={rollout.is_run_alive} />}</Stat>
       <Stat label="Adapter" hint="The adapter that sampled the turns">{first === undefined ? "–" : <span className="mono">{versions.length > 1 ? `${first}–${versions.at(-1)}` : adapterName(first)}</span>}</Stat>
       <Stat label="Duration">{formatDuration(rollout.duration_s)}</Stat>
@@ -213,7 +220,7 @@ function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
           {shown ? <TokenStrip tokens={shown} turn={turn} rollout={rollout} /> : !tokens.error && <div className="skeleton" style={{ height: 120 }} />}
         </div>
       </Panel>
-      <Panel title="Timings" actions={<span className="faint num">{formatDuration(turn.started_s)} after the start</span>}>
+      <Panel title="Timings" actions={<span className="faint num">{turn.turn_index < rollout.fork_turn ? "before the start" : `${formatDuration(turn.started_s)} after the start`}</span>}>
         <StageTimings turn={turn} />
       </Panel>
       <Panel title="What the model saw">

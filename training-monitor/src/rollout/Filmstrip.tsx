@@ -11,8 +11,8 @@ export function turnVerb(turn: Pick<TurnDetail, "action" | "failure_kind" | "act
   return describeAction(turn.action)?.verb ?? "ends";
 }
 
-/** Every turn as a small screenshot; the chosen one stays in sight. */
-export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number; onChoose: (turn: number) => void }) {
+/** Every turn as a small screenshot, the first `told` as those of the parent; the chosen one stays in sight. */
+export function Filmstrip(props: { turns: readonly TurnDetail[]; told: number; chosen: number; onChoose: (turn: number) => void }) {
   const { turns, chosen, onChoose } = props;
   const strip = useRef<HTMLDivElement>(null);
   useEffect(() => {
@@ -32,7 +32,7 @@ export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number;
           <button
             key={turn.turn_index}
             type="button"
-            className={`frame ${troubled ? "troubled" : ""}`}
+            className={`frame ${troubled ? "troubled" : ""} ${index < props.told ? "told" : ""}`}
             aria-current={index === chosen ? "step" : undefined}
             onClick={() => onChoose(index)}
           >
@@ -45,7 +45,7 @@ export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number;
               lazy={turns.length > 12}
             />
             <span className="frame-label">
-              <span className="sr-only">Turn</span> <b className="num">{turn.turn_index + 1}</b>{" "}
+              <span className="sr-only">{index < props.told ? "Turn of its parent" : "Turn"}</span> <b className="num">{turn.turn_index + 1}</b>{" "}
               <span className="truncate">{verb}</span>
               <span className="faint num">{formatDuration(turn.duration_s)}</span>
             </span>

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cua_rl.environments.browser.backend import BrowserPages
-from cua_rl.environments.browser.page import BrowserPage, PageSite
+from cua_rl.environments.browser.page import BrowserPage
+from cua_rl.environments.browser.page_site import PageSite
 from cua_rl.environments.browser.page_tasks import read_task_file
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.browser.web.politeness import Politeness, site_of

@@ -1,0 +1,67 @@
+"""Copies of a page: what of it can be read and put into another one, and what both must then have alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cua_rl.types.errors import DeviceError
+
+READ = """
+origin => {
+  const fields = [...document.querySelectorAll('input, textarea, select')];
+  const caret = field => { try { return [field.selectionStart, field.selectionEnd]; } catch { return null; } };
+  return {
+    html: document.documentElement.outerHTML.replaceAll(origin, ''),
+    fields: fields.map(field => [field.value, field.checked ?? null, caret(field)]),
+    focus: fields.indexOf(document.activeElement),
+    scroll: [scrollX, scrollY],
+    local: { ...localStorage },
+    session: { ...sessionStorage },
+  };
+}
+"""
+"""The document and what its user and its scripts have put into it; files and other frames are not looked at."""
+
+STORE = """
+({ local, session }) => {
+  for (const [storage, wanted] of [[localStorage, local], [sessionStorage, session]]) {
+    storage.clear();
+    for (const [name, value] of Object.entries(wanted)) storage.setItem(name, value);
+  }
+}
+"""
+
+FILL = """
+({ fields, focus, scroll }) => {
+  const found = [...document.querySelectorAll('input, textarea, select')];
+  for (const [index, [value, checked, caret]] of fields.entries()) {
+    const field = found[index];
+    if (!field || field.type === 'file') continue;
+    if (checked !== null) field.checked = checked;
+    if (field.value !== value) field.value = value;
+    if (index === focus) field.focus({ preventScroll: true });
+    if (caret && caret[0] !== null) try { field.setSelectionRange(...caret); } catch {}
+  }
+  scrollTo(...scroll);
+}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageState:
+    """A page and its site. Addresses are those of its history, without the site's own beginning."""
+
+    site: bytes
+    addresses: tuple[str, ...]
+    place: int  # in the history
+    cookies: tuple[Mapping[str, object], ...]
+    document: Mapping[str, object]
+    """As `READ` has it."""
+    mouse: tuple[int, int] | None
+
+    def require_same(self, document: Mapping[str, object], device_id: str) -> None:
+        """Raise `DeviceError` if the document of a copy is another one."""
+        if others := [name for name, value in self.document.items() if document.get(name) != value]:
+            raise DeviceError(
+                f"expected {device_id!r} to be a copy of a page, got one with other {' and '.join(others)}: the site "
+                "shows something that is neither in its state nor in the page; set branching.num_siblings=0"
+            )

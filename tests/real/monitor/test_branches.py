@@ -1,0 +1,41 @@
+"""A tree of rollouts at the monitor: who went on from whom, where, and what became of them."""
+
+from cua_rl.database.recorder import DatabaseRecorder
+from tests.real.database.recorded import IMAGE_TOKEN, source_events, start, step_end
+from tests.real.database.test_branches import grown_group
+from tests.real.monitor.conftest import Monitor
+from tests.real.monitor.events import with_images
+
+
+async def test_a_rollout_shows_its_tree_and_where_it_parted(monitor: Monitor) -> None:
+    group = with_images(grown_group())
+    async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+        for event in [start(), *source_events(group), step_end(group)]:
+            await recorder.record(event)
+        await recorder.flush()
+    sibling, lost = group.rollouts[-1], group.faulty[0]
+    parent_id, fork_turn = sibling.parent_id, sibling.fork_turn
+
+    shown = await monitor.json(f"/api/runs/1/rollouts/{sibling.rollout_id}")
+
+    assert (shown["parent_id"], shown["fork_turn"]) == (parent_id, fork_turn)
+    assert fork_turn > 0
+    members = {one["rollout_id"]: one for one in shown["siblings"]}
+    assert len(members) == 5
+    assert {name for name, one in members.items() if one["parent_id"] == parent_id} == {
+        sibling.rollout_id,
+        lost.rollout_id,
+    }
+    parent = next(one for one in group.rollouts if one.rollout_id == parent_id)
+    assert parent.reward is not None
+    seen = members[parent.rollout_id]
+    assert (seen["reward"], seen["success"], seen["fork_turn"]) == (parent.reward.total, parent.success, 0)
+
+    lane = await monitor.json(f"/api/runs/1/step/1/groups/{group.group_id}")
+    assert {one["rollout_id"]: one["fork_turn"] for one in lane["rollouts"]} == {
+        name: one["fork_turn"] for name, one in members.items()
+    }
+    branches = {sibling.rollout_id, lost.rollout_id}
+    for branch, expected in (("yes", branches), ("no", {*members} - branches)):
+        found = await monitor.json("/api/rollouts", run_id="1", branch=branch)
+        assert {item["rollout_id"] for item in found["items"]} == expected
