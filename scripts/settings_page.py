@@ -25,6 +25,7 @@ from cua_rl.recipes.replay_step import ReplayConfig
 from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.serve_tinker import ServeTinkerConfig
+from cua_rl.recipes.take_over import TakeOverConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
@@ -61,6 +62,7 @@ RECIPES = (
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="replay_step", config_class=ReplayConfig),
     Recipe(module="ask_checkpoints", config_class=AskConfig),
+    Recipe(module="take_over", config_class=TakeOverConfig),
     Recipe(module="prune", config_class=PruneConfig),
 )
 

@@ -239,7 +239,7 @@ class RolloutRow(Base):
     worker: Mapped[str | None]
     """The rollout worker that ran it; None for the run's own process."""
     parent_id: Mapped[str | None]
-    """`rollout_id` of the rollout in its group from which it went on; None if it began with the task."""
+    """`rollout_id` of the rollout in its group, or that was taken over, from which it went on; None: from the task."""
     fork_turn: Mapped[int] = mapped_column(server_default="0")
     """The turn from which it did. The turns before it, which it has too, are its parent's, and trained there."""
     max_turns: Mapped[int | None]

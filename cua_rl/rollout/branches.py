@@ -55,6 +55,8 @@ class Fork:
     parent_id: str | None = None
     turns: tuple[Turn, ...] = ()
     moment: Moment | None = None
+    arrival: Turn | None = None
+    """Without a moment, the parent's next turn: those before it are done again on a device that must show the same."""
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -129,11 +131,12 @@ class RetoldDevice:
     """A copy of a device, of which an agent first sees what its parent's agent saw, up to the turn after which it goes
     on; `taken` are the agent's own turns so far.
 
-    So an agent comes to the fork by itself, whatever it keeps in mind. Nothing is executed before it.
+    So an agent comes to the fork by itself, whatever it keeps in mind. Nothing is executed before it, unless the device
+    is no copy: then it must show the same up to the fork.
     """
 
     device: Device
-    told: Sequence[Turn]
+    fork: Fork
     taken: Sequence[Turn]
     _num_executed: Counter[int] = field(default_factory=Counter[int])
 
@@ -146,25 +149,42 @@ class RetoldDevice:
         return self.device.kind
 
     async def observe(self) -> EncodedImage:
-        place = len(self.taken)
-        if place >= len(self.told):
+        place, told = len(self.taken), self.fork.turns
+        if self.fork.arrival is not None:
+            return self._require_same(place + bool(self._num_executed[place]), await self.device.observe())
+        if place >= len(told):
             return await self.device.observe()
-        agent = self.told[place].agent
+        agent = told[place].agent
         shown = agent.after if self._num_executed[place] else agent.before
         if shown is None:
             raise DeviceError(f"expected an agent that looks when its parent's did, got one that does so at {place}")
         return shown
 
     async def execute(self, action: Action) -> None:
-        place = len(self.taken)
-        if place >= len(self.told):
+        place, told, number = len(self.taken), self.fork.turns, self._num_executed[len(self.taken)]
+        if self.fork.arrival is not None or place >= len(told):
+            self._num_executed[place] += 1
             return await self.device.execute(action)
-        agent, number = self.told[place].agent, self._num_executed[place]
+        agent = told[place].agent
         if agent.actions[number : number + 1] != (action,):
             raise DeviceError(f"expected an agent that acts as its parent's did, got {action!r} in turn {place}")
         self._num_executed[place] += 1
         if agent.action_error is not None and number + 1 == len(agent.actions):
             raise ActionRejected(agent.action_error)
+
+    def _require_same(self, place: int, shown: EncodedImage) -> EncodedImage:
+        turns = (*self.fork.turns, self.fork.arrival)
+        if place < len(turns) and (turn := turns[place]) is not None:
+            before = turn.agent.before
+            if shown != before or (turn.state and turn.state != shown.state):
+                was = "none" if before is None else before.sha256[:12]
+                raise DeviceError(
+                    f"turn {place + 1}: expected the screenshot that was recorded before it, {was} in state "
+                    f"{turn.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r} after the same actions: "
+                    "this task or its device differs from one time to the next; choose an earlier turn, or another "
+                    "rollout"
+                )
+        return shown
 
     async def query(self, name: str) -> str:
         return await self.device.query(name)

@@ -159,7 +159,7 @@ class RolloutRunner:
                 turns.append(told or take_turn(len(turns), done, self.gateway.turns(rollout_id)))
                 with clock.uncharged():  # the database may be unreachable
                     await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1]))
-                if told is None:
+                if told is None or fork.arrival is not None:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
@@ -174,7 +174,7 @@ class RolloutRunner:
                 await watched.look(0)
             else:
                 instruction = fork.moment.instruction
-        shown = RetoldDevice(device, told=fork.turns, taken=turns) if fork.turns else device
+        shown = RetoldDevice(device, fork=fork, taken=turns) if fork.turns or fork.arrival else device
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from math import fsum
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from sqlalchemy import select
 
@@ -32,7 +32,7 @@ from cua_rl.run.rollouts import make_format, make_servers, start_together
 from cua_rl.run_folder.checkpoints import find_saved, load_adapter_folder
 from cua_rl.run_folder.earlier_attempt import is_same_model
 from cua_rl.run_folder.log_directory import load_settings, read_checkpoints
-from cua_rl.run_folder.recorded_run import RecordedTraining, find_rollout_id
+from cua_rl.run_folder.recorded_run import TAKEN_OVER, RecordedTraining, find_rollout_id
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import read_answer
@@ -53,6 +53,8 @@ class Recorded:
 
     rollout: Rollout
     params: SamplingParams
+    settings: Mapping[str, Any]
+    """With which the run sampled it."""
 
     def places(self, number: int | None) -> Sequence[int]:
         """The index of the turn of this number, or of all; raises `ConfigError` if it cannot be asked about."""
@@ -79,10 +81,15 @@ async def load_recorded(run: RecordedTraining, given: str) -> Recorded:
     if not found:
         raise ConfigError(f"rollout_id: expected a rollout with its screenshots, got {given!r}, which was pruned")
     settings = run.settings_at(eval_step + 1 if step is None else step)
+    if "max_tokens" not in settings:
+        raise ConfigError(
+            f"log_path: expected a run that sampled its rollouts, got {str(run.folder)!r}, which was imported; choose "
+            "another"
+        )
     temperature = stored_setting(settings, "evaluation.eval_temperature") if step is None else None
     temperature = settings["temperature"] if temperature is None else temperature
     params = SamplingParams(max_tokens=settings["max_tokens"], temperature=float(temperature))
-    return Recorded(rollout=found[0], params=params)
+    return Recorded(rollout=found[0], params=params, settings=settings)
 
 
 def find_models(run: RecordedTraining, names: Sequence[str], base: Path) -> list[LocalModel]:
@@ -142,11 +149,8 @@ class Questions:
         )
 
     async def _ask_one(self, recorded: Recorded, place: int, model: LocalModel, num_samples: int) -> CheckpointAnswers:
-        given, adapter = recorded.rollout.turns[place].model, None
-        if model.adapter is not None:  # by a name that no other folder has
-            path, name = model.adapter.path, f"ask.{sha256(bytes(model.adapter.path)).hexdigest()[:12]}"
-            adapter = AdapterRef(path=path, policy_version=model.adapter.policy_version, model=name)
-        limits, image_token_id = _conversation(given.request).limit(recorded.params), self.run.image_token_id
+        given, adapter = recorded.rollout.turns[place].model, adapter_of(model)
+        limits, image_token_id = conversation_of(given.request).limit(recorded.params), self.run.image_token_id
         params = GenerateParams(
             n=num_samples, temperature=limits.temperature, max_tokens=limits.max_tokens, stop_strings=limits.stops
         )
@@ -172,7 +176,7 @@ class Questions:
         self, recorded: Recorded, place: int, tokens: Sequence[int], logprobs: Sequence[float], stop: str
     ) -> Answer:
         """An answer to a turn as the run's agent reads it, on whatever kind of device it can be read."""
-        turn, asked = recorded.rollout.turns[place], _conversation(recorded.rollout.turns[place].model.request)
+        turn, asked = recorded.rollout.turns[place], conversation_of(recorded.rollout.turns[place].model.request)
         text, parsed = read_answer(self.renderer, tokens, asked.tools, asked.stops)
         made = replace(turn.model, text=text, stop=stop)
         answer = ModelAnswer(turn=made, parsed=parsed, model=BASE, num_prompt_tokens=0, num_sampled_tokens=0)
@@ -197,14 +201,24 @@ class Questions:
         return Answer(text=text, done=done, actions=actions, logprobs=tuple(logprobs))
 
 
-def _conversation(request: Mapping[str, object]) -> Conversation:
+def adapter_of(model: LocalModel) -> AdapterRef | None:
+    """A checkpoint's adapter, by a name that no other folder has; None for the base model."""
+    if model.adapter is None:
+        return None
+    path, name = model.adapter.path, f"ask.{sha256(bytes(model.adapter.path)).hexdigest()[:12]}"
+    return AdapterRef(path=path, policy_version=model.adapter.policy_version, model=name)
+
+
+def conversation_of(request: Mapping[str, object]) -> Conversation:
     """What a request says of its answer; agents that speak another API read their answers in their own way."""
     names = ("tools", "stop", "max_output_tokens") if "input" in request else ()
     return conversation_from_responses({name: request[name] for name in names if name in request})
 
 
 def _sampled(run: RecordedTraining, model: LocalModel, version: int) -> bool:
-    """Whether this model is the policy of this version."""
+    """Whether this model is the policy of this version, of which rollouts that were taken over know nothing."""
+    if TAKEN_OVER in run.settings:
+        return False
     if model.adapter is None:
         return version == 0 and run.settings.get("load_checkpoint_path") is None
     steps = {row.step for row in run.steps if row.trained_policy_version == version}
@@ -233,7 +247,8 @@ async def open_questions(
         server=wanted,
     )
     engine = prepare_engine(base, config, models)
-    max_images = max(1, *(len(turn.model.prompt.images) for turn in recorded.rollout.turns))
+    planned = stored_setting(run.settings, "server.max_images") or 1  # a rollout may go on further than this one
+    max_images = max(planned, *(len(turn.model.prompt.images) for turn in recorded.rollout.turns))
     servers = make_servers(base_url, with_values(engine.server, max_images=max_images), run.folder / "answers")
     async with AsyncExitStack() as stack:
         async with starting(f"model server for {base.name}", partial(print, flush=True)):

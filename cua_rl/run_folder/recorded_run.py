@@ -24,6 +24,9 @@ from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.run_folder.model_folder import fetch_weights, find_model, pinned_name
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
 
+TAKEN_OVER = "taken_over_from"
+"""The key of config.json that a folder of rollouts has which were taken over from those of another run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTraining:

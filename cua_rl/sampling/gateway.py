@@ -351,7 +351,7 @@ class Gateway:
         if told.prompt_matches_renderer and told.prompt != rendered:
             raise SamplingError(
                 f"expected the prompt of response {told.response_id!r} again, got another: the agent does not repeat "
-                "itself; set branching.num_siblings=0"
+                "itself; set branching.num_siblings=0, or take over at turn 1"
             )
         return Sampled(
             prompt_ids=tuple(told.prompt.token_ids(self._renderer.image_token_id)),

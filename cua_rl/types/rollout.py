@@ -222,7 +222,7 @@ class Rollout:
     """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
     worker: str | None = None  # the rollout worker that ran it
     max_turns: int | None = None  # that it was allowed, if known
-    parent_id: str | None = None  # of the rollout in its group from which it went on
+    parent_id: str | None = None  # of the rollout in its group, or that was taken over, from which it went on
     fork_turn: int = 0  # the turns before this one are its parent's
     moments: tuple[Moment, ...] = field(default=(), compare=False, repr=False)  # after each turn, until siblings begin
 

@@ -44,6 +44,7 @@ from cua_rl.recipes import (
     serve_tinker,
     sft,
     suite,
+    take_over,
     train,
 )
 from cua_rl.recipes.gym_command import translate
@@ -85,6 +86,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
     "cua_rl.recipes.ask_checkpoints": ask_checkpoints.AskConfig,
     "cua_rl.recipes.suite": suite.SuiteConfig,
+    "cua_rl.recipes.take_over": take_over.TakeOverConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
     "scripts.tiny_models.make_tiny_arithmetic_model": make_tiny_arithmetic_model.TinyArithmeticModelConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,

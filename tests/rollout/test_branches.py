@@ -20,7 +20,7 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.datums import build_batch
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rollout.branches import BranchingSettings, RetoldDevice
+from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.gateway import Gateway
@@ -194,7 +194,7 @@ async def test_without_branches_groups_are_as_before() -> None:
 async def test_an_agent_that_does_not_repeat_itself_is_a_fault() -> None:
     told = [turn(0, some_answer(prompt(text(1))))]
     told = [replace(one, agent=replace(one.agent, action=Click(x=1, y=2))) for one in told]
-    retold = RetoldDevice(FakeDevice(), told=told, taken=[])
+    retold = RetoldDevice(FakeDevice(), fork=Fork(turns=tuple(told)), taken=[])
 
     await retold.execute(Click(x=1, y=2))
     with pytest.raises(DeviceError, match="acts as its parent's did"):

@@ -41,6 +41,7 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("num_tasks=4",),
     "replay_step": (f"step={NUM_STEPS}",),
     "ask_checkpoints": (f"checkpoints=base,{NUM_STEPS}", "num_samples=2"),
+    "take_over": ("turn=1", f"by={NUM_STEPS}"),  # nobody is at the terminal
     "serve_monitor": ("port=0",),
     "prune": ("dry_run=true",),  # other commands need the screenshots
 }
@@ -82,7 +83,7 @@ class Recorded:
         words = [word for word in words[words.index("-m") + 1 :] if word.partition("=")[0] not in replaced]
         if is_whole_model:  # of which the running server has other weights
             return [*words, *smaller, "max_model_len=4096", "dry_run=true"]
-        is_served = recipe in ("train", "evaluate", "ask_checkpoints")
+        is_served = recipe in ("train", "evaluate", "ask_checkpoints", "take_over")
         return [*words, *smaller, *([f"base_url={self.server_url}"] if is_served else [])]
 
     def _a_rollout(self) -> str:
@@ -172,7 +173,7 @@ def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS.values()}
     exports = {"export_model", "export_rollout", "export_trajectories"}
     others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan", "prune"}
-    assert recipes == exports | others | {"replay_step", "ask_checkpoints"}
+    assert recipes == exports | others | {"replay_step", "ask_checkpoints", "take_over"}
 
 
 def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Recorded) -> None:
