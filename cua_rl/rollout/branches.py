@@ -17,11 +17,12 @@ import chz
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.command_line.fields import setting
 from cua_rl.environments.device import ActionRejected, CopiedDevice, Device, DeviceKind
+from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import Rollout, Turn
+from cua_rl.types.rollout import ModelTurn, Rollout, Turn
 from cua_rl.types.snapshot import Moment, Snapshot
 
 ForkRule = Literal["random_turn", "highest_entropy"]
@@ -61,6 +62,11 @@ class Fork:
     @property
     def snapshot(self) -> Snapshot | None:
         return None if self.moment is None else self.moment.snapshot
+
+    @property
+    def answers(self) -> tuple[Sequence[ModelTurn], ModelTurn | None]:
+        """The model's side of these turns, and of the arrival."""
+        return [turn.model for turn in self.turns], None if self.arrival is None else self.arrival.model
 
     def next_turn(self, taken: Sequence[Turn]) -> Turn | None:
         """The parent's turn after those that were `taken`, if it is one of these."""
@@ -109,19 +115,25 @@ def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int
     return max(sorted(surprises), key=lambda index: fmean(surprises[index]))
 
 
-async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> Moment:
-    """What siblings need to go on from here; raises `DeviceError` if the device cannot be copied."""
+async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> tuple[Moment, ...]:
+    """What siblings need to go on from here; nothing for a harness, whose program can do the turns again.
+
+    Raises `DeviceError` if the device cannot be copied.
+    """
+    if isinstance(device, HarnessWorld):
+        return ()
     if not isinstance(device, CopiedDevice):
         raise DeviceError(
             f"expected a device that can be copied, got {device.device_id!r}; set branching.num_siblings=0"
         )
-    return Moment(
+    moment = Moment(
         snapshot=await device.snapshot(),
         instruction=instruction,
         policy_left_s=clock.policy_left_s,
         first_success_turn=watched.first_success_turn,
         milestone_turns=watched.milestone_turns,
     )
+    return (moment,)
 
 
 def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
@@ -129,6 +141,12 @@ def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
     if clock.policy_left_s > moment.policy_left_s:
         clock.credit(moment.policy_left_s - clock.policy_left_s)
     watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
+
+
+def retold(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
+    """The device as an agent sees it that begins at a fork; a harness, whose program does the turns again, as it is."""
+    is_itself = isinstance(device, HarnessWorld) or not (fork.turns or fork.arrival)
+    return device if is_itself else RetoldDevice(device, fork=fork, taken=taken)
 
 
 @dataclass(slots=True)

@@ -10,12 +10,11 @@ from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.environments.config import TimeLimits
 from cua_rl.environments.device import Device
-from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.branches import BEGINNING, Fork, RetoldDevice, go_on_from, take_moment
+from cua_rl.rollout.branches import BEGINNING, Fork, go_on_from, retold, take_moment
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, report_end, take_turn
 from cua_rl.rollout.time_limits import time_limit
@@ -97,8 +96,7 @@ class RolloutRunner:
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
         if job.fork.turns:
-            arrival = None if job.fork.arrival is None else job.fork.arrival.model
-            self.gateway.tell(rollout_id, [turn.model for turn in job.fork.turns], arrival)
+            self.gateway.tell(rollout_id, *job.fork.answers)
         try:
             outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
@@ -158,7 +156,6 @@ class RolloutRunner:
         )
         watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
         moments: list[Moment] = []
-        is_harness = isinstance(device, HarnessWorld)  # in which only a program acts, which can do it again
 
         async def on_turn(done: AgentTurn) -> None:
             clock.next_turn()
@@ -172,8 +169,8 @@ class RolloutRunner:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
                     go_on_from(fork.moment, clock, watched)
-                if job.keeps_moments and not is_harness:
-                    moments.append(await take_moment(device, instruction, clock, watched))
+                if job.keeps_moments:
+                    moments.extend(await take_moment(device, instruction, clock, watched))
 
         await self.recorder.record(job.started(device.device_id, self.max_turns))
         async with time_limit("set-up", self.time_limits.setup_timeout_s):
@@ -183,8 +180,7 @@ class RolloutRunner:
                 await watched.look(0)
             else:
                 instruction = fork.moment.instruction
-        is_retold = bool(fork.turns or fork.arrival) and not is_harness
-        shown = RetoldDevice(device, fork=fork, taken=turns) if is_retold else device
+        shown = retold(device, fork, turns)
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
             done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
