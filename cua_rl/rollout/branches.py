@@ -17,6 +17,7 @@ import chz
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.command_line.fields import setting
 from cua_rl.environments.device import ActionRejected, CopiedDevice, Device, DeviceKind
+from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
@@ -109,19 +110,25 @@ def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int
     return max(sorted(surprises), key=lambda index: fmean(surprises[index]))
 
 
-async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> Moment:
-    """What siblings need to go on from here; raises `DeviceError` if the device cannot be copied."""
+async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> tuple[Moment, ...]:
+    """What siblings need to go on from here; nothing in a harness, whose program does the turns again.
+
+    Raises `DeviceError` if the device cannot be copied.
+    """
+    if isinstance(device, HarnessWorld):
+        return ()
     if not isinstance(device, CopiedDevice):
         raise DeviceError(
             f"expected a device that can be copied, got {device.device_id!r}; set branching.num_siblings=0"
         )
-    return Moment(
+    moment = Moment(
         snapshot=await device.snapshot(),
         instruction=instruction,
         policy_left_s=clock.policy_left_s,
         first_success_turn=watched.first_success_turn,
         milestone_turns=watched.milestone_turns,
     )
+    return (moment,)
 
 
 def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
@@ -129,6 +136,12 @@ def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
     if clock.policy_left_s > moment.policy_left_s:
         clock.credit(moment.policy_left_s - clock.policy_left_s)
     watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
+
+
+def retell(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
+    """The device for an agent that comes to the fork by itself; programs of harnesses act in worlds of their own."""
+    is_retold = bool(fork.turns or fork.arrival) and not isinstance(device, HarnessWorld)
+    return RetoldDevice(device, fork=fork, taken=taken) if is_retold else device
 
 
 @dataclass(slots=True)
