@@ -19,7 +19,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.json_values import Json
-from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelTurn, SamplingParams, Turn
 
 
 class RandomTaps:
@@ -44,7 +44,7 @@ class RandomTaps:
     ) -> None:
         self._turns[rollout_id], self._answers[rollout_id], self._images[rollout_id] = [], [], ImageUrls()
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
+    def tell(self, rollout_id: str, turns: Sequence[Turn], arrival: Turn | None) -> None:
         raise NotImplementedError("it taps somewhere else each time")
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:

@@ -11,7 +11,7 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.environments.device import Device
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.json_values import Json
-from cua_rl.types.rollout import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason
+from cua_rl.types.rollout import AdapterRef, AgentTurn, ModelTurn, SamplingParams, StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class RecordingAccess(ModelAccess, Protocol):
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None: ...
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None: ...
+    def tell(self, rollout_id: str, turns: Sequence[Turn], arrival: Turn | None) -> None: ...
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 

@@ -23,7 +23,7 @@ from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types.conversation import EncodedImage, Tool
 from cua_rl.types.errors import ConfigError, SamplingError, boundary
 from cua_rl.types.json_values import Json
-from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, ModelInput, ModelTurn, SamplingParams, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -72,7 +72,7 @@ class EndpointAccess:
             raise ValueError(f"expected no adapter at {self._endpoint.base_url!r}, got {adapter.name!r}")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
+    def tell(self, rollout_id: str, turns: Sequence[Turn], arrival: Turn | None) -> None:
         raise ConfigError(f"expected no branches at {self._endpoint.base_url!r}: only what is trained has any")
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:

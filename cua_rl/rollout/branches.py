@@ -22,7 +22,7 @@ from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import ModelTurn, Rollout, Turn
+from cua_rl.types.rollout import Rollout, Turn
 from cua_rl.types.snapshot import Moment, Snapshot
 
 ForkRule = Literal["random_turn", "highest_entropy"]
@@ -62,11 +62,6 @@ class Fork:
     @property
     def snapshot(self) -> Snapshot | None:
         return None if self.moment is None else self.moment.snapshot
-
-    @property
-    def answers(self) -> tuple[Sequence[ModelTurn], ModelTurn | None]:
-        """The model's side of these turns, and of the arrival."""
-        return [turn.model for turn in self.turns], None if self.arrival is None else self.arrival.model
 
     def next_turn(self, taken: Sequence[Turn]) -> Turn | None:
         """The parent's turn after those that were `taken`, if it is one of these."""
@@ -116,7 +111,7 @@ def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int
 
 
 async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> tuple[Moment, ...]:
-    """What siblings need to go on from here; nothing for a harness, whose program can do the turns again.
+    """What siblings need to go on from here; nothing in a harness, whose program does the turns again.
 
     Raises `DeviceError` if the device cannot be copied.
     """
@@ -143,10 +138,10 @@ def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
     watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
 
 
-def retold(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
-    """The device as an agent sees it that begins at a fork; a harness, whose program does the turns again, as it is."""
-    is_itself = isinstance(device, HarnessWorld) or not (fork.turns or fork.arrival)
-    return device if is_itself else RetoldDevice(device, fork=fork, taken=taken)
+def retell(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
+    """The device for an agent that comes to the fork by itself; programs of harnesses act in worlds of their own."""
+    is_retold = bool(fork.turns or fork.arrival) and not isinstance(device, HarnessWorld)
+    return RetoldDevice(device, fork=fork, taken=taken) if is_retold else device
 
 
 @dataclass(slots=True)

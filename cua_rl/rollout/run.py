@@ -14,7 +14,7 @@ from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import mask_known
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.branches import BEGINNING, Fork, go_on_from, retold, take_moment
+from cua_rl.rollout.branches import BEGINNING, Fork, go_on_from, retell, take_moment
 from cua_rl.rollout.fresh_check import FreshCheck
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge, report_end, take_turn
 from cua_rl.rollout.time_limits import time_limit
@@ -44,10 +44,6 @@ class RolloutJob:
     fork: Fork = BEGINNING
     keeps_moments: bool = False  # whether others may go on from its turns
 
-    def max_turns(self, limit: int) -> int:
-        """The turns that it may take, at most `limit`: its task may allow fewer."""
-        return min(self.task.max_turns, limit)
-
     def started(self, device_id: str, limit: int) -> RolloutStarted:
         """What is recorded once it has a device; `limit` is that of the run's turns."""
         return RolloutStarted(
@@ -58,7 +54,7 @@ class RolloutJob:
             member_index=self.member_index,
             task=self.task,
             device_id=device_id,
-            max_turns=self.max_turns(limit),
+            max_turns=self.task.turns_within(limit),
             parent_id=self.fork.parent_id,
             fork_turn=len(self.fork.turns),
         )
@@ -96,7 +92,7 @@ class RolloutRunner:
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=job.params, adapter=job.adapter)
         if job.fork.turns:
-            self.gateway.tell(rollout_id, *job.fork.answers)
+            self.gateway.tell(rollout_id, job.fork.turns, job.fork.arrival)
         try:
             outcome = await self._attempt(job, rollout_id, turns)
             # the device has been returned: the judge needs only the record
@@ -109,7 +105,7 @@ class RolloutRunner:
             logger.warning(
                 "rollout_id=%s task=%s stop=%s %s", rollout_id, job.task.task_id, outcome.stop_reason, outcome.error
             )
-        max_turns = job.max_turns(self.max_turns)
+        max_turns = job.task.turns_within(self.max_turns)
         evidence = outcome.evidence(turns, max_turns)  # None after a fault, which must never become a reward
         return Rollout(
             rollout_id=rollout_id,
@@ -150,10 +146,8 @@ class RolloutRunner:
 
     async def _act(self, job: RolloutJob, rollout_id: str, turns: list[Turn], device: Device) -> Outcome:
         """Prepare the device and let the agent work; the outcome is not validated yet."""
-        task, fork, max_turns = job.task, job.fork, job.max_turns(self.max_turns)
-        clock = RolloutClock(
-            task_timeout_s=self.time_limits.task_timeout_s, turn_timeout_s=self.time_limits.turn_timeout_s
-        )
+        task, fork, limits, max_turns = job.task, job.fork, self.time_limits, job.task.turns_within(self.max_turns)
+        clock = RolloutClock(task_timeout_s=limits.task_timeout_s, turn_timeout_s=limits.turn_timeout_s)
         watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
         moments: list[Moment] = []
 
@@ -163,8 +157,7 @@ class RolloutRunner:
                 told = fork.next_turn(turns)
                 turns.append(told or take_turn(len(turns), done, self.gateway.turns(rollout_id)))
                 with clock.uncharged():  # the database may be unreachable
-                    taken = TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=told is not None)
-                    await self.recorder.record(taken)
+                    await self.recorder.record(TurnTaken(rollout_id=rollout_id, turn=turns[-1], is_told=bool(told)))
                 if told is None or fork.arrival is not None:
                     await watched.look(len(turns))
                 elif fork.moment and fork.next_turn(turns) is None:
@@ -173,17 +166,18 @@ class RolloutRunner:
                     moments.extend(await take_moment(device, instruction, clock, watched))
 
         await self.recorder.record(job.started(device.device_id, self.max_turns))
-        async with time_limit("set-up", self.time_limits.setup_timeout_s):
+        async with time_limit("set-up", limits.setup_timeout_s):
             if fork.moment is None:
                 await self._check.prepare(task, device)
                 instruction = await instruct(task, device)
                 await watched.look(0)
             else:
                 instruction = fork.moment.instruction
-        shown = retold(device, fork, turns)
         async with clock.limit():
             agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
-            done = await self.agent.run(agent_task, shown, self.gateway, clock=clock, on_turn=on_turn)
+            done = await self.agent.run(
+                agent_task, retell(device, fork, turns), self.gateway, clock=clock, on_turn=on_turn
+            )
         report_end(device, done, turns, max_turns=max_turns)
         return Outcome(
             stop_reason=done.stop_reason,

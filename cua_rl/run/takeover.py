@@ -144,7 +144,7 @@ def find_task(templates: Sequence[Template], wanted: Rollout, max_turns: int | N
             f"rollout_id: expected a rollout of a task that the run's sources still have, got {wanted.task_id!r}; put "
             "the task back, or choose another rollout"
         )
-    return replace(task, max_turns=max_turns or wanted.max_turns or min(task.max_turns, limit))
+    return replace(task, max_turns=max_turns or wanted.max_turns or task.turns_within(limit))
 
 
 def make_person(prepared: PreparedTakeover, lines: Lines) -> Person:

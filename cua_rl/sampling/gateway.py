@@ -49,7 +49,7 @@ from cua_rl.sampling.vllm_responses import first_difference, rebuild_prompt, sam
 from cua_rl.types.conversation import EncodedImage, Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.types.errors import ConfigError, SamplingError
 from cua_rl.types.json_values import Json
-from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types.rollout import AdapterRef, EncodedTextChunk, ModelInput, ModelTurn, SamplingParams, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -76,7 +76,7 @@ class _OpenRollout:
     watch: RolloutWatch | None = None
     device: OfferedDevice | None = None
     told: Sequence[ModelTurn] = ()
-    following: ModelTurn | None = None
+    arrival: ModelTurn | None = None
     access: RolloutAccess = field(default_factory=RolloutAccess)
 
     def told_again(self, rendered: ModelInput) -> ModelTurn | None:
@@ -84,7 +84,7 @@ class _OpenRollout:
         prompt.
         """
         place = len(self.turns)
-        known = (*self.told, self.following)[place] if place <= len(self.told) else None
+        known = (*self.told, self.arrival)[place] if place <= len(self.told) else None
         if known is not None and known.prompt_matches_renderer and known.prompt != rendered:
             raise SamplingError(
                 f"expected the prompt that the parent had in turn {place + 1} again, got another: the agent or its "
@@ -155,13 +155,14 @@ class Gateway:
         if adapter is not None:
             self._client.pin(adapter)
 
-    def tell(self, rollout_id: str, turns: Sequence[ModelTurn], following: ModelTurn | None) -> None:
+    def tell(self, rollout_id: str, turns: Sequence[Turn], arrival: Turn | None) -> None:
         """Answer the first requests of a rollout as in these turns, which must have the same prompts.
 
-        The next request must have the prompt of `following`, if that is known.
+        The next request must have the prompt of `arrival`, if that is known.
         """
         rollout = self._open(rollout_id)
-        rollout.told, rollout.following = turns, following
+        rollout.told = [turn.model for turn in turns]
+        rollout.arrival = None if arrival is None else arrival.model
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         """Close the address of a rollout and return its turns; requests in progress are not recorded."""

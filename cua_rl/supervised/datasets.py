@@ -126,7 +126,7 @@ class ExpertExamples:
         device = await self.devices.make(task.device_request())
         try:
             await prepare(task, device)
-            max_turns = min(task.max_turns, self.max_turns)
+            max_turns = task.turns_within(self.max_turns)
             random = Random(f"expert-{self.seed}-{name}")
             expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
             lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)

@@ -53,6 +53,10 @@ class Task:
     item: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
     """Fields that graders compare with, such as a reference answer; agents do not see them."""
 
+    def turns_within(self, limit: int) -> int:
+        """The turns that a rollout may take in a run that allows so many."""
+        return min(self.max_turns, limit)
+
     def device_request(self, rollout_id: str = "", snapshot: Snapshot | None = None) -> DeviceRequest:
         return DeviceRequest(
             task_id=self.task_id, seed=self.seed, world=self.world, rollout_id=rollout_id, snapshot=snapshot
