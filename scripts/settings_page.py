@@ -19,6 +19,7 @@ from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
+from cua_rl.recipes.new_environment import NewEnvironmentConfig
 from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.recover import RecoverConfig
@@ -60,6 +61,7 @@ RECIPES = (
     Recipe(module="export_rollout", config_class=ExportConfig),
     Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
     Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
+    Recipe(module="new_environment", config_class=NewEnvironmentConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="replay_step", config_class=ReplayConfig),
     Recipe(module="ask_checkpoints", config_class=AskConfig),

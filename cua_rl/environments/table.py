@@ -26,13 +26,11 @@ ENTRY_POINTS = "cua_rl.environments"
 
 def _load_others() -> Iterator[Environment]:
     for point in entry_points(group=ENTRY_POINTS):
-        with boundary(ConfigError, f"load the environment {point.value!r}, an entry point {ENTRY_POINTS!r}"):
+        where = f"{point.value!r}, an entry point {ENTRY_POINTS!r} (correct it, or uninstall its package)"
+        with boundary(ConfigError, f"load the environment {where}"):
             environment: object = point.load()
         if not isinstance(environment, Environment):
-            raise ConfigError(
-                f"expected an Environment at {point.value!r}, an entry point {ENTRY_POINTS!r}, got {environment!r}; "
-                "correct it, or uninstall its package"
-            )
+            raise ConfigError(f"expected an Environment at {where}, got {environment!r}")
         yield environment
 
 

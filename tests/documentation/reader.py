@@ -36,6 +36,7 @@ from cua_rl.recipes import (
     export_rollout,
     export_trajectories,
     import_trajectories,
+    new_environment,
     plan,
     prune,
     rebuild_datums,
@@ -83,6 +84,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
     "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
     "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
+    "cua_rl.recipes.new_environment": new_environment.NewEnvironmentConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.replay_step": replay_step.ReplayConfig,
     "cua_rl.recipes.ask_checkpoints": ask_checkpoints.AskConfig,
@@ -217,6 +219,8 @@ class Reader:
             _check_options([word for word in arguments if "=" in word.split("://")[0]], CONFIGS[module])
         elif module in WITHOUT_OPTIONS:
             _takes(module, arguments)
+        elif module in ("pip", "pytest") and arguments[-1] == "my_icons":
+            pass  # tests/environments/test_third_party_environment.py installs and tests it
         elif module in LOAD_TORCH:
             pass  # tests/real/test_commands.py reads their options
         elif (ROOT / f"{module.replace('.', '/')}.py").is_file():

@@ -124,6 +124,7 @@ def stands_for(models: Path) -> Generator[dict[str, str]]:
             "http://localhost:28080": gbox,
             "GBOX_API_KEY=...": f"GBOX_API_KEY={KEY}",
             "https://monitor.example": monitor,
+            "tasks.source_type=my_icons": "tasks.source_type=demo_training",  # an environment that the page installs
             "https://host/v1": f"{vllm}/v1",
             "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
             "base_url=http://host:8000": f"base_url={vllm}",

@@ -1,70 +1,64 @@
-"""Another package adds an environment by an entry point: the example, as its package would be installed."""
+"""Another package adds an environment by an entry point: the one that `recipes.new_environment` writes."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
+from cua_rl.recipes.new_environment import main as new_environment
+
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "environments"
-SOLVE = """
-import asyncio
-from cua_rl.types.actions import Click
-from cua_rl.environments.pool import open_pool
-from cua_rl.run.devices import prepare_devices
-from cua_rl.run.training_config import CLIConfig
-from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.readiness import validate
-from pathlib import Path
-
-async def solve(seed):
-    config = CLIConfig(model_name="m", tasks={"source_type": "red_half"})
-    plan = prepare_devices(config, Path("run"))
-    tasks = load_tasks(config.tasks, seed=0, split="train", device=plan.backend.abilities)
-    task = tasks.templates[0].make_task(seed)
-    async with open_pool(plan.backend, max_devices=1) as pool, pool.lease(task.device_request()) as device:
-        seen = await device.observe()
-        await device.execute(Click(x=10, y=10))
-        verdict = await validate(task, device, None)
-    print(config.eval_tasks == config.tasks, plan.smallest_screen.width_px == seen.width_px, verdict.success)
-
-asyncio.run(solve(0))
-asyncio.run(solve(1))
-"""
 
 
-def install(folder: Path, entry_point: str) -> dict[str, str]:
-    """Make the files that pip leaves of a package, and return an environment that finds them."""
-    info = folder / "red_half-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: red-half\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[cua_rl.environments]\nred_half = {entry_point}\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, folder, EXAMPLE)))}
+def install(folder: Path, entry_point: str = "my_icons:ENVIRONMENT") -> dict[str, str]:
+    """Write the package to `folder/my_icons`, with this entry point, and return variables that find it there.
+
+    They lead to what `pip install -e` would put into the environment of the tests, which is left as it is.
+    """
+    package, site = folder / "my_icons", folder / "site"
+    assert new_environment(["name=my_icons", f"folder={package}"]) == 0
+    project = package / "pyproject.toml"
+    project.write_text(project.read_text().replace("my_icons:ENVIRONMENT", entry_point))
+    site.mkdir()
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(site)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=package, capture_output=True, check=True)
+    (wheel,) = site.glob("*.whl")
+    ZipFile(wheel).extractall(site)
+    (paths,) = site.glob("*.pth")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(site), *paths.read_text().split()))}
 
 
-def run(code: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+def run(environ: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_tasks_of_another_package_are_loaded_run_on_its_devices_and_validated(tmp_path: Path) -> None:
-    done = run(SOLVE, install(tmp_path, "red_half:RED_HALF"))
+def test_it_passes_its_own_test_and_can_be_trained_on_with_the_embedded_model(tmp_path: Path) -> None:
+    environ = install(tmp_path)
 
-    assert done.stdout.split() == ["True", "True", "True", "True", "True", "False"], done.stderr
+    tested = run(environ, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my_icons")
+    planned = run(environ, tmp_path, "-m", "cua_rl.recipes.train", "tasks.source_type=my_icons", "dry_run=true")
+
+    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["changed_from_defaults"]["eval_tasks"] == {"source_type": "my_icons"}
 
 
 @pytest.mark.parametrize(
     ("entry_point", "complaint"),
     [
-        ("red_half:Halves", "expected an Environment at 'red_half:Halves'"),
-        ("red_halves:RED_HALF", "No module named 'red_halves'"),
-        ("red_half:HALF", "has no attribute 'HALF'"),
+        ("my_icons:IconScreens", "expected an Environment at 'my_icons:IconScreens'"),
+        ("my_icon:ENVIRONMENT", "No module named 'my_icon'"),
+        ("my_icons:ENVIRONMENTS", "has no attribute 'ENVIRONMENTS'"),
     ],
 )
 def test_a_package_whose_entry_point_leads_nowhere_is_named(tmp_path: Path, entry_point: str, complaint: str) -> None:
-    done = run("import cua_rl.environments.table", install(tmp_path, entry_point))
+    done = run(install(tmp_path, entry_point), tmp_path, "-c", "import cua_rl.environments.table")
 
     assert complaint in done.stderr
     assert "ConfigError" in done.stderr
-    assert "an entry point 'cua_rl.environments'" in done.stderr
+    assert "an entry point 'cua_rl.environments' (correct it, or uninstall its package)" in done.stderr

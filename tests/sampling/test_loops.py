@@ -1,6 +1,7 @@
 """Plays what vendors' computer-use loops sent (`tests/sampling/clients/loops.py`) to the gateway again.
 
-OpenAI's sample app, Anthropic's demo and LangChain's agent ran unmodified on a phone, a page and a desktop.
+OpenAI's Agents SDK and sample app, Anthropic's demo and LangChain's agent ran unmodified on a phone, a page and a
+desktop.
 """
 
 import json
@@ -55,8 +56,10 @@ async def test_the_turns_of_a_loop_are_one_sequence_for_training(
     assert [turn.failure is not None for turn in turns].count(True) == 1  # the malformed call
 
 
-def declared_size(request: Any) -> tuple[int, int]:
-    """The display that the loop declares."""
+def declared_size(request: Any, device: DeviceName) -> tuple[int, int]:
+    """The display that the loop declares, or else that of its screenshots."""
+    if request["tools"] == [{"type": "computer"}]:
+        return SIZES[device]
     (tool,) = (tool for tool in request["tools"] if "display_width" in json.dumps(tool))
     return (
         tool.get("display_width") or tool["display_width_px"],
@@ -79,7 +82,7 @@ async def test_a_click_on_each_of_a_hundred_targets_lands(
     first, second, *_ = load_recording(path).turns
     recorded, device = load_recording(path), device_of(path)
     width, height = SIZES[device]
-    wide, high = declared_size(first.request)
+    wide, high = declared_size(first.request, device)
     landed = 0
     for target in make_targets(device, seed=2):
         clicked = RecordedTurn(request=second.request, answer=click_in(target, (width, height)), ids=second.ids)

@@ -1,6 +1,6 @@
 """Record vendors' computer-use loops on real devices: `python -m tests.sampling.clients.loops [--clicks] NAME ...`.
 
-Each loop (`LOOPS`) runs unmodified in an environment of its own (`build/clients/NAME`, with its packages) against the
+Each loop (`LOOPS`) runs unmodified in an environment of its own, which is made in `build/clients/NAME`, against the
 gateway, on the simulated phone, a page and a desktop, while a fake model server gives `ANSWERS`. What it sends is
 recorded. With `--clicks`, the policy clicks a hundred random targets, and those are counted that the device executes
 inside their target.
@@ -43,7 +43,7 @@ from cua_rl.task_loader import load_tasks
 from cua_rl.types.actions import Click
 from cua_rl.types.rollout import AgentTurn, SamplingParams
 from tests.renderers.model_folders import build_small_folder
-from tests.sampling.clients.record import ENVIRONMENTS, PROGRAMS
+from tests.sampling.clients.record import ENVIRONMENTS, PROGRAMS, make_environment
 from tests.sampling.clients.recording import FOLDER, RecordedTurn, Recording, save_recording
 from tests.sampling.clients.targets import NUM_TARGETS, SIZES, DeviceName, call, click_in, is_inside, make_targets
 from tests.sampling.fake_vllm import FakeVllm
@@ -61,12 +61,17 @@ class Loop:
 
 
 LOOPS: Mapping[str, Loop] = {
+    "agents_sdk": Loop(program="agents_sdk.py", packages=("openai-agents==0.24.0",), api="responses"),
     "openai_cua": Loop(
         program="openai_cua.py",
         packages=("requests==2.34.2", "python-dotenv==1.2.4", "pillow==13.0.0"),
         api="responses",
     ),
-    "anthropic_demo": Loop(program="anthropic_demo.py", packages=("anthropic==2.11.0",), api="messages"),
+    "anthropic_demo": Loop(
+        program="anthropic_demo.py",
+        packages=("anthropic==2.11.0",),
+        api="messages",
+    ),
     "langgraph_cua": Loop(program="langgraph_agent.py", packages=("langgraph-cua==0.0.1",), api="responses"),
 }
 
@@ -85,26 +90,24 @@ ANSWERS = (
 )
 
 
+def device_backend(name: DeviceName, folder: Path) -> tuple[DeviceBackend, dict[str, Any]]:
+    """The backend of a device of `SIZES`, and a source of tasks for it."""
+    if name == "phone":
+        return SimulatedPhones(), {"source_type": "demo_training", "tags": ["demo", "open_app"]}
+    if name == "desktop":
+        return LinuxDesktops(width_px=SIZES[name][0], height_px=SIZES[name][1]), {"source_type": "desktop"}
+    folder.chmod(0o755)  # browsers have users of their own
+    (folder / "page.html").write_text(PAGE)
+    check = {"query": "title", "expected": "a"}
+    page = {"url": (folder / "page.html").as_uri(), "instruction": "Search.", "check": check}
+    sources = {"source_type": "page", "pages": [page]}
+    return UserPages(parse_sources(sources), scale=0.5), sources
+
+
 @asynccontextmanager
 async def open_device(name: DeviceName, folder: Path) -> AsyncGenerator[Device]:
     """A device of `SIZES`, ready for its task."""
-    backend: DeviceBackend
-    match name:
-        case "phone":
-            backend, sources = SimulatedPhones(), {"source_type": "demo_training", "tags": ["demo", "open_app"]}
-        case "page":
-            folder.chmod(0o755)  # browsers have users of their own
-            (folder / "page.html").write_text(PAGE)
-            page = {
-                "url": (folder / "page.html").as_uri(),
-                "instruction": "Search.",
-                "check": {"query": "title", "expected": "a"},
-            }
-            sources = {"source_type": "page", "pages": [page]}
-            backend = UserPages(parse_sources(sources), scale=0.5)
-        case "desktop":
-            sources = {"source_type": "desktop"}
-            backend = LinuxDesktops(width_px=SIZES[name][0], height_px=SIZES[name][1])
+    backend, sources = device_backend(name, folder)
     task = load_tasks(sources, seed=0, split="train", device=backend.abilities).batch(0, 1)[0]
     async with backend:
         device = await backend.make(task.device_request())
@@ -217,9 +220,10 @@ async def main(names: Sequence[str], *, clicks: bool) -> None:
     """Record the loops whose names begin with one of the names, or let each click its targets."""
     devices: tuple[DeviceName, ...] = ("phone", "page", "desktop")
     for name, loop in LOOPS.items():
-        for device_name in devices:
-            if names and not f"{name}_{device_name}".startswith(tuple(names)):
-                continue
+        chosen = [device for device in devices if not names or f"{name}_{device}".startswith(tuple(names))]
+        if chosen:
+            await make_environment(name, loop.packages)
+        for device_name in chosen:
             if clicks:
                 hits = await count_hits(name, device_name)
                 sys.stdout.write(f"{name} {device_name}: {hits} of {NUM_TARGETS} targets hit\n")

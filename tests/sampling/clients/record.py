@@ -160,14 +160,20 @@ def _command(name: str, client: Client) -> tuple[str, str]:
 
 
 async def _install(name: str, client: Client) -> None:
-    folder = ENVIRONMENTS / name
-    if client.program.endswith(".mjs"):
-        folder.mkdir(parents=True, exist_ok=True)
-        await _run("npm", "install", "--silent", "--no-save", "--prefix", str(folder), *client.packages)
+    if not client.program.endswith(".mjs"):
+        await make_environment(name, client.packages)
         return
+    folder = ENVIRONMENTS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    await _run("npm", "install", "--silent", "--no-save", "--prefix", str(folder), *client.packages)
+
+
+async def make_environment(name: str, packages: Sequence[str]) -> None:
+    """A Python environment with these packages; one that is there is brought up to date."""
+    folder = ENVIRONMENTS / name
     if not folder.exists():
         await _run(sys.executable, "-m", "venv", str(folder))
-    await _run(str(folder / "bin" / "pip"), "install", "--quiet", *client.packages)
+    await _run(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages)
 
 
 async def _run(*command: str, **more: str) -> None:

@@ -39,3 +39,38 @@ class Device:
     def _ask(self, path: str, body: bytes | None = None) -> Any:
         headers = {"Authorization": f"Bearer {os.environ['CUA_DEVICE_TOKEN']}", "Content-Type": "application/json"}
         return urlopen(Request(os.environ["CUA_DEVICE_URL"] + path, data=body, headers=headers), timeout=300)
+
+
+class Computer:
+    """The device as the computer of OpenAI's loops."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def screenshot(self) -> str:
+        return self._device.screenshot()
+
+    def click(self, x: int, y: int, button: str = "left") -> None:
+        self._device.act(f"{button}_click", (x, y))
+
+    def double_click(self, x: int, y: int) -> None:
+        self._device.act("double_click", (x, y))
+
+    def scroll(self, x: int, y: int, scroll_x: int, scroll_y: int) -> None:
+        self._device.act("scroll", (x, y), pixels=-scroll_y)
+
+    def type(self, text: str) -> None:
+        self._device.act("type", text=text)
+
+    def wait(self, ms: int = 1000) -> None:
+        self._device.act("wait", time=ms / 1000)
+
+    def keypress(self, keys: list[str]) -> None:
+        self._device.keys(keys)
+
+    def move(self, x: int, y: int) -> None:
+        self._device.act("mouse_move", (x, y))
+
+    def drag(self, path: list[Any]) -> None:
+        start, *_, end = [(at["x"], at["y"]) if isinstance(at, dict) else at for at in path]
+        self._device.act("swipe", start, end)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import requests
-from device import Device
+from device import Computer, Device
 
 sys.path.insert(0, os.environ["OPENAI_CUA_SAMPLE_APP"])
 _computers: Any = ModuleType("computers")
@@ -26,38 +26,13 @@ def _post_to_us(url: str, **more: Any) -> Any:
 requests.post = _post_to_us
 
 
-class Computer:
-    """The sample's protocol of a computer."""
+class SampleComputer(Computer):
+    """With what the sample's protocol of a computer has beside actions."""
 
     def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self.environment = "browser" if device.is_browser else "linux"
         self.dimensions = device.size
-        self.screenshot = device.screenshot
-        self._device = device
-
-    def click(self, x: int, y: int, button: str = "left") -> None:
-        self._device.act(f"{button}_click", (x, y))
-
-    def double_click(self, x: int, y: int) -> None:
-        self._device.act("double_click", (x, y))
-
-    def scroll(self, x: int, y: int, scroll_x: int, scroll_y: int) -> None:
-        self._device.act("scroll", (x, y), pixels=-scroll_y)
-
-    def type(self, text: str) -> None:
-        self._device.act("type", text=text)
-
-    def wait(self, ms: int = 1000) -> None:
-        self._device.act("wait", time=ms / 1000)
-
-    def keypress(self, keys: list[str]) -> None:
-        self._device.keys(keys)
-
-    def move(self, x: int, y: int) -> None:
-        self._device.act("mouse_move", (x, y))
-
-    def drag(self, path: list[dict[str, int]]) -> None:
-        self._device.act("swipe", (path[0]["x"], path[0]["y"]), (path[-1]["x"], path[-1]["y"]))
 
     def get_current_url(self) -> str:
         return "http://shop.example/"
@@ -67,5 +42,5 @@ if __name__ == "__main__":
     from agent.agent import Agent
 
     device = Device()
-    agent = Agent(computer=Computer(device))  # type: ignore[arg-type]
+    agent = Agent(computer=SampleComputer(device))  # type: ignore[arg-type]
     agent.run_full_turn([{"role": "user", "content": device.instruction}], print_steps=False)
