@@ -30,22 +30,25 @@ async def load_suite(run: RunAccess) -> schemas.Suite | None:
     """The suite of which the run is a model; None if nothing was compared."""
     query = select(Training.run_name, Training.id).where(Training.log_path == run.training.log_path)
     keys = {name.rpartition("@")[2]: key for name, key in await run.session.execute(query)}
-    models = {key: schemas.SuiteModel(name=name, run_id=run.database.run_id(key)) for name, key in keys.items()}
+    found = select(Analysis).where(Analysis.kind == "suite", Analysis.training_id.in_(keys.values()))
+    rows = list(await run.session.scalars(found.order_by(Analysis.id.desc()).limit(_MOST)))
+    if not rows:
+        return None
 
     def model(name: str) -> schemas.SuiteModel:
-        return models[keys[name]] if name in keys else schemas.SuiteModel(name=name, run_id=None)
+        run_id = run.database.run_id(keys[name]) if name in keys else None
+        return schemas.SuiteModel(name=name, run_id=run_id)
 
-    found = select(Analysis).where(Analysis.kind == "suite", Analysis.training_id.in_(models))
-    rows = list(await run.session.scalars(found.order_by(Analysis.id.desc()).limit(_MOST)))
-    comparisons = [_comparison(row, model(row.result["pair"]["first"]), models[row.training_id]) for row in rows]
-    name = PurePath(run.training.log_path).name
-    now = model(rows[0].result["accepted"]) if rows else None
-    return None if now is None else schemas.Suite(name=name, accepted=now, comparisons=comparisons)
+    def comparison(row: Analysis) -> schemas.SuiteComparison:
+        first, second, accepted = row.result["pair"]["first"], row.result["pair"]["second"], row.result["accepted"]
+        models = {"accepted": model(first), "candidate": model(second), "is_accepted": accepted == second}
+        return schemas.SuiteComparison.model_validate(row.result | models | {"at": row.created_at})
 
-
-def _comparison(row: Analysis, accepted: schemas.SuiteModel, candidate: schemas.SuiteModel) -> schemas.SuiteComparison:
-    models = {"accepted": accepted, "candidate": candidate, "is_accepted": row.result["accepted"] == candidate.name}
-    return schemas.SuiteComparison.model_validate(row.result | models | {"at": row.created_at})
+    return schemas.Suite(
+        name=PurePath(run.training.log_path).name,
+        accepted=model(rows[0].result["accepted"]),
+        comparisons=[comparison(row) for row in rows],
+    )
 
 
 async def load_replay(run: RunAccess, step: int) -> schemas.StepReplay | None:

@@ -67,7 +67,8 @@ async def cli_main(config: ReplayConfig, environ: Mapping[str, str] = os.environ
             print("\n".join(describe(run, replay, found)), flush=True)
             outcomes = await what_if(run, replay, config.what_if, open_trainer, folder) if config.what_if else []
             variants = await asyncio.to_thread(measure, replay, outcomes)
-        await asyncio.to_thread(_write, run, replay, record := as_json(replay, found, variants), variants)
+        record = as_json(replay, found, variants)
+        await asyncio.to_thread(_write, run, replay, record, variants)
         run.session.add(Analysis(training_id=run.key, kind="replay", step=replay.row.step, result=record))
         await run.session.commit()
     is_same = found["adapter"] is None or found["adapter"].is_equal
