@@ -114,7 +114,7 @@ function counted(answers: readonly AskedAnswer[]): [string, number][] {
 function Answers({ asked, point }: { asked: AskedTurn; point: (index: number | null) => void }) {
   const count = asked.checkpoints.length;
   return (
-    <div className="table-scroll">
+    <div className="table-scroll" tabIndex={0} role="group" aria-label="Answers of each checkpoint">
       <table className="data">
         <thead><tr><th>Checkpoint</th><th className="right" title="log-probability of the recorded answer">Recorded, nats</th><th className="right" title="mean difference of the recorded answer’s tokens from the log-probabilities with which it was sampled, nats">Gap</th><th className="right" title="answers that do what the recorded one does">Same</th><th>Answers</th></tr></thead>
         <tbody>
