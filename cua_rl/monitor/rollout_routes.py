@@ -8,6 +8,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.database.screenshots import load_images
 from cua_rl.monitor import (
+    analysis_queries,
+    analysis_schemas,
     rollout_queries,
     set_comparison,
     set_queries,
@@ -131,6 +133,12 @@ def _as_file(rollout_id: str, kind: str) -> dict[str, str]:
 async def get_tokens(run: OpenRun, rollout_id: Id, turn_index: Number) -> SafeJson:
     """A turn's tokens with log-probabilities, and its prompt."""
     return SafeJson((await token_texts.load_turn_tokens(run, rollout_id, turn_index)).model_dump(mode="json"))
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}/asked", response_model=list[analysis_schemas.AskedTurn])
+async def list_asked(run: OpenRun, rollout_id: Id) -> SafeJson:
+    """The turns that checkpoints were asked about, with their answers."""
+    return SafeJson([one.model_dump(mode="json") for one in await analysis_queries.list_asked(run, rollout_id)])
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}/overrides")

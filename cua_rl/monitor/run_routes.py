@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from cua_rl.monitor import group_queries, run_queries, run_summaries, schemas, set_schemas
+from cua_rl.monitor import (
+    analysis_queries,
+    analysis_schemas,
+    group_queries,
+    run_queries,
+    run_summaries,
+    schemas,
+    set_schemas,
+)
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
@@ -113,6 +121,18 @@ async def list_evaluations(run: OpenRun) -> list[schemas.Evaluation]:
     return await run_queries.list_evaluations(run.session, run.training.id)
 
 
+@router.get("/{run_id}/analyses")
+async def list_analyses(run: OpenRun) -> list[analysis_schemas.AnalysisPlace]:
+    """What recipes found out about the run, newest first: steps made again, turns asked about, its suite."""
+    return await analysis_queries.list_analyses(run)
+
+
+@router.get("/{run_id}/suite")
+async def get_suite(run: OpenRun) -> analysis_schemas.Suite | None:
+    """The regression suite in which the run is a model, null if it is in none."""
+    return await analysis_queries.load_suite(run)
+
+
 @router.get("/{run_id}/{phase}/{step}", response_model=rollouts.SourceDetail)
 async def get_step(run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number) -> SafeJson:
     """A step or an evaluation with its groups x rollouts grid."""
@@ -125,6 +145,13 @@ async def get_step_change(
 ) -> set_schemas.StepChange:
     """Why the step's success differs from that of the steps before it."""
     return await load_step_change(run, step, num_before)
+
+
+@router.get("/{run_id}/step/{step}/replay", response_model=analysis_schemas.StepReplay | None)
+async def get_replay(run: OpenRun, step: Number) -> SafeJson:
+    """The step made again, and what other settings would have done; null if it was not."""
+    found = await analysis_queries.load_replay(run, step)
+    return SafeJson(found and found.model_dump(mode="json"))
 
 
 @router.get("/{run_id}/{phase}/{step}/groups/{group_id}")

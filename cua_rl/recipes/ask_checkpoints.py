@@ -3,7 +3,8 @@
 Each of them answers the turn's prompt `num_samples` times, and says how likely it finds the answer that was recorded:
 by default the base model and every checkpoint of the run, which shows how the answer moved over training. The
 checkpoint that sampled the answer must give it the recorded log-probabilities. Writes `answers/<rollout>-<turn>.json`
-and a picture beside it, with the screenshot and where the answers click, in the run's folder.
+and a picture beside it, with the screenshot and where the answers click, in the run's folder; the monitor shows the
+answers on the turn.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from cua_rl.command_line.fields import check_numbers, setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.reporting.asked import AskedTurn, print_asked, write_asked_plot
 from cua_rl.reporting.json_lines import write_text
-from cua_rl.run.asking import find_models, load_recorded, open_questions
+from cua_rl.run.asking import find_models, load_recorded, open_questions, save_answers
 from cua_rl.run_folder.recorded_run import find_base, open_training
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import ParityError
@@ -60,6 +61,7 @@ async def cli_main(config: AskConfig, environ: Mapping[str, str] = os.environ) -
         models = await asyncio.to_thread(find_models, run, config.checkpoints, base)
         async with open_questions(run, recorded, models, config.server, config.base_url) as questions:
             asked = [await questions.ask(recorded, place, models, config.num_samples) for place in places]
+        await save_answers(run, asked)
     folder, limit = run.folder / "answers", float(run.settings["parity_limit"])
     folder.mkdir(exist_ok=True)
     for one in asked:

@@ -3,14 +3,15 @@
 Begins with the newest checkpoint before the step, or with the run's beginning, rebuilds the step's training data from
 the database alone, trains, and compares adapter and optimizer with what the run saved after it. With `what_if`, the
 same data are trained on with other settings, too: direction and size of the update, and what it does to the answers.
-Writes `replays/000012.json`, and with `what_if` a plot beside it, in the run's folder.
+Writes `replays/000012.json`, and with `what_if` a plot beside it, in the run's folder; the monitor shows both on the
+step's page.
 """
 
 import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ import chz
 
 from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
+from cua_rl.database.analysis_models import Analysis
 from cua_rl.reporting.json_lines import write_text
 from cua_rl.reporting.what_if import RolloutChange, Variant, print_variants, write_what_if_plot
 from cua_rl.run.replay import Outcome, Replay, replay_step, what_if
@@ -65,7 +67,10 @@ async def cli_main(config: ReplayConfig, environ: Mapping[str, str] = os.environ
             print("\n".join(describe(run, replay, found)), flush=True)
             outcomes = await what_if(run, replay, config.what_if, open_trainer, folder) if config.what_if else []
             variants = await asyncio.to_thread(measure, replay, outcomes)
-    await asyncio.to_thread(_write, run, replay, found, variants)
+        record = as_json(replay, found, variants)
+        await asyncio.to_thread(_write, run, replay, record, variants)
+        run.session.add(Analysis(training_id=run.key, kind="replay", step=replay.row.step, result=record))
+        await run.session.commit()
     is_same = found["adapter"] is None or found["adapter"].is_equal
     if replay.trained_on == replay.row.trained_on and not is_same:
         raise TrainingError(
@@ -145,12 +150,9 @@ def measure(replay: Replay, outcomes: list[Outcome]) -> list[Variant]:
     return variants
 
 
-def _write(
-    run: RecordedTraining, replay: Replay, found: Mapping[str, "Difference | None"], variants: list[Variant]
-) -> None:
-    folder, name = run.folder / "replays", f"{replay.row.step:06d}"
-    folder.mkdir(exist_ok=True)
-    record = {
+def as_json(replay: Replay, found: Mapping[str, "Difference | None"], variants: Sequence[Variant]) -> dict[str, object]:
+    """The replay as it is written and recorded."""
+    return {
         "step": replay.row.step,
         "start": replay.start,
         "datums_sha256": replay.row.datums_sha256,
@@ -160,6 +162,11 @@ def _write(
         **{kind: difference and asdict(difference) for kind, difference in found.items()},
         "variants": [variant.as_json() for variant in variants],
     }
+
+
+def _write(run: RecordedTraining, replay: Replay, record: Mapping[str, object], variants: Sequence[Variant]) -> None:
+    folder, name = run.folder / "replays", f"{replay.row.step:06d}"
+    folder.mkdir(exist_ok=True)
     write_text(folder / f"{name}.json", json.dumps(record, indent=2) + "\n")
     print(f"in {folder / name}.json", flush=True)
     if variants:

@@ -62,7 +62,12 @@ class AskedTurn:
 
     def as_json(self) -> dict[str, Any]:
         """All of it but the screenshot."""
-        return asdict(replace(self, seen=None))
+        checkpoints = [asdict(one) | {"samples": [*map(_plain, one.samples)]} for one in self.checkpoints]
+        return asdict(replace(self, seen=None)) | {"recorded": _plain(self.recorded), "checkpoints": checkpoints}
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    return asdict(answer) | {"actions": [{"type": type(each).__name__, **asdict(each)} for each in answer.actions]}
 
 
 def print_asked(asked: AskedTurn) -> None:

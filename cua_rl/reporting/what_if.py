@@ -51,7 +51,7 @@ class Variant:
         return fsum(found) / len(found) if found else None
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with the effect on each task."""
+        """All of it, with the effect on all tasks and on each."""
         tasks = [
             {
                 "task_id": task_id,
@@ -60,7 +60,8 @@ class Variant:
             }
             for task_id in task_ids(self)
         ]
-        return {"name": self.name, **asdict(self), "tasks": tasks}
+        means = {"successes": self.mean_change(success=True), "failures": self.mean_change(success=False)}
+        return {"name": self.name, **asdict(self), **means, "tasks": tasks}
 
 
 def task_ids(variant: Variant) -> list[str]:

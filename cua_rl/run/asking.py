@@ -18,6 +18,7 @@ from cua_rl.agent.action_format import ScreenAnswer
 from cua_rl.agent.device_step import cursor_after
 from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.database.analysis_models import Analysis
 from cua_rl.database.models import Eval, Group, RolloutRow, Step
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.environments.device import DeviceKind
@@ -207,6 +208,18 @@ def adapter_of(model: LocalModel) -> AdapterRef | None:
         return None
     path, name = model.adapter.path, f"ask.{sha256(bytes(model.adapter.path)).hexdigest()[:12]}"
     return AdapterRef(path=path, policy_version=model.adapter.policy_version, model=name)
+
+
+async def save_answers(run: RecordedTraining, asked: Sequence[AskedTurn]) -> None:
+    """Record the answers in the run's database, where the monitor finds them."""
+    mine = select(RolloutRow.id).where(RolloutRow.training_id == run.key)
+    for one in asked:
+        rollout_pk = await run.session.scalar(mine.where(RolloutRow.rollout_id == one.rollout_id))
+        result = one.as_json()
+        run.session.add(
+            Analysis(training_id=run.key, kind="answers", rollout_pk=rollout_pk, turn_index=one.turn - 1, result=result)
+        )
+    await run.session.commit()
 
 
 def conversation_of(request: Mapping[str, object]) -> Conversation:

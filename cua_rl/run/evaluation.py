@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy import select
+
 from cua_rl.agent.agent import RecordingAccess
-from cua_rl.database.queries import find_training, rename_training
+from cua_rl.database.models import Training
+from cua_rl.database.queries import rename_training
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
 from cua_rl.evaluation.attempts import (
@@ -133,16 +136,14 @@ def _load_known(folder: LogDirectory, prepared: PreparedEvaluation) -> list[Atte
 
 
 async def _follow_move(prepared: PreparedEvaluation, before: Path, url: str) -> None:
-    """After an evaluation's folder has been moved, rename its models' runs accordingly; a copy has runs of its own."""
+    """After an evaluation's folder has been moved, rename the runs of all its models; a copy has runs of its own."""
     if before == prepared.log_path or (prepared.database_url is not None and await asyncio.to_thread(before.exists)):
         return
     async with open_sessions(url) as sessions, sessions.begin() as session:
-        for model in prepared.models:
-            moved = await find_training(session, f"{before.name}@{model.name}", str(before))
-            if moved is not None:
-                await rename_training(
-                    session, moved.id, f"{prepared.log_path.name}@{model.name}", str(prepared.log_path)
-                )
+        moved = (await session.scalars(select(Training).where(Training.log_path == str(before)))).all()
+        for run in moved:
+            name = f"{prepared.log_path.name}@{run.run_name.removeprefix(f'{before.name}@')}"
+            await rename_training(session, run.id, name, str(prepared.log_path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

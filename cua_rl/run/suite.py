@@ -5,7 +5,9 @@ again. `suite.json` says which checkpoint is accepted, and how each one compared
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,10 @@ import chz
 
 from cua_rl.command_line.fields import Given, setting, with_presets, with_values
 from cua_rl.command_line.settings import accept_value, explain_field
+from cua_rl.database.analysis_models import Analysis
+from cua_rl.database.postgres import read_own_database
+from cua_rl.database.queries import find_training
+from cua_rl.database.session import find_database, open_sessions
 from cua_rl.evaluation.attempts import Attempt, outcomes_by_position, parse_attempts
 from cua_rl.evaluation.evaluate import compare_pair
 from cua_rl.evaluation.statistics import regression_p_value, regression_power
@@ -99,13 +105,27 @@ async def run_suite(config: SuiteConfig) -> SuiteResult | None:
         record["accepted"] = model.name
     else:
         result = compare_checkpoints(config, attempts, accepted, model.name)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        record["results"].append({"at": at, **asdict(result)})
         if config.accept and not result.is_regression:
             record["accepted"] = model.name
+        promise = {"fall": config.fall, "churn": config.churn, "false_alarms": config.false_alarms}
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        record["results"].append({"at": at, **asdict(result), **promise, "accepted": record["accepted"]})
     write_text(folder / "suite.json", json.dumps(record, indent=2) + "\n")
+    if result is not None:
+        await _save(folder, model.name, record["results"][-1])
     print(describe(config, result, record["accepted"]), flush=True)
     return result
+
+
+async def _save(folder: Path, name: str, found: dict[str, object]) -> None:
+    """Record a comparison in the database that has the attempts, where the monitor finds it."""
+    async with AsyncExitStack() as stack:
+        url = await find_database(os.environ) or await stack.enter_async_context(read_own_database(folder))
+        sessions = await stack.enter_async_context(open_sessions(url))
+        session = await stack.enter_async_context(sessions.begin())
+        training = await find_training(session, f"{folder.name}@{name}", str(folder))
+        assert training is not None  # the evaluation has recorded it
+        session.add(Analysis(training_id=training.id, kind="suite", result=found))
 
 
 def compare_checkpoints(config: SuiteConfig, attempts: Sequence[Attempt], accepted: str, candidate: str) -> SuiteResult:

@@ -8,6 +8,7 @@ import { RolloutsPage } from "./pages/RolloutsPage";
 import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { SourcePage } from "./pages/SourcePage";
+import { SuitePage } from "./pages/SuitePage";
 import { TaskPage } from "./pages/TaskPage";
 import { Link, Router, useLocation, useRoute, type Params, type Route } from "./router";
 import { Help } from "./ui/Help";
@@ -25,6 +26,7 @@ const ROUTES: readonly Route[] = [
   { pattern: "/benchmarks", render: () => <BenchmarksPage /> },
   { pattern: "/rollouts", render: () => <RolloutsPage /> },
   { pattern: "/runs/:run", render: (at) => <RunPage key={of(at, "run")} runId={of(at, "run")} /> },
+  { pattern: "/runs/:run/suite", render: (at) => <SuitePage runId={of(at, "run")} /> },
   { pattern: "/runs/:run/tasks/:task", render: (at) => <TaskPage key={of(at, "task")} runId={of(at, "run")} taskId={of(at, "task")} /> },
   { pattern: "/runs/:run/rollouts/:rollout", render: (at) => <RolloutPage key={of(at, "rollout")} runId={of(at, "run")} rolloutId={of(at, "rollout")} /> },
   { pattern: "/runs/:run/:phase/:step", render: (at) => <SourcePage runId={of(at, "run")} phase={of(at, "phase")} step={of(at, "step")} /> },

@@ -9,6 +9,7 @@ from cua_rl.events import EvaluationEnded, RolloutSource
 from cua_rl.recipes.prune import PruneConfig, cli_main
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
+from tests.real.monitor.analyses import save, suite_result
 from tests.real.monitor.events import make_step_events
 
 PAGE = (Path(__file__).parents[3] / "docs" / "database.md").read_text(encoding="utf-8")
@@ -32,6 +33,7 @@ async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_o
         )
         for event in [start(), *baseline, ended, *make_step_events(1), *make_step_events(2)]:
             await recorder.record(event)
+    save(url, "1", suite_result([True, True], [True, False], accepted="a", first="a", second="b"), kind="suite")
     # an evaluation of models, or a run
     questions = [
         text.replace("'my-run@%'", "'run%'").replace("'my-run'", "'run'")
@@ -41,7 +43,7 @@ async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_o
     deletions = [text.replace("'my-run'", "'run'") for text in STATEMENTS if text.startswith("DELETE")]
 
     assert [text for text in questions if not run_sql(url, text)] == []
-    assert len(questions) == 12
+    assert len(questions) == 13
     for text in deletions:
         run_sql(url, text)
     run_sql(url, "UPDATE screenshots SET created_at = created_at - interval '2 hours'")

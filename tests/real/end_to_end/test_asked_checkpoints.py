@@ -1,7 +1,9 @@
 """A small recorded run: its turns are asked about again, under the checkpoint that sampled them and under others."""
 
+import asyncio
 import json
 import shutil
+from math import fsum
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
 from cua_rl.types.errors import ConfigError, ParityError
 from tests.real.end_to_end.runs import Run
+from tests.real.evaluation.shown import get, open_monitor
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -73,14 +76,14 @@ async def test_every_turn_has_its_recorded_logprobs_under_the_checkpoint_that_sa
         require_parity(max(asked, key=lambda one: max(each.mean_abs_gap for each in one.checkpoints if each.is_own)), 0)
 
 
-def test_the_command_prints_a_table_and_writes_answers_and_a_picture(
+async def test_the_command_prints_a_table_and_writes_answers_and_a_picture_and_the_monitor_shows_them(
     server: VllmServer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (folder / "outcomes.jsonl").read_text().partition('"success_id": "')[2]
     rollout_id = words.partition('"')[0]
     options = [f"rollout_id={rollout_id[:-2]}", "turn=1", "num_samples=3", f"base_url={server.base_url}"]
 
-    assert run_recipe(AskConfig, cli_main, [f"log_path={folder}", *options]) == 0
+    assert await asyncio.to_thread(run_recipe, AskConfig, cli_main, [f"log_path={folder}", *options]) == 0
 
     place = folder / "answers" / f"{rollout_id}-1"
     found = json.loads(place.with_suffix(".json").read_text())
@@ -91,6 +94,13 @@ def test_the_command_prints_a_table_and_writes_answers_and_a_picture(
     assert all(len(one["samples"]) == 3 for one in found["checkpoints"])
     assert any(each["actions"] for one in found["checkpoints"] for each in one["samples"])
     assert place.with_suffix(".png").stat().st_size > 10_000
+    async with open_monitor(folder) as client:
+        (asked,) = await get(client, f"/api/runs/1/rollouts/{rollout_id}/asked")
+    assert (asked["turn_index"], asked["logprob"]) == (0, fsum(found["recorded"]["logprobs"]))
+    for shown, written in zip(asked["checkpoints"], found["checkpoints"], strict=True):
+        assert (shown["name"], shown["logprob"]) == (written["name"], fsum(written["logprobs"]))
+        assert [one["actions"] for one in shown["samples"]] == [one["actions"] for one in written["samples"]]
+        assert all(action["type"] for one in shown["samples"] for action in one["actions"])
     said = capsys.readouterr().out
     assert "which sampled it" in said
     assert f"turn 1 of rollout {rollout_id}" in said.replace("\n", " ")

@@ -4,6 +4,7 @@ Only what a page leaves open is filled in (the run's name, its last step, a roll
 numbers are made small.
 """
 
+import asyncio
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from tests.doubles.judge_endpoint import KEY, MODEL, JudgeEndpoint, verdict
 from tests.evaluation.fake_endpoint import serve_in_thread
 from tests.patience import IdleClock, patience
 from tests.real.end_to_end.runs import DEADLINE_S, SMALL, Run
+from tests.real.evaluation.shown import get, open_monitor
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -175,6 +177,21 @@ def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     exports = {"export_model", "export_rollout", "export_trajectories"}
     others = {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge", "plan", "prune"}
     assert recipes == exports | others | {"replay_step", "ask_checkpoints", "take_over", "recover"}
+
+
+async def test_a_step_made_again_in_other_ways_is_in_the_monitor(recorded: Recorded) -> None:
+    options = (f"step={NUM_STEPS}", 'what_if=[{"learning_rate": 0}]')
+    await asyncio.to_thread(recorded.finish, "cua_rl.recipes.replay_step", "log_path=runs/recorded", *options)
+    async with open_monitor(recorded.run) as client:
+        found = await get(client, f"/api/runs/1/step/{NUM_STEPS}/replay")
+        rollouts = await get(client, "/api/rollouts", run_id="1", step=NUM_STEPS)
+    assert (found["adapter"]["is_equal"], found["is_same_machine"], found["logprob_gap"]) == (True, True, 0.0)
+    assert [(one["name"], one["relative_norm"]) for one in found["variants"]] == [
+        ("as taken", 1.0),
+        ("learning_rate=0", 0.0),
+    ]
+    assert {one["rollout_id"] for one in found["rollouts"]} <= {one["rollout_id"] for one in rollouts["items"]}
+    assert all(taken != 0.0 == still for taken, still in (one["changes"] for one in found["rollouts"]))
 
 
 def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Recorded) -> None:

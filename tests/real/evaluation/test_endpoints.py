@@ -160,14 +160,14 @@ async def assert_number_of_rollouts(folder: Path, number: int) -> None:
 def test_an_evaluation_whose_folder_was_moved_goes_on_in_its_database(
     fake: FakeEndpoint, url: str, tmp_path: Path
 ) -> None:
-    assert main(arguments(url, tmp_path / "before", "num_tasks=2", apis=("chat",))) == 0
+    assert main(arguments(url, tmp_path / "before", "num_tasks=2")) == 0
     (tmp_path / "before").rename(tmp_path / "after")
 
     resume = "behavior_if_log_dir_exists=resume"
     assert main(arguments(url, tmp_path / "after", "num_tasks=2", "num_attempts=3", resume, apis=("chat",))) == 0
 
-    asyncio.run(assert_number_of_rollouts(tmp_path / "after", 6))
-    asyncio.run(assert_recorded(tmp_path / "after", "by chat"))
+    assert len(attempts(tmp_path / "after")) == 6 + 2
+    asyncio.run(assert_recorded(tmp_path / "after", "by chat", "by responses"))
 
 
 async def test_evaluations_share_the_database_of_the_environment(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.recipes.evaluate import cli_main
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.export_rollout import cli_main as export_page
 from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
 from cua_rl.recipes.export_trajectories import cli_main as export_data
 from cua_rl.run.evaluation_config import EvaluateConfig
+from cua_rl.run.suite import SuiteConfig, run_suite
 from cua_rl.sampling.address import split_address
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.server import VllmServer
@@ -102,6 +104,43 @@ async def assert_exported(folder: Path, model: str) -> None:
     assert sum(rollout_id in path.read_text() for path in data.rglob("*.json")) == 1
     with pytest.raises(ConfigError, match="FOLDER@MODEL of an evaluation of several models, got none"):
         await export_page(ExportConfig(run=str(folder), rollout_id=rollout_id, out=str(page)), {})
+
+
+async def test_a_worse_checkpoint_raises_an_alarm_that_the_monitor_shows_with_its_rollouts(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    wild, folder = write_adapter(tmp_path / "wild", update=50.0), tmp_path / "phone"
+    config = SuiteConfig(
+        models=[{"name": "base"}],
+        tasks={"source_type": "demo_eval", "tags": ["demo"]},
+        num_tasks=16,
+        fall=0.7,
+        max_tokens=48,
+        server=ServerConfig(max_model_len=2048),
+        base_url=server.base_url,
+        log_path=str(folder),
+    )
+    assert await run_suite(config) is None
+    result = await run_suite(with_values(config, models=[{"name": "wild", "adapter": str(wild)}], accept=True))
+
+    assert result is not None
+    assert result.is_regression
+    recorded = json.loads((folder / "suite.json").read_text())["results"][0]
+    async with open_monitor(folder) as client:
+        runs = {name: run["run_id"] for name, run in (await fetch_runs(client)).items()}
+        suites = [await get(client, f"/api/runs/{run_id}/suite") for run_id in runs.values()]
+        sets = [f"run_id={runs[f'phone@{name}']}&phase=eval" for name in ("base", "wild")]
+        shown = await get(client, "/api/rollouts/compare", first=sets[0], second=sets[1])
+    assert suites[0] == suites[1]
+    (comparison,) = suites[0]["comparisons"]
+    assert suites[0]["accepted"] == comparison["accepted"] == {"name": "base", "run_id": runs["phone@base"]}
+    assert comparison["candidate"] == {"name": "wild", "run_id": runs["phone@wild"]}
+    assert {name: comparison[name] for name in ("pair", "p_value", "power", "fall")} == {
+        name: recorded[name] for name in ("pair", "p_value", "power", "fall")
+    }
+    # what the page lists by task comes from the rollouts, the verdict from the attempts
+    assert (shown["num_pairs"], shown["difference"]) == (16, pytest.approx(result.pair.difference))
+    assert (shown["num_worse"], shown["num_better"]) == (result.pair.num_only_first, result.pair.num_only_second)
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ async def test_every_page_shows_its_data_and_can_be_read_by_all(window: Window) 
     for path, text in (await _pages(window)).items():
         await window.open(path)
         await window.page.get_by_text(text, exact=False).first.wait_for(state="attached")
-        found += await _findings(window.page, path)
+        found += await findings(window.page, path)
     assert found == []
 
 
@@ -61,12 +61,12 @@ async def test_pages_fit_a_phone_in_the_light_theme(chromium: Any, site: Site, w
         if "tab=" not in path or "timeline" in path:  # the tabs of a run are made of the same parts
             await page.goto(site.base_url + path)
             await page.get_by_text(text, exact=False).first.wait_for(state="attached")
-            found += await _findings(page, path)
+            found += await findings(page, path)
     await context.close()
     assert found == []
 
 
-async def _findings(page: Any, path: str) -> list[str]:
+async def findings(page: Any, path: str) -> list[str]:
     """Serious findings of axe, and whether the page scrolls sideways."""
     await page.evaluate(AXE.read_text())
     result = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")

@@ -36,6 +36,10 @@ export const outliersPath = (set: URLSearchParams, by: string) => `/api/rollouts
 export const firstActionsPath = (set: URLSearchParams) => `/api/rollouts/first_actions?${set.toString()}`;
 export const stepChangePath = (runId: string, step: number) => `${run(runId)}/step/${step}/change`;
 export const differencePath = (first: string, second: string) => `/api/rollouts/compare${query({ first, second })}`;
+export const analysesPath = (runId: string) => `${run(runId)}/analyses`;
+export const suitePath = (runId: string) => `${run(runId)}/suite`;
+export const replayPath = (runId: string, step: number) => `${run(runId)}/step/${step}/replay`;
+export const askedPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/asked`;
 export const benchmarksPath = "/api/benchmarks";
 export const eventsPath = (runId: string | null) => (runId ? `/api/events${query({ run_id: runId })}` : "/api/events");
 
@@ -54,6 +58,7 @@ export const groupPage = (at: { run_id: string; phase: string; step: number }, g
 export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
   `${page(runId)}/rollouts/${encodeURIComponent(rolloutId)}${turn ? `?turn=${turn + 1}` : ""}`;
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
+export const suitePage = (runId: string, at?: string) => `${page(runId)}/suite${query({ at })}`;
 export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
 export const compareSetsPage = (first: string, second: string) => `/compare${query({ first, second })}`;
 /** The rollouts of the latest evaluation, or of the baseline. */

@@ -3,6 +3,7 @@ import { useQuery, useRefresh } from "../api/cache";
 import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
+import { AskedCheckpoints } from "../rollout/AskedCheckpoints";
 import { Branches } from "../rollout/Branches";
 import { Filmstrip } from "../rollout/Filmstrip";
 import { Player } from "../rollout/Player";
@@ -220,6 +221,7 @@ function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
           {shown ? <TokenStrip tokens={shown} turn={turn} rollout={rollout} /> : !tokens.error && <div className="skeleton" style={{ height: 120 }} />}
         </div>
       </Panel>
+      <AskedCheckpoints rollout={rollout} turn={turn} />
       <Panel title="Timings" actions={<span className="faint num">{turn.turn_index < rollout.fork_turn ? "before the start" : `${formatDuration(turn.started_s)} after the start`}</span>}>
         <StageTimings turn={turn} />
       </Panel>

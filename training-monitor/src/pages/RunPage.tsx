@@ -1,6 +1,6 @@
 import { useQuery, useRefresh } from "../api/cache";
-import { failuresPage, heldOutPage, runPath, setPage } from "../api/paths";
-import type { Run } from "../api/types";
+import { analysesPath, failuresPage, heldOutPage, rolloutPage, runPath, setPage, sourcePage, suitePage } from "../api/paths";
+import type { AnalysisPlace, Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
@@ -56,6 +56,7 @@ function RunView({ run }: { run: Run }) {
       />
       {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
       <RunStats run={run} />
+      <Analyses run={run} />
       <Tabs
         label="Views of the run"
         value={tab}
@@ -65,6 +66,27 @@ function RunView({ run }: { run: Run }) {
         <TabContent tab={tab} run={run} />
       </Tabs>
     </>
+  );
+}
+
+const SHOWN_ANALYSES = 8;
+
+/** Where recipes looked again: the suite of the run, steps made again, turns that checkpoints were asked about. */
+function Analyses({ run }: { run: Run }) {
+  const { data = [] } = useQuery<AnalysisPlace[]>(analysesPath(run.run_id));
+  const links = new Map(
+    data.map(({ kind, step, rollout_id, turn_index }): [string, string] => {
+      if (kind === "suite") return [suitePage(run.run_id), "Regression suite"];
+      if (kind === "replay") return [sourcePage(run.run_id, "step", step ?? 0), `Step ${step}, made again`];
+      return [rolloutPage(run.run_id, rollout_id ?? "", turn_index ?? 0), `Turn ${(turn_index ?? 0) + 1} of ${rollout_id?.slice(0, 8)}, checkpoints asked`];
+    }),
+  );
+  if (links.size === 0) return null;
+  return (
+    <nav className="row wrap" aria-label="Analyses">
+      {[...links].slice(0, SHOWN_ANALYSES).map(([to, label]) => <Link key={to} className="button" to={to}>{label}</Link>)}
+      {links.size > SHOWN_ANALYSES && <span className="faint">and {links.size - SHOWN_ANALYSES} earlier</span>}
+    </nav>
   );
 }
 

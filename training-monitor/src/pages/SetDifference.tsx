@@ -83,16 +83,19 @@ function Verdict({ found }: { found: SetComparison }) {
 }
 
 const change = (task: Task) => (task.first.rate === null || task.second.rate === null ? null : task.second.rate - task.first.rate);
-const COLUMNS: readonly Column<Task>[] = [
+const columns = (first: string, second: string): readonly Column<Task>[] => [
   { label: "Task", value: (one) => one.task_id },
-  { label: "First", right: true, value: (one) => one.first.rate },
-  { label: "Second", right: true, value: (one) => one.second.rate },
+  { label: first, right: true, value: (one) => one.first.rate },
+  { label: second, right: true, value: (one) => one.second.rate },
   { label: "Change", right: true, title: "in percentage points", value: change },
   { label: "Rollouts", right: true, value: (one) => one.first.num_rollouts + one.second.num_rollouts },
 ];
 
-function Tasks({ found, first, second }: { found: SetComparison; first: URLSearchParams; second: URLSearchParams }) {
-  const { sorted, head } = useSorted(found.tasks, COLUMNS, "tasks");
+type TasksProps = { found: SetComparison; first: URLSearchParams; second: URLSearchParams; names?: readonly [string, string] };
+
+/** Success at each task in both sets; every rate leads to its rollouts. */
+export function Tasks({ found, first, second, names = ["First", "Second"] }: TasksProps) {
+  const { sorted, head } = useSorted(found.tasks, columns(...names), "tasks");
   const { shown, more } = useMore(sorted, 50);
   const both = [...new Set([...first.getAll("run_id"), ...second.getAll("run_id")])];
   return (

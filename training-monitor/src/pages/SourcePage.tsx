@@ -8,6 +8,7 @@ import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { StepChange } from "./StepChange";
+import { StepReplay } from "./StepReplay";
 import { Empty, Loaded, LostNote, PageHead, Panel, Segments, Stat, StatusBadge } from "../ui/parts";
 
 const SHOWN = [
@@ -66,6 +67,7 @@ function SourceView({ source }: { source: SourceDetail }) {
       />
       <SourceStats source={source} />
       {source.phase === "step" && <StepChange runId={source.run_id} step={source.step} />}
+      {source.phase === "step" && <StepReplay runId={source.run_id} step={source.step} />}
       <Groups source={source} />
       <StepMetrics metrics={source.metrics} />
     </>
