@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from cua_rl.monitor import group_queries, run_queries, run_summaries, schemas, set_schemas
+from cua_rl.monitor import cost_queries, group_queries, run_queries, run_summaries, schemas, set_schemas
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
@@ -111,6 +111,12 @@ async def get_timeline(run: OpenRun) -> SafeJson:
 async def list_evaluations(run: OpenRun) -> list[schemas.Evaluation]:
     """The baseline and all evaluations, in order."""
     return await run_queries.list_evaluations(run.session, run.training.id)
+
+
+@router.get("/{run_id}/cost")
+async def get_run_cost(request: Request, run: OpenRun) -> set_schemas.RunCost:
+    """What the run used, in all and until each of its checkpoints."""
+    return await cost_queries.cost_run(run, request.app.state.prices)
 
 
 @router.get("/{run_id}/{phase}/{step}", response_model=rollouts.SourceDetail)
