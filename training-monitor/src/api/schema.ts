@@ -110,6 +110,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Cost
+         * @description What the rollouts used, by task and by step, and its money where there are prices.
+         */
+        get: operations["get_cost_api_rollouts_cost_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/rollouts/first_actions": {
         parameters: {
             query?: never;
@@ -222,6 +242,26 @@ export interface paths {
          * @description A run with its configuration, metrics, evaluations and checkpoints.
          */
         get: operations["get_run_api_runs__run_id__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Run Cost
+         * @description What the run used, in all and until each of its checkpoints.
+         */
+        get: operations["get_run_cost_api_runs__run_id__cost_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -783,6 +823,72 @@ export interface components {
             key: string;
             /** Values */
             values: unknown[];
+        };
+        /**
+         * Cost
+         * @description What rollouts used, and the money that it costs where there is a price for it.
+         */
+        Cost: {
+            /**
+             * Cached Tokens
+             * @description those of the prompts that the model server found in its prefix cache
+             */
+            cached_tokens: number;
+            /**
+             * Device S
+             * @description that rollouts had their devices for, from the lease to their end
+             */
+            device_s: number;
+            /**
+             * Gpu S
+             * @description of the run's GPUs while its steps and evaluations were at work, shared by rollouts in proportion to their requests' seconds; null if the number of GPUs is not recorded
+             */
+            gpu_s: number | null;
+            /** Judge Answer Tokens */
+            judge_answer_tokens: number;
+            /** Judge Prompt Tokens */
+            judge_prompt_tokens: number;
+            /**
+             * Num Open
+             * @description of these, rollouts that still run; what they use is known when they have ended
+             */
+            num_open: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            /**
+             * Num Unpriced Judgements
+             * @description judgements without a recorded cost or a price of their model
+             */
+            num_unpriced_judgements: number;
+            /**
+             * Prompt Tokens
+             * @description images included; turns that branches share count once
+             */
+            prompt_tokens: number;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            /**
+             * Sampling S
+             * @description of requests to the model server, of which many overlap
+             */
+            sampling_s: number;
+            /**
+             * Total Usd
+             * @description of what is priced; null if nothing is
+             */
+            total_usd: number | null;
+            /**
+             * Trained Tokens
+             * @description sampled tokens that were trained on
+             */
+            trained_tokens: number;
+            /**
+             * Usd
+             * @description US dollars of gpu, device, prompt, cached, sampled, trained and judge
+             */
+            usd: {
+                [key: string]: number;
+            };
         };
         /** Count */
         Count: {
@@ -1400,6 +1506,11 @@ export interface components {
             device: components["schemas"]["DeviceShown"] | null;
             /** Device Id */
             device_id: string | null;
+            /**
+             * Device S
+             * @description that it had its device for; null if it never had one
+             */
+            device_s: number | null;
             /** Difficulty */
             difficulty: string | null;
             /** Duration S */
@@ -1449,6 +1560,20 @@ export interface components {
             max_turns: number | null;
             /** Member Index */
             member_index: number;
+            /** Num Cached Tokens */
+            num_cached_tokens: number | null;
+            /**
+             * Num Prompt Tokens
+             * @description of all its turns, as what follows; null until it has ended
+             */
+            num_prompt_tokens: number | null;
+            /** Num Sampled Tokens */
+            num_sampled_tokens: number | null;
+            /**
+             * Num Trained Tokens
+             * @description null if none was trained on
+             */
+            num_trained_tokens: number | null;
             /** Num Turns */
             num_turns: number;
             /** Override Reward */
@@ -1489,6 +1614,11 @@ export interface components {
             run_id: string;
             /** Run Name */
             run_name: string;
+            /**
+             * Sampling S
+             * @description of its requests to the model
+             */
+            sampling_s: number | null;
             /** Seed */
             seed: number;
             /**
@@ -1595,6 +1725,11 @@ export interface components {
             advantage: number | null;
             /** Device Id */
             device_id: string | null;
+            /**
+             * Device S
+             * @description that it had its device for; null if it never had one
+             */
+            device_s: number | null;
             /** Duration S */
             duration_s: number | null;
             /** Error */
@@ -1629,6 +1764,20 @@ export interface components {
             max_turns: number | null;
             /** Member Index */
             member_index: number;
+            /** Num Cached Tokens */
+            num_cached_tokens: number | null;
+            /**
+             * Num Prompt Tokens
+             * @description of all its turns, as what follows; null until it has ended
+             */
+            num_prompt_tokens: number | null;
+            /** Num Sampled Tokens */
+            num_sampled_tokens: number | null;
+            /**
+             * Num Trained Tokens
+             * @description null if none was trained on
+             */
+            num_trained_tokens: number | null;
             /** Num Turns */
             num_turns: number;
             /** Override Reward */
@@ -1654,6 +1803,11 @@ export interface components {
             rollout_id: string;
             /** Run Id */
             run_id: string;
+            /**
+             * Sampling S
+             * @description of its requests to the model
+             */
+            sampling_s: number | null;
             /** Seed */
             seed: number;
             /**
@@ -1838,6 +1992,16 @@ export interface components {
              * @description requested ids that no run has
              */
             unknown: string[];
+        };
+        /** RunCost */
+        RunCost: {
+            evaluations: components["schemas"]["Cost"];
+            training: components["schemas"]["Cost"];
+            /**
+             * Versions
+             * @description those with a checkpoint or an evaluation, and the newest
+             */
+            versions: components["schemas"]["VersionCost"][];
         };
         /** RunList */
         RunList: {
@@ -2055,6 +2219,27 @@ export interface components {
             tasks: components["schemas"]["TaskDifference"][];
             /** Test */
             test: string | null;
+        };
+        /**
+         * SetCost
+         * @description The cost of a set, as a whole and in parts, of which those of steps are at most the latest 1000.
+         */
+        SetCost: {
+            cost: components["schemas"]["Cost"];
+            /** Num Steps */
+            num_steps: number;
+            /** Num Tasks */
+            num_tasks: number;
+            /**
+             * Steps
+             * @description training steps, then evaluations
+             */
+            steps: components["schemas"]["StepCost"][];
+            /**
+             * Tasks
+             * @description at most 200, the most expensive first
+             */
+            tasks: components["schemas"]["TaskCost"][];
         };
         /**
          * SetRun
@@ -2294,6 +2479,17 @@ export interface components {
              */
             tasks: components["schemas"]["TaskShare"][];
         };
+        /** StepCost */
+        StepCost: {
+            cost: components["schemas"]["Cost"];
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
+        };
         /**
          * StopReason
          * @description Why a rollout ended.
@@ -2332,6 +2528,12 @@ export interface components {
             rate: number | null;
             /** Step */
             step: number;
+        };
+        /** TaskCost */
+        TaskCost: {
+            cost: components["schemas"]["Cost"];
+            /** Task Id */
+            task_id: string;
         };
         /**
          * TaskDetail
@@ -2739,6 +2941,21 @@ export interface components {
             /** Validator Success */
             validator_success: boolean | null;
         };
+        /**
+         * VersionCost
+         * @description What a run had used when it had made a policy: its steps until then, and evaluations of earlier policies.
+         */
+        VersionCost: {
+            cost: components["schemas"]["Cost"];
+            /** Is Checkpoint */
+            is_checkpoint: boolean;
+            /** Policy Version */
+            policy_version: number;
+            /** Step */
+            step: number;
+            /** @description of the evaluation of this policy, null without one */
+            success: components["schemas"]["Rate"] | null;
+        };
     };
     responses: never;
     parameters: never;
@@ -3048,6 +3265,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
                 /** @description minus: largest first */
@@ -3224,6 +3443,133 @@ export interface operations {
             };
         };
     };
+    get_cost_api_rollouts_cost_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetCost"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     get_first_actions_api_rollouts_first_actions_get: {
         parameters: {
             query: {
@@ -3266,6 +3612,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -3391,6 +3739,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -3517,6 +3867,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -3861,6 +4213,91 @@ export interface operations {
             };
         };
     };
+    get_run_cost_api_runs__run_id__cost_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunCost"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_evaluations_api_runs__run_id__evaluations_get: {
         parameters: {
             query?: never;
@@ -4077,6 +4514,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
                 /** @description minus: largest first */
