@@ -30,7 +30,7 @@ from scripts.monitor_process import monitor_process, scratch_postgres
 
 MAY_BE_EMPTY = ("rollouts by a search without hits", "rollouts with unread answers", "overrides", "evaluations")
 TARGET_P95_MS, TARGET_PAINT_MS = 100, 1000
-COUNTS = ("items", "actions", "num_pairs", "num_rollouts", "tasks")
+COUNTS = ("items", "actions", "num_pairs", "num_rollouts", "tasks", "versions")
 """Where answers that are objects have their content, the first that there is."""
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 
@@ -123,6 +123,12 @@ async def routes(client: httpx.AsyncClient) -> dict[str, str]:
         "set by words, largest gap first": "/api/rollouts?run_id=1&search=open+page&sort=-gap",
         "set by words, summary": "/api/rollouts/summary?run_id=1&search=open+page",
         "set with a large gap, longest first": "/api/rollouts?run_id=1&min_gap=0&sort=-took",
+        "cost of a set": "/api/rollouts/cost?run_id=1",
+        "cost of a set by words": "/api/rollouts/cost?run_id=1&search=open+page",
+        "cost of a run": f"{run}/cost",
+        "stragglers": "/api/rollouts?run_id=1&stragglers=true",
+        "stragglers of a step": f"/api/rollouts?run_id=1&phase=step&step={steps[0]}&stragglers=true",
+        "stragglers, summary": "/api/rollouts/summary?run_id=1&stragglers=true",
         "sets compared": f"/api/rollouts/compare?first=run_id%3D1%26step%3D{steps[0]}&second=run_id%3D1%26phase%3Dstep",
         "outlying tokens of a set": "/api/rollouts/tokens?run_id=1",
         "first actions of a set": f"/api/rollouts/first_actions?run_id=1&task_id={group['task_id']}",
@@ -199,6 +205,7 @@ def pages(paths: dict[str, str]) -> dict[str, tuple[str, str]]:
         "set, screens": ("/rollouts?run_id=1&view=gallery", ".wall article:nth-child(50) img"),
         "set, figures": ("/rollouts?run_id=1&view=summary", bars),
         "set of a task, figures with first actions": (f"/rollouts?{task.query}&view=summary", ".first-clicks circle"),
+        "set, cost": ("/rollouts?run_id=1&view=cost", "table.data tbody tr:nth-child(20)"),
         "set, tokens": ("/rollouts?run_id=1&view=tokens", "table.data tbody tr:nth-child(100)"),
         "sets compared": (f"/compare?{urlsplit(paths['sets compared']).query}", "[data-testid=difference]"),
     }

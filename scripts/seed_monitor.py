@@ -86,6 +86,9 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
         "device/busy_frac": rng.uniform(0.6, 0.95),
         "stop/max_turns": 1 - success / 2,
         "stop/finished": success / 2,
+        "trainer/busy_s": rng.uniform(3, 5),
+        "trainer/mfu_frac": rng.uniform(0.2, 0.4),
+        "trainer/peak_reserved_gib": rng.uniform(40, 60),
     }
 
 
@@ -202,11 +205,13 @@ _COPIES = (
        WHERE s.training_id = %(run)s AND s.step = %(template)s AND copy.step = %(step)s""",
     """INSERT INTO rollouts (training_id, group_pk, task_pk, rollout_id, task_id, seed, group_index, member_index,
         position, device_id, max_turns, status, num_turns, stop_reason, answer, error, success, reward, reward_parts,
-        advantage, started_at, started_unix_s, duration_s, ended_at)
+        advantage, started_at, started_unix_s, duration_s, ended_at, num_prompt_tokens, num_cached_tokens,
+        num_sampled_tokens, num_trained_tokens, sampling_s, device_s)
        SELECT r.training_id, copy.id, r.task_pk, md5(r.rollout_id || %(step)s), r.task_id, r.seed, r.group_index,
         r.member_index, r.position, r.device_id, r.max_turns, r.status, r.num_turns, r.stop_reason, r.answer, r.error,
         r.won, r.won::int, jsonb_build_object('success', r.won::int), r.won::int - %(success)s,
-        r.started_at + %(later)s, r.started_unix_s + %(later_s)s, r.duration_s, r.ended_at + %(later)s
+        r.started_at + %(later)s, r.started_unix_s + %(later_s)s, r.duration_s, r.ended_at + %(later)s,
+        r.num_prompt_tokens, r.num_cached_tokens, r.num_sampled_tokens, r.num_sampled_tokens, r.sampling_s, r.device_s
        FROM (SELECT *, random() < %(success)s AS won FROM rollouts) r JOIN groups g ON g.id = r.group_pk
        JOIN steps s ON s.id = g.step_id JOIN groups copy ON copy.group_id = md5(g.group_id || %(step)s)
        WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",

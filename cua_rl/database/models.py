@@ -266,6 +266,17 @@ class RolloutRow(Base):
     max_log_ratio: Mapped[float | None]
     min_logprob: Mapped[float | None]
     """The lowest log-probability with which one was sampled."""
+    num_prompt_tokens: Mapped[int | None]
+    """Of its own turns, not of those that it shares with its parent. None until it has ended, as what follows."""
+    num_cached_tokens: Mapped[int | None]
+    """Those of its prompts that the model server had computed before."""
+    num_sampled_tokens: Mapped[int | None]
+    num_trained_tokens: Mapped[int | None]
+    """Sampled tokens that have been trained on; None if none was."""
+    sampling_s: Mapped[float | None]
+    """Of its requests to the model."""
+    device_s: Mapped[float | None]
+    """From when it had its device until it ended, without the judge's time; None if it never had one."""
     pruned_at: Mapped[datetime | None]
     """When those of its screenshots were removed that no other rollout shows."""
     updated_at: Mapped[datetime] = _updated()

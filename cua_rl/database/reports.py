@@ -18,7 +18,7 @@ from cua_rl.database.group_writer import count_ended_groups, ensure_group, store
 from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, Training, TurnRow, ValidationRow
 from cua_rl.database.rollout_writer import ensure_rollouts, insert_judgements, write_validations
 from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, insert_row, source_table
-from cua_rl.database.turn_writer import count_turns, keep_extremes
+from cua_rl.database.turn_writer import count_turns, keep_costs, keep_extremes
 from cua_rl.database.writer import count_completed_steps, write_batch, write_training_start
 from cua_rl.events import BatchTaken, RolloutSource, TrainingStarted
 from cua_rl.types.judgement import Judgement, Validation
@@ -72,6 +72,7 @@ def write_device(connection: Connection, rollout_pk: int, columns: Columns) -> i
     row_id = connection.execute(statement.returning(Environment.id)).scalar_one()
     nameless = update(RolloutRow).where(RolloutRow.id == rollout_pk, RolloutRow.device_id.is_(None))
     connection.execute(nameless.values(device_id=columns["device_id"]))
+    keep_costs(connection, [rollout_pk])
     return row_id
 
 
@@ -178,6 +179,7 @@ def write_rollout(
     change_row(connection, RolloutRow, row_id, columns, at)
     if judgement is not None:
         insert_judgements(connection, {row_id: judgement})
+    keep_costs(connection, [row_id])
     _update_group(connection, source, group_pk, at)
     return row_id
 
@@ -251,7 +253,9 @@ def change_turn(connection: Connection, row_id: int, columns: Columns) -> int:
 
 
 def _keep_shown(connection: Connection, row_id: int, columns: Columns) -> None:
-    """What rollouts keep of their turns: the images, and the extremes of the tokens."""
+    """What rollouts keep of their turns: the images, the extremes of the tokens, and what they cost."""
     connection.execute(_INSERT_SHOWN, {"key": row_id})
+    keys = connection.scalars(select(TurnRow.rollout_pk).where(TurnRow.id == row_id)).all()
     if "training_logprobs" in columns:
-        keep_extremes(connection, connection.scalars(select(TurnRow.rollout_pk).where(TurnRow.id == row_id)))
+        keep_extremes(connection, keys)
+    keep_costs(connection, keys)

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Environment, RolloutRow, StatusChange, TurnRow, ValidationRow
 from cua_rl.database.rows import Scope, advance_statuses
-from cua_rl.database.turn_writer import insert_turns
+from cua_rl.database.turn_writer import insert_turns, keep_costs
 from cua_rl.events import RolloutStarted
 from cua_rl.types.errors import DatabaseError
 from cua_rl.types.judgement import Judgement, Validation
@@ -92,6 +92,7 @@ def complete_rollouts(connection: Connection, scope: Scope, ended: Sequence[Ende
         status, error = ("failed", rollout.error) if is_broken else ("released", None)
         released.append({"key": key, "status": status, "error": error, "ended_at": at})
     connection.execute(_RELEASE_DEVICE, released)
+    keep_costs(connection, members)
 
 
 def cancel_rollouts(connection: Connection, at: datetime, which: ColumnElement[bool]) -> None:
@@ -101,6 +102,7 @@ def cancel_rollouts(connection: Connection, at: datetime, which: ColumnElement[b
         advance_statuses(connection, RolloutRow, {key: {"status": "cancelled", "ended_at": at} for key in keys}, at)
         released = {"status": "released", "error": None, "ended_at": at}
         connection.execute(_RELEASE_DEVICE, [{"key": key, **released} for key in keys])
+        keep_costs(connection, keys)
 
 
 def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

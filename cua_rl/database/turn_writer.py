@@ -30,11 +30,23 @@ INSERT INTO rollout_images (rollout_pk, sha256)
 SELECT * FROM unnest(CAST(:keys AS bigint[]), CAST(:hashes AS text[])) ON CONFLICT DO NOTHING
 """)
 _KEEP_EXTREMES = text("""
-UPDATE rollouts SET (max_gap, max_log_ratio, min_logprob) = (
-    SELECT max(abs(trained - sampled)), max(trained - sampled), min(sampled)
+UPDATE rollouts SET (max_gap, max_log_ratio, min_logprob, num_trained_tokens) = (
+    SELECT max(abs(trained - sampled)), max(trained - sampled), min(sampled), nullif(count(trained), 0)
     FROM turns, unnest(training_logprobs, sampling_logprobs) AS token (trained, sampled)
     WHERE turns.rollout_pk = rollouts.id)
 WHERE id = ANY(CAST(:keys AS bigint[]))
+""")
+_KEEP_COSTS = text("""
+UPDATE rollouts SET
+    (num_prompt_tokens, num_cached_tokens, num_sampled_tokens, sampling_s) = (
+        SELECT coalesce(sum(cardinality(prompt_token_ids)), 0), coalesce(sum(cached_tokens), 0),
+            coalesce(sum(cardinality(sampled_tokens)), 0), coalesce(sum(duration_s), 0)
+        FROM turns WHERE turns.rollout_pk = rollouts.id AND turn_index >= fork_turn),
+    device_s = (
+        SELECT greatest(0, extract(epoch FROM rollouts.ended_at - used.started_at) - coalesce(judged.duration_s, 0))
+        FROM environments used LEFT JOIN judgements judged ON judged.rollout_pk = used.rollout_pk
+        WHERE used.rollout_pk = rollouts.id)
+WHERE id = ANY(CAST(:keys AS bigint[])) AND status <> 'running'
 """)
 _COUNT_TURNS = (
     update(RolloutRow)
@@ -66,8 +78,13 @@ def count_turns(connection: Connection, counts: Mapping[int, int]) -> None:
 
 
 def keep_extremes(connection: Connection, rollout_pks: Iterable[int]) -> None:
-    """Keep the extremes of the tokens of rollouts whose log-probabilities have changed."""
+    """Keep the extremes and the number of trained tokens of rollouts whose log-probabilities have changed."""
     connection.execute(_KEEP_EXTREMES, {"keys": sorted(rollout_pks)})
+
+
+def keep_costs(connection: Connection, rollout_pks: Iterable[int]) -> None:
+    """Keep what those rollouts used that have ended."""
+    connection.execute(_KEEP_COSTS, {"keys": sorted(rollout_pks)})
 
 
 def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int, Turn]]) -> None:

@@ -13,6 +13,7 @@ from cua_rl.monitor import benchmark_routes, ingest, live, rollout_routes, run_r
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed, listening
+from cua_rl.monitor.prices import Prices
 from cua_rl.monitor.security import AccessRules, Guard
 
 STATIC = Path(__file__).parent / "static"
@@ -28,6 +29,7 @@ def make_app(
     *,
     feed: LiveFeed | None = None,
     results_folder: Path | None = None,
+    prices: Prices | None = None,
     static: Path = STATIC,
 ) -> FastAPI:
     """The application; its lifespan owns the databases. Benchmarks are read from `results_folder`."""
@@ -56,6 +58,7 @@ def make_app(
     app.state.ingest = ingest.IngestState()
     app.state.feed = feed or LiveFeed()
     app.state.results_folder = results_folder
+    app.state.prices = prices or Prices()
     add_refusals(app)
     app.include_router(security.router)
     app.include_router(live.router)

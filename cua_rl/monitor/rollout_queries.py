@@ -47,6 +47,7 @@ _SORTED: dict[str, Any] = {
     "advantage": RolloutRow.advantage,
     "gap": RolloutRow.max_gap,
     "took": RolloutRow.duration_s,
+    "tokens": RolloutRow.num_sampled_tokens,
 }
 """What lists can be sorted by; rollouts without a value come last."""
 

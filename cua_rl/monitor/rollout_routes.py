@@ -10,6 +10,7 @@ from cua_rl.database.screenshots import load_images
 from cua_rl.monitor import (
     analysis_queries,
     analysis_schemas,
+    cost_queries,
     rollout_queries,
     set_comparison,
     set_queries,
@@ -53,6 +54,13 @@ async def get_set(databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> se
     """What the rollouts have in common: verdicts, causes, tasks, checks and steps, counted."""
     async with open_runs(databases, run_id) as (runs, named):
         return await set_queries.summarise_set(runs, named, wanted)
+
+
+@router.get("/rollouts/cost")
+async def get_cost(request: Request, databases: AllDatabases, run_id: RunIds, wanted: Wanted) -> set_schemas.SetCost:
+    """What the rollouts used, by task and by step, and its money where there are prices."""
+    async with open_runs(databases, run_id) as (runs, named):
+        return await cost_queries.cost_set(runs, named, wanted, request.app.state.prices)
 
 
 @router.get("/rollouts/tokens")

@@ -153,6 +153,12 @@ class RolloutItem(RolloutCell):
     task_id: str
     seed: int
     max_gap: float | None = Field(description="largest |trainer - sampler| log-probability; null if not trained")
+    num_prompt_tokens: int | None = Field(description="of all its turns, as what follows; null until it has ended")
+    num_cached_tokens: int | None
+    num_sampled_tokens: int | None
+    num_trained_tokens: int | None = Field(description="null if none was trained on")
+    sampling_s: float | None = Field(description="of its requests to the model")
+    device_s: float | None = Field(description="that it had its device for; null if it never had one")
     instruction: str | None = None
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
     last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from sqlalchemy import ColumnElement, Text, and_, case, func, literal_column, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from cua_rl.database.columns import AnyText
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
-from cua_rl.monitor.databases import Database, Databases, RunAccess
+from cua_rl.monitor.databases import AnySelect, Database, Databases, RunAccess
 from cua_rl.monitor.schemas import Phase, RunStatus
 from cua_rl.types.rollout import StopReason
 
@@ -89,6 +90,9 @@ class RolloutFilter:
     max_turns: _Count = None
     min_gap: Annotated[float | None, Query(description="largest |trainer - sampler| log-probability")] = None
     max_gap: float | None = None
+    stragglers: Annotated[
+        bool | None, Query(description="slower than 95 % of their step or evaluation, or the last of it to end")
+    ] = None
     search: Annotated[
         str,
         Query(max_length=200, description="words of instruction, answer, task or category, or the start of an id"),
@@ -163,6 +167,8 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     if wanted.failure_kind is not None:
         unread = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
+    if wanted.stragglers is not None:
+        found.append(RolloutRow.id.in_(_stragglers(runs)) == wanted.stragglers)
     checks = _given(
         {
             ValidationRow.query: wanted.check,
@@ -173,6 +179,22 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     if checks:
         found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checks)))
     return found + [_has_word(runs, word) for word in wanted.search.split()]
+
+
+def _stragglers(runs: RunsOfDatabase) -> AnySelect:
+    """Rollouts that their step or evaluation waited for: longer than the 95th percentile, or the last to end."""
+    one, group = aliased(RolloutRow), aliased(Group)
+    source = func.coalesce(group.step_id, -group.eval_id)
+    ended = (one.training_id.in_(runs.training_ids), one.duration_s.is_not(None))
+    long_s = func.percentile_cont(0.95).within_group(one.duration_s)
+    ends = select(source.label("source"), long_s.label("long_s"), func.max(one.ended_at).label("last"))
+    of_source = ends.join_from(one, group, one.group_pk == group.id).where(*ended).group_by(source).subquery()
+    return (
+        select(one.id)
+        .join_from(one, group, one.group_pk == group.id)
+        .join(of_source, of_source.c.source == source)
+        .where(*ended, or_(one.duration_s > of_source.c.long_s, one.ended_at == of_source.c.last))
+    )
 
 
 def _given(values: dict[Any, Any]) -> list[ColumnElement[bool]]:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from cua_rl.monitor import (
     analysis_queries,
     analysis_schemas,
+    cost_queries,
     group_queries,
     run_queries,
     run_summaries,
@@ -131,6 +132,12 @@ async def list_analyses(run: OpenRun) -> list[analysis_schemas.AnalysisPlace]:
 async def get_suite(run: OpenRun) -> analysis_schemas.Suite | None:
     """The regression suite in which the run is a model, null if it is in none."""
     return await analysis_queries.load_suite(run)
+
+
+@router.get("/{run_id}/cost")
+async def get_run_cost(request: Request, run: OpenRun) -> set_schemas.RunCost:
+    """What the run used, in all and until each of its checkpoints."""
+    return await cost_queries.cost_run(run, request.app.state.prices)
 
 
 @router.get("/{run_id}/{phase}/{step}", response_model=rollouts.SourceDetail)

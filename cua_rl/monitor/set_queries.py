@@ -27,7 +27,7 @@ Tally = dict[str, dict[int, tuple[int, int]]]
 _TASKS = outerjoin(RolloutRow, TaskRow, RolloutRow.task_pk == TaskRow.id)
 _CHECKS = join(RolloutRow, ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
 _UNREAD = join(RolloutRow, TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
-_SOURCES = (
+SOURCES = (
     join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
     .outerjoin(Step, Group.step_id == Step.id)
     .outerjoin(Eval, Group.eval_id == Eval.id)
@@ -76,7 +76,7 @@ async def summarise_set(
             for (query, expected, actual, success), num in checks.most_common(_MOST)
         ],
         num_checks=len(checks),
-        steps=_steps(await count(runs, wanted, _SOURCES, PHASE, STEP, VERDICT, CAUSE)),
+        steps=_steps(await count(runs, wanted, SOURCES, PHASE, STEP, VERDICT, CAUSE)),
     )
 
 

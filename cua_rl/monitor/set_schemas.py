@@ -140,3 +140,62 @@ class StepChange(Shown):
     now: float | None
     task_mix: float = Field(description="because other tasks were drawn; tasks that are new are a part of it")
     tasks: list[TaskShare] = Field(description="those whose effect is largest, worse or better, first")
+
+
+class Cost(Shown):
+    """What rollouts used, and the money that it costs where there is a price for it."""
+
+    num_rollouts: int
+    num_open: int = Field(description="of these, rollouts that still run; what they use is known when they have ended")
+    prompt_tokens: int = Field(description="images included; turns that branches share count once")
+    cached_tokens: int = Field(description="those of the prompts that the model server found in its prefix cache")
+    sampled_tokens: int
+    trained_tokens: int = Field(description="sampled tokens that were trained on")
+    sampling_s: float = Field(description="of requests to the model server, of which many overlap")
+    device_s: float = Field(description="that rollouts had their devices for, from the lease to their end")
+    gpu_s: float | None = Field(
+        description="of the run's GPUs while its steps and evaluations were at work, shared by rollouts in proportion "
+        "to their requests' seconds; null if the number of GPUs is not recorded"
+    )
+    judge_prompt_tokens: int
+    judge_answer_tokens: int
+    num_unpriced_judgements: int = Field(description="judgements without a recorded cost or a price of their model")
+    usd: dict[str, float] = Field(description="US dollars of gpu, device, prompt, cached, sampled, trained and judge")
+    total_usd: float | None = Field(description="of what is priced; null if nothing is")
+
+
+class TaskCost(Shown):
+    task_id: str
+    cost: Cost
+
+
+class StepCost(Shown):
+    phase: Phase
+    step: int
+    cost: Cost
+
+
+class SetCost(Shown):
+    """The cost of a set, as a whole and in parts, of which those of steps are at most the latest 1000."""
+
+    cost: Cost
+    tasks: list[TaskCost] = Field(description="at most 200, the most expensive first")
+    num_tasks: int
+    steps: list[StepCost] = Field(description="training steps, then evaluations")
+    num_steps: int
+
+
+class VersionCost(Shown):
+    """What a run had used when it had made a policy: its steps until then, and evaluations of earlier policies."""
+
+    step: int
+    policy_version: int
+    is_checkpoint: bool
+    success: Rate | None = Field(description="of the evaluation of this policy, null without one")
+    cost: Cost
+
+
+class RunCost(Shown):
+    training: Cost
+    evaluations: Cost
+    versions: list[VersionCost] = Field(description="those with a checkpoint or an evaluation, and the newest")

@@ -23,6 +23,7 @@ from cua_rl.host.processes import freeze_loaded_objects, is_loopback
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed
+from cua_rl.monitor.prices import Prices, load_prices
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
@@ -53,6 +54,9 @@ class MonitorConfig:
     results_dir: str | None = setting(
         None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
     )
+    prices: str | None = setting(
+        None, "TOML file with prices, such as gpu_hour (docs/monitor.md); without it, costs are shown without money"
+    )
 
     @chz.validate
     def _public_url_is_an_address(self) -> None:
@@ -71,6 +75,7 @@ class MonitorConfig:
 
 async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Serve until interrupted, or make a project."""
+    prices = Prices() if config.prices is None else await asyncio.to_thread(load_prices, Path(config.prices))
     url, folder = await _find_source(config.source, environ)
     if config.create_project is not None:
         await _create_project(config.create_project, url)
@@ -78,7 +83,7 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
     rules = _make_rules(config.host, config.public_url, environ)
     databases, feed = Databases([open_database(url)] if url else []), LiveFeed()
     results = Path(config.results_dir) if config.results_dir else folder or Path("runs")
-    app = make_app(databases, rules, feed=feed, results_folder=results)
+    app = make_app(databases, rules, feed=feed, results_folder=results, prices=prices)
     async with AsyncExitStack() as stack:
         if url is not None:
             await migrate(url)

@@ -31,6 +31,7 @@ export const FIELDS: readonly Field[] = [
   { name: "max_turns", label: "Turns to", is: "whole" },
   { name: "min_gap", label: "Gap from", is: "number" },
   { name: "max_gap", label: "Gap to", is: "number" },
+  { name: "stragglers", label: "Stragglers", choices: ["true", "false"] },
   { name: "status", label: "Status", choices: ["running", "completed", "failed", "cancelled"] },
   { name: "search", label: "Words" },
 ];
@@ -40,6 +41,7 @@ const PHASES: Record<string, string> = { step: "training steps", eval: "evaluati
 /** A value of the filter in words. */
 export function shownValue(name: string, value: string): string {
   if (name === "phase") return PHASES[value] ?? value;
+  if (name === "stragglers") return value === "true" ? "only" : "without";
   return ["cause", "stop_reason", "failure_kind"].includes(name) ? words(value) : value;
 }
 

@@ -15,6 +15,7 @@ from cua_rl.database.session import make_writer_engine
 from cua_rl.events import EvaluationEnded, RolloutSource
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.prices import Prices
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.security import AccessRules
 from tests.patience import patience
@@ -65,10 +66,10 @@ async def monitor(url: str) -> AsyncGenerator[Monitor]:
 
 
 @asynccontextmanager
-async def serving(url: str, port: int = 0) -> AsyncGenerator[int]:
+async def serving(url: str, port: int = 0, prices: Prices | None = None) -> AsyncGenerator[int]:
     """A monitor on a real port."""
     rules = AccessRules(write_token=WRITE_TOKEN)
-    app = make_app(Databases([open_database(url)]), rules)
+    app = make_app(Databases([open_database(url)]), rules, prices=prices)
     server = uvicorn.Server(
         uvicorn.Config(guard(app, rules), port=port, log_level="warning", timeout_graceful_shutdown=1)
     )

@@ -18,7 +18,14 @@ from tests.real.database.recorded import IMAGE_TOKEN, start
 from tests.real.monitor.conftest import Monitor, Shown
 from tests.real.monitor.test_run_figures import EASY, HARD, record, source_of, trained
 
-SORTS = {"turns": "num_turns", "reward": "reward", "advantage": "advantage", "gap": "max_gap", "took": "duration_s"}
+SORTS = {
+    "turns": "num_turns",
+    "reward": "reward",
+    "advantage": "advantage",
+    "gap": "max_gap",
+    "took": "duration_s",
+    "tokens": "num_sampled_tokens",
+}
 by_session = pytest.mark.asyncio(loop_scope="session")
 
 

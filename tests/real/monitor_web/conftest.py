@@ -15,6 +15,7 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.events import EvaluationEnded, RolloutSource, StepTrained, TrainingEnded, TrainingStarted
+from cua_rl.monitor.prices import Prices
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import RolloutGroup
@@ -27,6 +28,7 @@ playwright = pytest.importorskip("playwright.async_api", reason="pip install pla
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_STEPS = 4
+PRICES = Prices(device_hour=7.2, sampled_million_tokens=100.0)
 WITH_FAULTS = {
     "eval/held_out/num_faults": 3.0,
     "eval/held_out/success_rate_worst": 0.25,
@@ -118,7 +120,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
             running = await _begin(second, renderer, "second", learning_rate=1e-3)
             await running.add_evaluation("baseline")
             await running.add_step(turns=2)
-            async with serving(postgres.url) as port:
+            async with serving(postgres.url, prices=PRICES) as port:
                 yield Site(base_url=f"http://127.0.0.1:{port}", database_url=postgres.url, ended=ended, running=running)
 
 

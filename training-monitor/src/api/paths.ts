@@ -16,7 +16,7 @@ const run = (runId: string) => `/api/runs/${encodeURIComponent(runId)}`;
 export const sessionPath = "/api/session";
 export const runsPath = (filters: Filters) => `/api/runs${query(filters)}`;
 export const runPath = run;
-export const metricsPath = (runId: string) => `${run(runId)}/metrics`;
+export const metricsPath = (runId: string, filters: Filters = {}) => `${run(runId)}/metrics${query(filters)}`;
 export const timelinePath = (runId: string) => `${run(runId)}/timeline`;
 export const rolloutsPath = (runId: string, filters: Filters) => `${run(runId)}/rollouts${query(filters)}`;
 export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/rollouts/${encodeURIComponent(rolloutId)}`;
@@ -32,6 +32,8 @@ export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
 export const setPath = (set: URLSearchParams) => `/api/rollouts?${set.toString()}`;
 export const setSummaryPath = (set: URLSearchParams) => `/api/rollouts/summary?${set.toString()}`;
+export const setCostPath = (set: URLSearchParams) => `/api/rollouts/cost?${set.toString()}`;
+export const runCostPath = (runId: string) => `${run(runId)}/cost`;
 export const outliersPath = (set: URLSearchParams, by: string) => `/api/rollouts/tokens?${set.toString()}&by=${by}`;
 export const firstActionsPath = (set: URLSearchParams) => `/api/rollouts/first_actions?${set.toString()}`;
 export const stepChangePath = (runId: string, step: number) => `${run(runId)}/step/${step}/change`;

@@ -110,6 +110,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/rollouts/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Cost
+         * @description What the rollouts used, by task and by step, and its money where there are prices.
+         */
+        get: operations["get_cost_api_rollouts_cost_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/rollouts/first_actions": {
         parameters: {
             query?: never;
@@ -242,6 +262,26 @@ export interface paths {
          * @description What recipes found out about the run, newest first: steps made again, turns asked about, its suite.
          */
         get: operations["list_analyses_api_runs__run_id__analyses_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Run Cost
+         * @description What the run used, in all and until each of its checkpoints.
+         */
+        get: operations["get_run_cost_api_runs__run_id__cost_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -971,6 +1011,72 @@ export interface components {
             /** Values */
             values: unknown[];
         };
+        /**
+         * Cost
+         * @description What rollouts used, and the money that it costs where there is a price for it.
+         */
+        Cost: {
+            /**
+             * Cached Tokens
+             * @description those of the prompts that the model server found in its prefix cache
+             */
+            cached_tokens: number;
+            /**
+             * Device S
+             * @description that rollouts had their devices for, from the lease to their end
+             */
+            device_s: number;
+            /**
+             * Gpu S
+             * @description of the run's GPUs while its steps and evaluations were at work, shared by rollouts in proportion to their requests' seconds; null if the number of GPUs is not recorded
+             */
+            gpu_s: number | null;
+            /** Judge Answer Tokens */
+            judge_answer_tokens: number;
+            /** Judge Prompt Tokens */
+            judge_prompt_tokens: number;
+            /**
+             * Num Open
+             * @description of these, rollouts that still run; what they use is known when they have ended
+             */
+            num_open: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            /**
+             * Num Unpriced Judgements
+             * @description judgements without a recorded cost or a price of their model
+             */
+            num_unpriced_judgements: number;
+            /**
+             * Prompt Tokens
+             * @description images included; turns that branches share count once
+             */
+            prompt_tokens: number;
+            /** Sampled Tokens */
+            sampled_tokens: number;
+            /**
+             * Sampling S
+             * @description of requests to the model server, of which many overlap
+             */
+            sampling_s: number;
+            /**
+             * Total Usd
+             * @description of what is priced; null if nothing is
+             */
+            total_usd: number | null;
+            /**
+             * Trained Tokens
+             * @description sampled tokens that were trained on
+             */
+            trained_tokens: number;
+            /**
+             * Usd
+             * @description US dollars of gpu, device, prompt, cached, sampled, trained and judge
+             */
+            usd: {
+                [key: string]: number;
+            };
+        };
         /** Count */
         Count: {
             /** Count */
@@ -1623,6 +1729,11 @@ export interface components {
             device: components["schemas"]["DeviceShown"] | null;
             /** Device Id */
             device_id: string | null;
+            /**
+             * Device S
+             * @description that it had its device for; null if it never had one
+             */
+            device_s: number | null;
             /** Difficulty */
             difficulty: string | null;
             /** Duration S */
@@ -1672,6 +1783,20 @@ export interface components {
             max_turns: number | null;
             /** Member Index */
             member_index: number;
+            /** Num Cached Tokens */
+            num_cached_tokens: number | null;
+            /**
+             * Num Prompt Tokens
+             * @description of all its turns, as what follows; null until it has ended
+             */
+            num_prompt_tokens: number | null;
+            /** Num Sampled Tokens */
+            num_sampled_tokens: number | null;
+            /**
+             * Num Trained Tokens
+             * @description null if none was trained on
+             */
+            num_trained_tokens: number | null;
             /** Num Turns */
             num_turns: number;
             /** Override Reward */
@@ -1712,6 +1837,11 @@ export interface components {
             run_id: string;
             /** Run Name */
             run_name: string;
+            /**
+             * Sampling S
+             * @description of its requests to the model
+             */
+            sampling_s: number | null;
             /** Seed */
             seed: number;
             /**
@@ -1834,6 +1964,11 @@ export interface components {
             advantage: number | null;
             /** Device Id */
             device_id: string | null;
+            /**
+             * Device S
+             * @description that it had its device for; null if it never had one
+             */
+            device_s: number | null;
             /** Duration S */
             duration_s: number | null;
             /** Error */
@@ -1868,6 +2003,20 @@ export interface components {
             max_turns: number | null;
             /** Member Index */
             member_index: number;
+            /** Num Cached Tokens */
+            num_cached_tokens: number | null;
+            /**
+             * Num Prompt Tokens
+             * @description of all its turns, as what follows; null until it has ended
+             */
+            num_prompt_tokens: number | null;
+            /** Num Sampled Tokens */
+            num_sampled_tokens: number | null;
+            /**
+             * Num Trained Tokens
+             * @description null if none was trained on
+             */
+            num_trained_tokens: number | null;
             /** Num Turns */
             num_turns: number;
             /** Override Reward */
@@ -1893,6 +2042,11 @@ export interface components {
             rollout_id: string;
             /** Run Id */
             run_id: string;
+            /**
+             * Sampling S
+             * @description of its requests to the model
+             */
+            sampling_s: number | null;
             /** Seed */
             seed: number;
             /**
@@ -2077,6 +2231,16 @@ export interface components {
              * @description requested ids that no run has
              */
             unknown: string[];
+        };
+        /** RunCost */
+        RunCost: {
+            evaluations: components["schemas"]["Cost"];
+            training: components["schemas"]["Cost"];
+            /**
+             * Versions
+             * @description those with a checkpoint or an evaluation, and the newest
+             */
+            versions: components["schemas"]["VersionCost"][];
         };
         /** RunList */
         RunList: {
@@ -2294,6 +2458,27 @@ export interface components {
             tasks: components["schemas"]["TaskDifference"][];
             /** Test */
             test: string | null;
+        };
+        /**
+         * SetCost
+         * @description The cost of a set, as a whole and in parts, of which those of steps are at most the latest 1000.
+         */
+        SetCost: {
+            cost: components["schemas"]["Cost"];
+            /** Num Steps */
+            num_steps: number;
+            /** Num Tasks */
+            num_tasks: number;
+            /**
+             * Steps
+             * @description training steps, then evaluations
+             */
+            steps: components["schemas"]["StepCost"][];
+            /**
+             * Tasks
+             * @description at most 200, the most expensive first
+             */
+            tasks: components["schemas"]["TaskCost"][];
         };
         /**
          * SetRun
@@ -2533,6 +2718,17 @@ export interface components {
              */
             tasks: components["schemas"]["TaskShare"][];
         };
+        /** StepCost */
+        StepCost: {
+            cost: components["schemas"]["Cost"];
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
+        };
         /**
          * StepReplay
          * @description A step made again, and with other settings.
@@ -2663,6 +2859,12 @@ export interface components {
              * @description null if its run was deleted
              */
             run_id: string | null;
+        };
+        /** TaskCost */
+        TaskCost: {
+            cost: components["schemas"]["Cost"];
+            /** Task Id */
+            task_id: string;
         };
         /**
          * TaskDetail
@@ -3109,6 +3311,21 @@ export interface components {
             /** Validator Success */
             validator_success: boolean | null;
         };
+        /**
+         * VersionCost
+         * @description What a run had used when it had made a policy: its steps until then, and evaluations of earlier policies.
+         */
+        VersionCost: {
+            cost: components["schemas"]["Cost"];
+            /** Is Checkpoint */
+            is_checkpoint: boolean;
+            /** Policy Version */
+            policy_version: number;
+            /** Step */
+            step: number;
+            /** @description of the evaluation of this policy, null without one */
+            success: components["schemas"]["Rate"] | null;
+        };
     };
     responses: never;
     parameters: never;
@@ -3418,6 +3635,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
                 /** @description minus: largest first */
@@ -3594,6 +3813,133 @@ export interface operations {
             };
         };
     };
+    get_cost_api_rollouts_cost_get: {
+        parameters: {
+            query: {
+                /** @description repeat it for each run */
+                run_id: string[];
+                /** @description repeat it for several */
+                phase?: ("baseline" | "step" | "eval")[] | null;
+                step?: number | null;
+                min_step?: number | null;
+                max_step?: number | null;
+                task_id?: string | null;
+                group_id?: string | null;
+                category?: string | null;
+                difficulty?: string | null;
+                seed?: number | null;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                /** @description as recorded; a fault is no failure of the policy */
+                verdict?: ("success" | "failure" | "fault" | "open") | null;
+                stop_reason?: components["schemas"]["StopReason"] | null;
+                /** @description wrong_final_state, or a stop reason */
+                cause?: string | null;
+                /** @description its message, with # for ids and numbers */
+                fault?: string | null;
+                /** @description of a turn that could not be read */
+                failure_kind?: string | null;
+                /** @description what the validator looked at */
+                check?: string | null;
+                /** @description by the validator */
+                expected?: string | null;
+                /** @description that the validator read */
+                actual?: string | null;
+                device_id?: string | null;
+                worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
+                min_reward?: number | null;
+                max_reward?: number | null;
+                min_turns?: number | null;
+                max_turns?: number | null;
+                /** @description largest |trainer - sampler| log-probability */
+                min_gap?: number | null;
+                max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
+                /** @description words of instruction, answer, task or category, or the start of an id */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetCost"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     get_first_actions_api_rollouts_first_actions_get: {
         parameters: {
             query: {
@@ -3636,6 +3982,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -3761,6 +4109,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -3887,6 +4237,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
             };
@@ -4316,6 +4668,91 @@ export interface operations {
             };
         };
     };
+    get_run_cost_api_runs__run_id__cost_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunCost"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_evaluations_api_runs__run_id__evaluations_get: {
         parameters: {
             query?: never;
@@ -4532,6 +4969,8 @@ export interface operations {
                 /** @description largest |trainer - sampler| log-probability */
                 min_gap?: number | null;
                 max_gap?: number | null;
+                /** @description slower than 95 % of their step or evaluation, or the last of it to end */
+                stragglers?: boolean | null;
                 /** @description words of instruction, answer, task or category, or the start of an id */
                 search?: string;
                 /** @description minus: largest first */

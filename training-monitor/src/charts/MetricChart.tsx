@@ -21,6 +21,8 @@ export type ChartProps = {
   /** Where a point leads: the step that it came from. */
   onPick?: ((x: number, series: Series) => void) | undefined;
   xLabel?: string;
+  /** How values of x are written, if they are not whole numbers. */
+  xFormat?: (value: number) => string;
 };
 
 const MAX_VALUES = 8; // in the legend
@@ -55,7 +57,7 @@ export function MetricChart(props: ChartProps) {
   }, []);
 
   const format = props.format;
-  const yRange = props.yRange;
+  const { yRange, xFormat } = props;
   useEffect(() => {
     const target = holder.current;
     if (!target || !width || !visible) return;
@@ -66,6 +68,7 @@ export function MetricChart(props: ChartProps) {
       range,
       yRange,
       format,
+      xFormat,
       width,
       height,
       onRange,
@@ -78,7 +81,7 @@ export function MetricChart(props: ChartProps) {
       plot.current = null;
       setHover(null);
     };
-  }, [series, smoothing, log, range, yRange, format, width, height, onRange, theme, visible]);
+  }, [series, smoothing, log, range, yRange, format, xFormat, width, height, onRange, theme, visible]);
 
   const pick = (index: number, at?: { left: number; top: number }) => {
     const [self, data] = [plot.current, drawn.current];
@@ -127,7 +130,7 @@ export function MetricChart(props: ChartProps) {
         <span className="chart-title" title={props.hint}>
           {props.title}
         </span>
-        <Readout hover={hover} drawn={drawn.current} series={series} format={format} xLabel={xLabel} />
+        <Readout hover={hover} drawn={drawn.current} series={series} format={format} xLabel={xLabel} xFormat={xFormat} />
         <span className="chart-tools">
           <button className="button quiet icon small" type="button" aria-label={`Save ${props.title} as PNG`} title="Save as PNG" onClick={savePng}>
             <Icon name="image" />
@@ -166,6 +169,7 @@ function Readout(props: {
   series: readonly Series[];
   format: ((value: number) => string) | undefined;
   xLabel: string;
+  xFormat: ((value: number) => string) | undefined;
 }) {
   const { hover, drawn, series, xLabel } = props;
   const format = props.format ?? ((value: number) => formatNumber(value));
@@ -184,7 +188,7 @@ function Readout(props: {
     <span className="chart-readout num" aria-live="polite">
       {x !== null && x !== undefined && (
         <span className="faint">
-          {xLabel} {x}
+          {xLabel} {props.xFormat ? props.xFormat(x) : x}
         </span>
       )}
       {values

@@ -9,6 +9,7 @@ export type PlotOptions = {
   range: [number, number] | null;
   yRange?: [number, number] | undefined;
   format?: ((value: number) => string) | undefined;
+  xFormat?: ((value: number) => string) | undefined;
   width: number;
   height: number;
   onRange: (range: [number, number] | null) => void;
@@ -254,7 +255,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
         },
       },
       axes: [
-        { ...axis(undefined), size: 26, incrs: WHOLE },
+        { ...axis(options.xFormat), size: 26, ...(options.xFormat ? {} : { incrs: WHOLE }) },
         { ...axis(options.format), ...(isCounted ? { incrs: WHOLE } : {}), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
       ],
       plugins: [dots(options.series, drawn.lines)],

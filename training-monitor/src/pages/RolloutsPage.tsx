@@ -14,6 +14,7 @@ import { useShortcuts } from "../ui/keys";
 import { Empty, Loaded, LostNote, Outcome, PageHead, Panel, Segments, Stat, StatusBadge, Tabs } from "../ui/parts";
 import { AddRun } from "../ui/runChoices";
 import { useHead, type Column } from "../ui/table";
+import { SetCosts } from "./Costs";
 import { SetFigures, VERDICTS } from "./SetFigures";
 import { SetTokens } from "./SetTokens";
 
@@ -23,6 +24,7 @@ const VIEWS = [
   { value: "gallery", label: "Screens" },
   { value: "summary", label: "Figures" },
   { value: "tokens", label: "Tokens" },
+  { value: "cost", label: "Cost" },
 ] as const;
 type View = (typeof VIEWS)[number]["value"];
 
@@ -74,7 +76,7 @@ export function RolloutsPage() {
           <Filter set={set} />
           {summary.data && <SetStats summary={summary.data} set={set} />}
           <Tabs label="Views of the set" value={view} options={VIEWS} onChange={open}>
-            {view === "summary" ? <Loaded query={summary} height={420}>{(found) => <SetFigures summary={found} set={set} />}</Loaded> : view === "tokens" ? <SetTokens set={set} /> : <Listed key={runIds.join()} list={list} view={view} />}
+            {view === "summary" ? <Loaded query={summary} height={420}>{(found) => <SetFigures summary={found} set={set} />}</Loaded> : view === "tokens" ? <SetTokens set={set} /> : view === "cost" ? <SetCosts set={set} /> : <Listed key={runIds.join()} list={list} view={view} />}
           </Tabs>
         </>
       )}
@@ -208,6 +210,7 @@ const COLUMNS: readonly Column<RolloutItem>[] = [
   { label: "Advantage", right: true, sort: "advantage" },
   { label: "Turns", right: true, sort: "turns" },
   { label: "Gap", right: true, sort: "gap", title: "the largest |trainer − sampler| log-probability of a token" },
+  { label: "Tokens", right: true, sort: "tokens", title: "that the model sampled" },
   { label: "Took", right: true, sort: "took" },
   { label: "Started", right: true, sort: "started" },
 ];
@@ -236,6 +239,7 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
               <td className="right">{formatSigned(one.advantage)}</td>
               <td className="right">{one.num_turns}</td>
               <td className="right">{formatNumber(one.max_gap, 3)}</td>
+              <td className="right">{formatNumber(one.num_sampled_tokens)}</td>
               <td className="right">{formatDuration(one.duration_s)}</td>
               <td className="right dim nowrap" title={formatTime(one.started_at)}>{formatAgo(one.started_at)}</td>
             </tr>

@@ -7,6 +7,7 @@ import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
 import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
+import { RunCosts } from "./Costs";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
@@ -16,7 +17,7 @@ import { RunTasks } from "./RunTasks";
 import { RunTimeline } from "./RunTimeline";
 import { RunVerdicts } from "./RunVerdicts";
 
-const TABS = ["", "timeline", "live", "tasks", "evals", "verdicts", "config"] as const;
+const TABS = ["", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config"] as const;
 type Tab = (typeof TABS)[number];
 const TAB_NAMES: Record<Tab, string> = {
   "": "Charts",
@@ -24,6 +25,7 @@ const TAB_NAMES: Record<Tab, string> = {
   live: "Live",
   tasks: "Tasks",
   evals: "Evaluations",
+  cost: "Cost",
   verdicts: "Verdicts",
   config: "Configuration",
 };
@@ -108,6 +110,8 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
       return <RunTasks run={run} />;
     case "evals":
       return <RunEvals run={run} />;
+    case "cost":
+      return <RunCosts run={run} />;
     case "verdicts":
       return <RunVerdicts run={run} />;
     case "config":

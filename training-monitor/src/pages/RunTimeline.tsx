@@ -1,7 +1,7 @@
 import { Fragment, useMemo } from "react";
 import { useQuery } from "../api/cache";
-import { setPage, sourceName, sourcePage, timelinePath } from "../api/paths";
-import type { Run, TimelineItem } from "../api/types";
+import { metricsPath, setPage, sourceName, sourcePage, timelinePath } from "../api/paths";
+import type { MetricSeries, Run, TimelineItem } from "../api/types";
 import { formatDuration, formatNumber, formatPercent } from "../format";
 import { clockOf, laneOf, restartsOf, worked, type Restart } from "../timeline";
 import { Link } from "../router";
@@ -66,7 +66,7 @@ function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) 
                   <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}{item.success.num_lost_tasks > 0 && <div><LostNote rate={item.success} /></div>}</td>
                   <td className="right">{formatNumber(item.reward_mean, 3)}</td>
                   <td className="right mono">{item.policy_version}</td>
-                  <td className="right">{formatDuration(worked(item.started_at, item.rollouts_ended_at ?? item.ended_at, restarts))}</td>
+                  <td className="right"><Link className="text-link" title="The stragglers: slower than 95 %, or the last to end" to={setPage({ run_id: run.run_id, phase: item.phase, step: item.step, stragglers: true })}>{formatDuration(worked(item.started_at, item.rollouts_ended_at ?? item.ended_at, restarts))}</Link></td>
                   <td className="right">{formatDuration(worked(item.started_at, item.ended_at, restarts))}</td>
                 </tr>
               </Fragment>
@@ -136,6 +136,7 @@ function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineIte
         })}
         {restarts.map((one) => <i key={one.started} className="run-clock-restart" style={{ left: percent(at(one.at)) }} title={restartText(one, items)} />)}
       </div>
+      <Use run={run} items={items} at={at} />
       <div className="row between faint num">
         <span>{clockText(start, end, start)}</span>
         <span className="legend">
@@ -147,6 +148,51 @@ function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineIte
       </div>
     </div>
   );
+}
+
+type Strip = { label: string; hint: string; names: readonly string[]; of: (values: readonly (number | null)[]) => number | null; format: (value: number) => string; full?: number };
+
+const share = ([part, whole]: readonly (number | null)[]) => (part == null || !whole ? null : part / whole);
+const only = ([value]: readonly (number | null)[]) => value ?? null;
+const inPercent = (value: number) => formatPercent(value);
+const inGib = (value: number) => `${formatNumber(value, 3)} GiB`;
+
+/** What a step's metrics say of how well machines were used, as far as it was recorded. */
+const STRIPS: readonly Strip[] = [
+  { label: "Trainer busy", hint: "share of the step in which the trainer worked", names: ["trainer/busy_s", "time/step_s"], of: share, format: inPercent, full: 1 },
+  { label: "MFU", hint: "model FLOPs utilisation of the trainer while it worked", names: ["trainer/mfu_frac"], of: only, format: inPercent, full: 1 },
+  { label: "Of a matrix product", hint: "throughput of the trainer as a share of that of one large matrix product", names: ["trainer/matmul_frac"], of: only, format: inPercent, full: 1 },
+  { label: "Devices busy", hint: "share of the devices' time spent in leases", names: ["device/busy_frac"], of: only, format: inPercent, full: 1 },
+  { label: "GPU memory", hint: "peak that the trainer's allocator held", names: ["trainer/peak_reserved_gib"], of: only, format: inGib },
+  { label: "Memory", hint: "peak main memory of the trainer process", names: ["trainer/peak_rss_gib"], of: only, format: inGib },
+];
+const STRIP_METRICS = [...new Set(STRIPS.flatMap((strip) => strip.names))];
+
+/** Use of trainer and devices and memory of each step, below it on the same clock. */
+function Use({ run, items, at }: { run: Run; items: readonly TimelineItem[]; at: (time: number) => number }) {
+  const { data } = useQuery<MetricSeries>(metricsPath(run.run_id, { name: STRIP_METRICS, max_points: 10_000 }));
+  const steps = useMemo(() => new Map(items.filter((item) => item.phase === "step" && item.ended_at !== null).map((item) => [item.step, item])), [items]);
+  if (!data) return null;
+  return STRIPS.map((strip) => {
+    const bars = data.steps.flatMap((step, row) => {
+      const [item, value] = [steps.get(step), strip.of(strip.names.map((name) => data.series[name]?.[row] ?? null))];
+      return item && value !== null ? [{ from: at(Date.parse(item.started_at)), to: at(Date.parse(item.ended_at ?? "")), value }] : [];
+    });
+    const last = bars.at(-1);
+    if (!last) return null;
+    const most = Math.max(...bars.map((bar) => bar.value));
+    const full = Math.max(strip.full ?? most, 1e-9);
+    // a path, as a run has thousands of steps
+    const path = bars.map(({ from, to, value }) => `M${1000 * from},20V${20 - 20 * Math.min(1, value / full)}H${1000 * to}V20Z`).join("");
+    const mean = bars.reduce((sum, bar) => sum + bar.value, 0) / bars.length;
+    const text = `${strip.label}: mean ${strip.format(mean)}, highest ${strip.format(most)}, last ${strip.format(last.value)}`;
+    return (
+      <div key={strip.label} className="run-use" title={strip.hint}>
+        <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={text}><path d={path} /></svg>
+        <span className="num">{text}</span>
+      </div>
+    );
+  });
 }
 
 /** A time of day, with its date if the run went on over midnight. */

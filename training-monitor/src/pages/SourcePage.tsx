@@ -78,6 +78,8 @@ function SourceStats({ source }: { source: SourceDetail }) {
   const { success, metrics } = source;
   const constant = source.groups.filter((group) => group.is_constant).length;
   const isStep = source.phase === "step";
+  const durations = source.groups.flatMap((group) => group.rollouts.flatMap((rollout) => rollout.duration_s ?? []));
+  const slowest = durations.length ? Math.max(...durations) : null;
   const of = { run_id: source.run_id, phase: source.phase, step: source.step };
   return (
     <dl className="stats">
@@ -90,7 +92,8 @@ function SourceStats({ source }: { source: SourceDetail }) {
       <Stat label="Adapter" hint={isStep ? "Newest version at its start; the version that it produced" : "The evaluated version"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
       {isStep && <Stat label="Loss">{formatNumber(metrics["loss/total"], 3)}</Stat>}
       {isStep && <Stat label="Parity" hint="mean |sampler − trainer| log-probability at the same weights">{formatNumber(metrics["policy/parity_mean_abs"], 3)}</Stat>}
-      <Stat label="Took">{formatDuration(secondsBetween(source.started_at, source.ended_at))}</Stat>
+      <Stat label="Slowest rollout" hint="Stragglers: rollouts slower than 95 % of these, or the last to end">{formatDuration(slowest)}<small><Link className="text-link" to={setPage({ ...of, stragglers: true })}>stragglers</Link></small></Stat>
+      <Stat label="Took">{formatDuration(secondsBetween(source.started_at, source.ended_at))}<small><Link className="text-link" to={setPage({ ...of, view: "cost" })}>cost</Link></small></Stat>
     </dl>
   );
 }

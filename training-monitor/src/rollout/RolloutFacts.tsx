@@ -2,6 +2,7 @@ import { useState } from "react";
 import { sourcePage } from "../api/paths";
 import type { Rollout } from "../api/types";
 import { formatDuration, formatNumber, formatTime, words } from "../format";
+import { rolloutCost } from "../pages/Costs";
 import { Link } from "../router";
 import { Icon } from "../ui/icons";
 import { Clamped, Outcome, Panel } from "../ui/parts";
@@ -41,6 +42,12 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
             <>
               <dt>worker</dt>
               <dd>{rollout.worker}</dd>
+            </>
+          )}
+          {rolloutCost(rollout) && (
+            <>
+              <dt>used</dt>
+              <dd data-testid="rollout-cost">{rolloutCost(rollout)}</dd>
             </>
           )}
           {rollout.tags.length > 0 && (
