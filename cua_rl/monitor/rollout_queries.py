@@ -51,11 +51,14 @@ _SORTED: dict[str, Any] = {
 """What lists can be sorted by; rollouts without a value come last."""
 
 
+Sort = Annotated[str, Query(pattern=f"^-?({'|'.join(_SORTED)})$", description="minus: largest first")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
     """A part of a list, as query parameters."""
 
-    sort: Annotated[str, Query(pattern=f"^-?({'|'.join(_SORTED)})$", description="minus: largest first")] = "-started"
+    sort: Sort = "-started"
     cursor: Annotated[str | None, Query(max_length=2000, description="next_cursor of the page before")] = None
     limit: Annotated[int, Query(ge=1, le=200)] = 50
 
@@ -70,14 +73,19 @@ def _rollouts_of(*where: ColumnElement[bool]) -> AnySelect:
     )
 
 
+def sort_number(sort: str) -> Any:
+    """What lists are sorted by, as a number; rollouts without a value come last."""
+    column = _SORTED[sort.removeprefix("-")]
+    return func.coalesce(func.nullif(cast(column, Double), nan), -inf if sort.startswith("-") else inf)
+
+
 async def list_rollouts(
     runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, paging: Paging
 ) -> Page[schemas.RolloutItem]:
     """Rollouts of a set; of several databases, those lists merged."""
     falls, column = paging.sort.startswith("-"), _SORTED[paging.sort.removeprefix("-")]
-    last = -inf if falls else inf
     by_time = column is RolloutRow.id  # which says nothing to another database
-    key = column if by_time else func.coalesce(func.nullif(cast(column, Double), nan), last)
+    key = column if by_time else sort_number(paging.sort)
     order = (key.desc(), RolloutRow.id.desc()) if falls else (key, RolloutRow.id)
     places: list[tuple[float, int] | None] = [None] * len(runs)
     if paging.cursor is not None:

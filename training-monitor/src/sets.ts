@@ -31,6 +31,8 @@ export const FIELDS: readonly Field[] = [
   { name: "max_turns", label: "Turns to", is: "whole" },
   { name: "min_gap", label: "Gap from", is: "number" },
   { name: "max_gap", label: "Gap to", is: "number" },
+  { name: "judge", label: "Judge", choices: ["agrees", "disagrees"] },
+  { name: "review", label: "Review", choices: ["none", "confirmed", "overturned"] },
   { name: "status", label: "Status", choices: ["running", "completed", "failed", "cancelled"] },
   { name: "search", label: "Words" },
 ];

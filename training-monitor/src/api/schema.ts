@@ -434,6 +434,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{run_id}/rollouts/{rollout_id}/place": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Place
+         * @description What comes before and after a rollout in a set, in the order of its table.
+         */
+        get: operations["get_place_api_runs__run_id__rollouts__rollout_id__place_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}/rollouts/{rollout_id}/turns/{turn_index}/tokens": {
         parameters: {
             query?: never;
@@ -851,11 +871,6 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
-            /**
-             * Fork Turn
-             * @description turns before this index are its parent's: told again, not sampled
-             */
-            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -869,11 +884,6 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
-            /**
-             * Parent Id
-             * @description the rollout of the group from which it went on, null if none
-             */
-            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1631,11 +1641,6 @@ export interface components {
             ended_at: string | null;
             /** Error */
             error: string | null;
-            /**
-             * Fork Turn
-             * @description turns before this index are its parent's: told again, not sampled
-             */
-            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Group Index */
@@ -1684,11 +1689,6 @@ export interface components {
             /** Overrides */
             overrides: components["schemas"]["Override"][];
             /**
-             * Parent Id
-             * @description the rollout of the group from which it went on, null if none
-             */
-            parent_id: string | null;
-            /**
              * Phase
              * @enum {string}
              */
@@ -1718,7 +1718,7 @@ export interface components {
              * Siblings
              * @description members of the group in order, this one included
              */
-            siblings: components["schemas"]["RolloutCell"][];
+            siblings: components["schemas"]["Sibling"][];
             /**
              * Started At
              * Format: date-time
@@ -1764,11 +1764,6 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
-            /**
-             * Fork Turn
-             * @description turns before this index are its parent's: told again, not sampled
-             */
-            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1782,11 +1777,6 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
-            /**
-             * Parent Id
-             * @description the rollout of the group from which it went on, null if none
-             */
-            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1838,11 +1828,6 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
-            /**
-             * Fork Turn
-             * @description turns before this index are its parent's: told again, not sampled
-             */
-            fork_turn: number;
             /** Group Id */
             group_id: string;
             /** Instruction */
@@ -1878,11 +1863,6 @@ export interface components {
              */
             override_success: boolean | null;
             /**
-             * Parent Id
-             * @description the rollout of the group from which it went on, null if none
-             */
-            parent_id: string | null;
-            /**
              * Phase
              * @enum {string}
              */
@@ -1916,6 +1896,13 @@ export interface components {
             success: boolean | null;
             /** Task Id */
             task_id: string;
+        };
+        /** RolloutRef */
+        RolloutRef: {
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
         };
         /**
          * Run
@@ -2226,6 +2213,21 @@ export interface components {
             width_px: number | null;
         };
         /**
+         * SecondOpinion
+         * @description How often a recorded verdict got this verdict of a judge or a person.
+         */
+        SecondOpinion: {
+            /** Count */
+            count: number;
+            /**
+             * Recorded
+             * @description success, failure, fault, open
+             */
+            recorded: string;
+            /** Success */
+            success: boolean;
+        };
+        /**
          * Session
          * @description Permissions of the client.
          */
@@ -2296,6 +2298,20 @@ export interface components {
             test: string | null;
         };
         /**
+         * SetPlace
+         * @description Where a rollout stands in a set, which it need not belong to any more.
+         */
+        SetPlace: {
+            /** Is Member */
+            is_member: boolean;
+            next: components["schemas"]["RolloutRef"] | null;
+            /** Num Before */
+            num_before: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            previous: components["schemas"]["RolloutRef"] | null;
+        };
+        /**
          * SetRun
          * @description A run that the set speaks of.
          */
@@ -2358,6 +2374,11 @@ export interface components {
              * @description messages of infrastructure faults, with # for ids and numbers
              */
             faults: components["schemas"]["Count"][];
+            /**
+             * Judgements
+             * @description verdicts of a judge beside the validator
+             */
+            judgements: components["schemas"]["SecondOpinion"][];
             /** Num Checks */
             num_checks: number;
             /**
@@ -2369,6 +2390,11 @@ export interface components {
             num_rollouts: number;
             /** Num Tasks */
             num_tasks: number;
+            /**
+             * Reviews
+             * @description newest verdicts of people
+             */
+            reviews: components["schemas"]["SecondOpinion"][];
             /** Runs */
             runs: components["schemas"]["SetRun"][];
             /**
@@ -2383,6 +2409,8 @@ export interface components {
             stops: components["schemas"]["Count"][];
             /** @description over task instances, as recorded; without faults and unfinished rollouts */
             success: components["schemas"]["Rate"];
+            /** @description the same with the newest verdicts of people in place of recorded ones */
+            success_as_reviewed: components["schemas"]["Rate"];
             /**
              * Tasks
              * @description those with the most failures first
@@ -2410,6 +2438,13 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** Task Id */
             task_id: string;
+        };
+        /** Sibling */
+        Sibling: {
+            /** Member Index */
+            member_index: number;
+            /** Rollout Id */
+            rollout_id: string;
         };
         /** SignIn */
         SignIn: {
@@ -3409,8 +3444,10 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                /** @description whether it went on from a turn of another rollout */
-                branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3627,8 +3664,10 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                /** @description whether it went on from a turn of another rollout */
-                branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3752,8 +3791,10 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                /** @description whether it went on from a turn of another rollout */
-                branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3878,8 +3919,10 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                /** @description whether it went on from a turn of another rollout */
-                branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4523,8 +4566,10 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
-                /** @description whether it went on from a turn of another rollout */
-                branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -5161,6 +5206,97 @@ export interface operations {
                 };
                 content: {
                     "text/html": unknown;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_place_api_runs__run_id__rollouts__rollout_id__place_get: {
+        parameters: {
+            query: {
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                of: string;
+                /** @description minus: largest first */
+                sort?: string;
+            };
+            header?: never;
+            path: {
+                rollout_id: string;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetPlace"];
                 };
             };
             /** @description Bad Request */

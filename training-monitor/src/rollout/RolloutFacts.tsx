@@ -4,6 +4,7 @@ import type { Rollout } from "../api/types";
 import { formatDuration, formatNumber, formatTime, words } from "../format";
 import { Link } from "../router";
 import { Icon } from "../ui/icons";
+import { useShortcuts } from "../ui/keys";
 import { Clamped, Outcome, Panel } from "../ui/parts";
 import { JudgementPanel } from "./JudgementPanel";
 import { OverrideDialog } from "./OverrideDialog";
@@ -11,12 +12,13 @@ import { OverrideDialog } from "./OverrideDialog";
 /** What was checked at the end, what people said about it, and how the rollout went through its states. */
 export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: () => void }) {
   const [overriding, setOverriding] = useState(false);
+  useShortcuts({ o: () => setOverriding(true) });
   return (
     <>
       <Panel
         title={<>Validation {rollout.validation && <Outcome success={rollout.validation.success} />}</>}
         actions={
-          <button type="button" className="button small" onClick={() => setOverriding(true)}>
+          <button type="button" className="button small" title="Give your own verdict  o" onClick={() => setOverriding(true)}>
             <Icon name="edit" /> Override
           </button>
         }
