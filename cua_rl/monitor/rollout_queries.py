@@ -26,7 +26,7 @@ from cua_rl.database.models import (
     TurnRow,
     ValidationRow,
 )
-from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, Database, NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, finite, finite_mean, finite_values, task_fields
@@ -127,11 +127,18 @@ async def rollout_items(runs: RunsOfDatabase, rows: Sequence[Any]) -> list[schem
     }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
     instructions = {key: text for key, text in await runs.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
+    tagged: AnySelect = select(NoteRow.rollout_pk, NoteRow.tag).where(
+        NoteRow.rollout_pk.in_([row[0].id for row in rows])
+    )
+    tags: dict[int, list[str]] = {}
+    for key, tag in await runs.session.execute(tagged.where(NoteRow.tag.is_not(None)).order_by(NoteRow.id)):
+        tags.setdefault(key, []).append(tag)
     return [
         schemas.RolloutItem(
             **_item(runs.database, overrides, *row[:4]),
             **screens.get(row[0].id, {}),
             instruction=instructions.get(row[0].task_pk),
+            given_tags=list(dict.fromkeys(tags.get(row[0].id, []))),
         )
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, the only thing that people may write."""
+"""Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, which people may write."""
 
 import asyncio
 from typing import Annotated

@@ -154,6 +154,7 @@ class RolloutItem(RolloutCell):
     seed: int
     max_gap: float | None = Field(description="largest |trainer - sampler| log-probability; null if not trained")
     instruction: str | None = None
+    given_tags: list[str] = Field(default=[], description="by people, to it or its turns; only in lists")
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
     last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.columns import AnyText
 from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
-from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.monitor.databases import Database, Databases, RunAccess
 from cua_rl.monitor.schemas import Phase, RunStatus
 from cua_rl.types.rollout import StopReason
@@ -92,6 +92,8 @@ class RolloutFilter:
         Literal["none", "confirmed", "overturned"] | None,
         Query(description="no verdict of a person, the recorded one, or another one"),
     ] = None
+    tag: Annotated[str | None, Query(max_length=300, description="that a person gave it or one of its turns")] = None
+    note: Annotated[str | None, Query(max_length=300, description="a part of what a person wrote about it")] = None
     min_reward: float | None = None
     max_reward: float | None = None
     min_turns: _Count = None
@@ -201,7 +203,7 @@ def is_newest_verdict() -> ColumnElement[bool]:
 
 
 def _second_opinions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElement[bool]]:
-    """What a judge or a person made of the rollout."""
+    """What a judge or people made of the rollout."""
     found: list[ColumnElement[bool]] = []
     of_runs = RolloutRow.training_id.in_(runs.training_ids)
     if wanted.judge is not None:
@@ -209,6 +211,13 @@ def _second_opinions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[Column
         agrees = JudgementRow.success == RolloutRow.success
         wanted_one = agrees if wanted.judge == "agrees" else ~agrees
         found.append(RolloutRow.id.in_(judged.where(of_runs, ~JudgementRow.decides, wanted_one)))
+    noted = select(NoteRow.rollout_pk).where(
+        NoteRow.training_id.in_(runs.training_ids), NoteRow.rollout_pk.is_not(None)
+    )
+    if wanted.tag is not None:
+        found.append(RolloutRow.id.in_(noted.where(NoteRow.tag == wanted.tag)))
+    if wanted.note is not None:
+        found.append(RolloutRow.id.in_(noted.where(NoteRow.text.icontains(wanted.note, autoescape=True))))
     reviewed = select(RolloutOverride.rollout_pk).join(RolloutRow, RolloutOverride.rollout_pk == RolloutRow.id)
     reviewed = reviewed.where(of_runs, is_newest_verdict())
     is_same = RolloutOverride.success.is_not_distinct_from(RolloutRow.success)

@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from cua_rl.database.models import Eval, Group, StatusChange, Step, Training
-from cua_rl.database.monitor_models import Project, ProjectRun
+from cua_rl.database.monitor_models import NoteRow, Project, ProjectRun
 from cua_rl.evaluation.statistics import NO_TASKS, TaskSums
 from cua_rl.monitor import schemas
-from cua_rl.monitor.databases import Database
+from cua_rl.monitor.databases import AnySelect, Database
 from cua_rl.monitor.figures import columns, curve_ends, finite, make_rate, thin
 from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
 from cua_rl.types.json_values import mapping, sequence
@@ -31,7 +31,7 @@ SPARKLINE_POINTS = 60
 async def summarise(
     session: AsyncSession, database: Database, trainings: Sequence[Training]
 ) -> list[schemas.RunSummary]:
-    """Summaries of all these runs with six statements."""
+    """Summaries of all these runs with seven statements."""
     ids = [training.id for training in trainings]
     if not ids:
         return []
@@ -42,10 +42,17 @@ async def summarise(
     senders = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
     senders = senders.where(ProjectRun.training_id.in_(ids))
     projects = {row.training_id: row.name for row in await session.execute(senders)}
+    tagged: AnySelect = select(NoteRow.training_id, NoteRow.tag).where(
+        NoteRow.training_id.in_(ids), NoteRow.tag.is_not(None)
+    )
+    tags: dict[int, list[str]] = defaultdict(list)
+    for one, tag in await session.execute(tagged.where(NoteRow.rollout_pk.is_(None)).order_by(NoteRow.id)):
+        tags[one].append(tag)
     return [
         _summary(
             database,
             training,
+            tags[training.id],
             projects.get(training.id),
             success.get(training.id, []),
             evaluations.get(training.id, []),
@@ -164,6 +171,7 @@ async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int,
 def _summary(
     database: Database,
     training: Training,
+    tags: list[str],
     project: str | None,
     success: Sequence[_StepSuccess],
     evaluations: Sequence[_EvalSuccess],
@@ -184,6 +192,7 @@ def _summary(
     return schemas.RunSummary(
         **columns(training, log_path=str(database.folder or training.log_path)),
         run_id=database.run_id(training.id),
+        tags=tags,
         project=project,
         model_name=model_name(training.config),
         is_alive=alive,

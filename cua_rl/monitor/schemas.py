@@ -70,6 +70,7 @@ class RunSummary(Shown):
     run_id: str
     run_name: str
     log_path: str
+    tags: list[str] = Field(default=[], description="that people gave the run")
     project: str | None = Field(description="project whose token sent the run, null for a run of this database")
     model_name: str | None
     status: RunStatus
@@ -271,6 +272,17 @@ class OverrideRequest(BaseModel):
     reward: float | None = Field(default=None, ge=-1e6, le=1e6)
     reason: str = Field(min_length=1, max_length=2000)
     actor: str = Field(min_length=1, max_length=200)
+
+
+class Note(Shown):
+    """A tag or a text that a person gave a run, a rollout or a turn."""
+
+    note_id: int
+    turn_index: int | None = Field(description="counted from 0; null if it is about the whole run or rollout")
+    tag: str | None
+    text: str | None
+    actor: str
+    created_at: datetime
 
 
 class SignIn(BaseModel):

@@ -9,7 +9,7 @@ from sqlalchemy.orm import join, outerjoin
 
 from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
-from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
@@ -40,6 +40,7 @@ _UNREAD = join(RolloutRow, TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, Tu
 _JUDGED = join(RolloutRow, JudgementRow, JudgementRow.rollout_pk == RolloutRow.id)
 _IS_JUDGED = and_(~JudgementRow.decides, JudgementRow.success.is_not(None), RolloutRow.success.is_not(None))
 _REVIEWED = join(RolloutRow, RolloutOverride, RolloutOverride.rollout_pk == RolloutRow.id)
+_TAGS = select(NoteRow.rollout_pk, NoteRow.tag).where(NoteRow.tag.is_not(None)).distinct().subquery()
 _SOURCES = (
     join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
     .outerjoin(Step, Group.step_id == Step.id)
@@ -67,6 +68,7 @@ async def summarise_set(
     )
     messages = await count(runs, wanted, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
     faults = _sum((message, num) for (message,), num in messages.items())
+    tagged = await count(runs, wanted, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
     unread = await count(runs, wanted, _UNREAD, TurnRow.failure_kind)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
     judged = await count(runs, wanted, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED)
@@ -85,6 +87,7 @@ async def summarise_set(
         verdicts=_listed(_sum((verdict, num) for (_, verdict, *_), num in rows.items())),
         stops=_listed(_sum((stop, num) for (_, _, stop, *_), num in rows.items() if stop)),
         causes=_listed(failures),
+        tags=_listed(_sum((tag, num) for (tag,), num in tagged.items())),
         categories=_listed(_sum((category, num) for (category, *_), num in rows.items() if category)),
         faults=_listed(faults),
         num_faults=len(faults),

@@ -74,6 +74,7 @@ class SetSummary(Shown):
     stops: list[Count] = Field(description="stop reasons")
     causes: list[Count] = Field(description="of failures, as in `steps`")
     categories: list[Count]
+    tags: list[Count] = Field(description="that people gave rollouts or their turns")
     faults: list[Count] = Field(description="messages of infrastructure faults, with # for ids and numbers")
     num_faults: int = Field(description="different messages")
     turn_failures: list[Count] = Field(description="turns whose answer could not be parsed, by kind")

@@ -139,7 +139,7 @@ def _print_address(
     print(f"monitor: {address}", flush=True)
     if sys.stdout.isatty():
         if not environ.get("MONITOR_WRITE_TOKEN"):
-            print(f"token, for verdicts on rollouts: {rules.write_token}", flush=True)
+            print(f"token, for verdicts and notes: {rules.write_token}", flush=True)
         if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
             print(f"token, to read only: {rules.read_token}", flush=True)
     if folder is not None and not has_database(folder):

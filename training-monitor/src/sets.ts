@@ -33,6 +33,8 @@ export const FIELDS: readonly Field[] = [
   { name: "max_gap", label: "Gap to", is: "number" },
   { name: "judge", label: "Judge", choices: ["agrees", "disagrees"] },
   { name: "review", label: "Review", choices: ["none", "confirmed", "overturned"] },
+  { name: "tag", label: "Tag" },
+  { name: "note", label: "Note with" },
   { name: "status", label: "Status", choices: ["running", "completed", "failed", "cancelled"] },
   { name: "search", label: "Words" },
 ];

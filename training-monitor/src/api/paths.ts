@@ -26,6 +26,8 @@ export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath
 export const placePath = (runId: string, rolloutId: string, filters: Filters) => `${rolloutPath(runId, rolloutId)}/place${query(filters)}`;
 /** A file for somebody without the monitor: a page, or a film. */
 export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film") => `${rolloutPath(runId, rolloutId)}/${kind}`;
+export const notesPath = (runId: string, rolloutId?: string) => `${run(runId)}/notes${query({ rollout_id: rolloutId })}`;
+export const notePath = (runId: string, noteId: number) => `${run(runId)}/notes/${noteId}`;
 export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;

@@ -290,6 +290,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{run_id}/notes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Notes
+         * @description Notes and tags, oldest first.
+         */
+        get: operations["list_notes_api_runs__run_id__notes_get"];
+        put?: never;
+        /**
+         * Add Note
+         * @description Add a note, or a tag unless it is there already; returns all of the same run or rollout.
+         */
+        post: operations["add_note_api_runs__run_id__notes_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/notes/{note_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Remove Note
+         * @description Remove a note or tag for good; returns what is left of the same run or rollout.
+         */
+        delete: operations["remove_note_api_runs__run_id__notes__note_id__delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}/rollouts": {
         parameters: {
             query?: never;
@@ -1450,6 +1494,46 @@ export interface components {
             success: components["schemas"]["SuccessPoint"][];
         };
         /**
+         * Note
+         * @description A tag or a text that a person gave a run, a rollout or a turn.
+         */
+        Note: {
+            /** Actor */
+            actor: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Note Id */
+            note_id: number;
+            /** Tag */
+            tag: string | null;
+            /** Text */
+            text: string | null;
+            /**
+             * Turn Index
+             * @description counted from 0; null if it is about the whole run or rollout
+             */
+            turn_index: number | null;
+        };
+        /**
+         * NoteRequest
+         * @description A tag or a text, on the run, one of its rollouts or a turn of it.
+         */
+        NoteRequest: {
+            /** Actor */
+            actor: string;
+            /** Rollout Id */
+            rollout_id?: string | null;
+            /** Tag */
+            tag?: string | null;
+            /** Text */
+            text?: string | null;
+            /** Turn Index */
+            turn_index?: number | null;
+        };
+        /**
          * OutlyingToken
          * @description A token at which the trainer and the sampler disagreed, or that was unlikely.
          */
@@ -1641,6 +1725,12 @@ export interface components {
             ended_at: string | null;
             /** Error */
             error: string | null;
+            /**
+             * Given Tags
+             * @description by people, to it or its turns; only in lists
+             * @default []
+             */
+            given_tags: string[];
             /** Group Id */
             group_id: string;
             /** Group Index */
@@ -1828,6 +1918,12 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Given Tags
+             * @description by people, to it or its turns; only in lists
+             * @default []
+             */
+            given_tags: string[];
             /** Group Id */
             group_id: string;
             /** Instruction */
@@ -2050,6 +2146,12 @@ export interface components {
              * @description the latest finished step
              */
             success_step: number | null;
+            /**
+             * Tags
+             * @description that people gave the run
+             * @default []
+             */
+            tags: string[];
             /** Total Steps */
             total_steps: number;
         };
@@ -2184,6 +2286,12 @@ export interface components {
              * @description the latest finished step
              */
             success_step: number | null;
+            /**
+             * Tags
+             * @description that people gave the run
+             * @default []
+             */
+            tags: string[];
             /** Total Steps */
             total_steps: number;
         };
@@ -2411,6 +2519,11 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** @description the same with the newest verdicts of people in place of recorded ones */
             success_as_reviewed: components["schemas"]["Rate"];
+            /**
+             * Tags
+             * @description that people gave rollouts or their turns
+             */
+            tags: components["schemas"]["Count"][];
             /**
              * Tasks
              * @description those with the most failures first
@@ -3448,6 +3561,10 @@ export interface operations {
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
                 review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3668,6 +3785,10 @@ export interface operations {
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
                 review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3795,6 +3916,10 @@ export interface operations {
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
                 review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3923,6 +4048,10 @@ export interface operations {
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
                 review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4535,6 +4664,269 @@ export interface operations {
             };
         };
     };
+    list_notes_api_runs__run_id__notes_get: {
+        parameters: {
+            query?: {
+                /** @description notes on this rollout instead of the run's own */
+                rollout_id?: string | null;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    add_note_api_runs__run_id__notes_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NoteRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    remove_note_api_runs__run_id__notes__note_id__delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                note_id: number;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_rollouts_api_runs__run_id__rollouts_get: {
         parameters: {
             query?: {
@@ -4570,6 +4962,10 @@ export interface operations {
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
                 review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;

@@ -46,6 +46,7 @@ export type FaultBounds = Schemas["FaultBounds"];
 export type Rate = Schemas["Rate"];
 export type Judgement = Schemas["JudgementShown"];
 export type Override = Schemas["Override"];
+export type Note = Schemas["Note"];
 export type Verdict = Schemas["Verdict"];
 export type Session = Schemas["Session"];
 export type Phase = TimelineItem["phase"];

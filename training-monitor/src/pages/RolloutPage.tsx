@@ -91,7 +91,7 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
             </Panel>
             <Filmstrip turns={rollout.turns} told={rollout.fork_turn} chosen={index} onChoose={goTo} />
             <Branches rollout={rollout} />
-            <RolloutFacts rollout={rollout} reload={reload} />
+            <RolloutFacts rollout={rollout} turn={turn.turn_index} reload={reload} />
           </div>
           <TurnPanels rollout={rollout} turn={turn} />
         </div>

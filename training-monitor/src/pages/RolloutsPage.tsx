@@ -239,6 +239,7 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
               <td className="wrap">
                 <Link className="run-name" data-row to={pageOf(one, sort)}>{one.instruction ?? one.task_id}</Link>
                 <div className="faint">{one.task_id} · seed {one.seed} · rollout {one.member_index + 1}</div>
+                <GivenTags tags={one.given_tags} />
               </td>
               <td className="nowrap">{shortSourceName(one.phase, one.step)}</td>
               <td><Ended rollout={one} /> <span className="dim nowrap">{endText(one)}</span></td>
@@ -254,6 +255,10 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
       </table>
     </div>
   );
+}
+
+function GivenTags({ tags }: { tags: readonly string[] }) {
+  return tags.length > 0 && <div className="row wrap">{tags.map((tag) => <span key={tag} className="badge accent">{tag}</span>)}</div>;
 }
 
 function Ended({ rollout }: { rollout: RolloutItem }) {

@@ -6,6 +6,7 @@ import { Link, navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
+import { Notes } from "../ui/Notes";
 import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
@@ -55,6 +56,7 @@ function RunView({ run }: { run: Run }) {
         }
       />
       {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
+      <Notes of={{ runId: run.run_id }}>{({ body, add }) => <section className="row wrap" aria-label="Notes">{body}{add}</section>}</Notes>
       <RunStats run={run} />
       <Analyses run={run} />
       <Tabs

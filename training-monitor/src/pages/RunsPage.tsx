@@ -152,6 +152,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
                 <Link to={runPage(run.run_id)} className="run-name" data-row onMouseEnter={() => prefetch(runPath(run.run_id))}>
                   {run.run_name}
                 </Link>
+                {run.tags.map((tag) => <span key={tag} className="badge accent">{tag}</span>)}
                 <div className="faint truncate run-model">
                   {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "included tiny model", run.project].filter(Boolean).join(" · ")}
                 </div>

@@ -26,6 +26,7 @@ export function SetFigures({ summary, set }: Props) {
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },
     { title: "How they ended", counts: summary.stops, to: (stop_reason) => narrowed(set, { stop_reason }) },
     { title: "Unparseable responses", counts: summary.turn_failures, to: (failure_kind) => narrowed(set, { failure_kind }) },
+    { title: "Tags", counts: summary.tags, to: (tag) => narrowed(set, { tag }), labels: Object.fromEntries(summary.tags.map((one) => [one.name, one.name])) },
     { title: "Categories", counts: summary.categories, to: (category) => narrowed(set, { category }) },
     { title: `Infrastructure faults${summary.num_faults > summary.faults.length ? `, the ${summary.faults.length} most frequent of ${summary.num_faults}` : ""}`, counts: summary.faults, to: (fault) => narrowed(set, { fault }) },
   ];
