@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cua_rl.events import Phase
+from cua_rl.reporting.alerts import AlertKind
 from cua_rl.types.json_values import JsonDict
 
 Item = TypeVar("Item")
@@ -64,6 +65,13 @@ class RunningStep(Shown):
     success: Rate
 
 
+class AlertShown(Shown):
+    """Something for which a run that goes on should be looked at."""
+
+    kind: AlertKind
+    message: str
+
+
 class RunSummary(Shown):
     """A run as a list of runs shows it."""
 
@@ -71,6 +79,7 @@ class RunSummary(Shown):
     run_name: str
     log_path: str
     tags: list[str] = Field(default=[], description="that people gave the run")
+    alerts: list[AlertShown] = Field(default=[], description="none once the run has ended")
     project: str | None = Field(description="project whose token sent the run, null for a run of this database")
     model_name: str | None
     status: RunStatus

@@ -230,26 +230,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/runs/{run_id}/analyses": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List Analyses
-         * @description What recipes found out about the run, newest first: steps made again, turns asked about, its suite.
-         */
-        get: operations["list_analyses_api_runs__run_id__analyses_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/runs/{run_id}/evaluations": {
         parameters: {
             query?: never;
@@ -366,26 +346,6 @@ export interface paths {
          * @description A rollout with all its turns.
          */
         get: operations["get_rollout_api_runs__run_id__rollouts__rollout_id__get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/runs/{run_id}/rollouts/{rollout_id}/asked": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List Asked
-         * @description The turns that checkpoints were asked about, with their answers.
-         */
-        get: operations["list_asked_api_runs__run_id__rollouts__rollout_id__asked_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -530,46 +490,6 @@ export interface paths {
          * @description Why the step's success differs from that of the steps before it.
          */
         get: operations["get_step_change_api_runs__run_id__step__step__change_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/runs/{run_id}/step/{step}/replay": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Replay
-         * @description The step made again, and what other settings would have done; null if it was not.
-         */
-        get: operations["get_replay_api_runs__run_id__step__step__replay_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/runs/{run_id}/suite": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Suite
-         * @description The regression suite in which the run is a model, null if it is in none.
-         */
-        get: operations["get_suite_api_runs__run_id__suite_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -751,21 +671,17 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
-         * AnalysisPlace
-         * @description What of a run was analysed: a step, a turn of a rollout, or the run as a model of a suite.
+         * AlertShown
+         * @description Something for which a run that goes on should be looked at.
          */
-        AnalysisPlace: {
+        AlertShown: {
             /**
              * Kind
              * @enum {string}
              */
-            kind: "replay" | "answers" | "suite";
-            /** Rollout Id */
-            rollout_id: string | null;
-            /** Step */
-            step: number | null;
-            /** Turn Index */
-            turn_index: number | null;
+            kind: "stalled" | "parity" | "entropy" | "constant_groups" | "faults";
+            /** Message */
+            message: string;
         };
         /** ArmRun */
         ArmRun: {
@@ -776,70 +692,6 @@ export interface components {
             /** Run Name */
             run_name: string;
             success: components["schemas"]["Rate"];
-        };
-        /**
-         * AskedAnswer
-         * @description An answer as the agent reads it; its actions have coordinates in pixels of the screenshot.
-         */
-        AskedAnswer: {
-            /** Actions */
-            actions: {
-                [key: string]: unknown;
-            }[];
-            /** Done */
-            done: string;
-        };
-        /** AskedCheckpoint */
-        AskedCheckpoint: {
-            /**
-             * Is Own
-             * @description it sampled the recorded answer
-             */
-            is_own: boolean;
-            /**
-             * Logprob
-             * @description of the recorded answer, nats
-             */
-            logprob: number | null;
-            /**
-             * Mean Abs Gap
-             * @description of its tokens from the recorded log-probabilities, nats
-             */
-            mean_abs_gap: number | null;
-            /** Name */
-            name: string;
-            /**
-             * Num Same
-             * @description answers that do what the recorded one does
-             */
-            num_same: number;
-            /** Samples */
-            samples: components["schemas"]["AskedAnswer"][];
-        };
-        /**
-         * AskedTurn
-         * @description What checkpoints make of a recorded turn, in the order in which they were asked.
-         */
-        AskedTurn: {
-            /**
-             * At
-             * Format: date-time
-             */
-            at: string;
-            /** Checkpoints */
-            checkpoints: components["schemas"]["AskedCheckpoint"][];
-            /**
-             * Logprob
-             * @description of the recorded answer as it was sampled, nats
-             */
-            logprob: number | null;
-            /** Num Tokens */
-            num_tokens: number;
-            recorded: components["schemas"]["AskedAnswer"];
-            /** Temperature */
-            temperature: number;
-            /** Turn Index */
-            turn_index: number;
         };
         /**
          * Benchmark
@@ -988,32 +840,6 @@ export interface components {
             turn_index: number;
         };
         /**
-         * Compared
-         * @description Numbers that were made again beside those recorded.
-         */
-        Compared: {
-            /**
-             * Is Equal
-             * @description bit for bit
-             */
-            is_equal: boolean;
-            /**
-             * Largest
-             * @description largest difference
-             */
-            largest: number | null;
-            /**
-             * Num
-             * @description 0 if only hashes were compared
-             */
-            num: number;
-            /**
-             * Scale
-             * @description largest magnitude
-             */
-            scale: number | null;
-        };
-        /**
          * ConfigRow
          * @description One setting in all compared runs, in the requested order; null if a run does not have it.
          */
@@ -1050,16 +876,6 @@ export interface components {
             started_at: string;
             /** Status */
             status: string;
-        };
-        /**
-         * Effect
-         * @description Mean change of the log-probability of all answers of a rollout, nats; null without such rollouts.
-         */
-        Effect: {
-            /** Failures */
-            failures: number | null;
-            /** Successes */
-            successes: number | null;
         };
         /**
          * Evaluation
@@ -1611,32 +1427,6 @@ export interface components {
             next_cursor: string | null;
         };
         /**
-         * PairRow
-         * @description Comparison of a model with the first one on the tasks that both attempted: second minus first.
-         */
-        PairRow: {
-            /** Difference */
-            difference: number;
-            /** First */
-            first: string;
-            /** High */
-            high: number;
-            /** Low */
-            low: number;
-            /** Num Only First */
-            num_only_first: number;
-            /** Num Only Second */
-            num_only_second: number;
-            /** Num Tasks */
-            num_tasks: number;
-            /** P Value */
-            p_value: number;
-            /** Second */
-            second: string;
-            /** Test */
-            test: string;
-        };
-        /**
          * Problem
          * @description Every error response has this format.
          */
@@ -1889,22 +1679,6 @@ export interface components {
              */
             success: boolean | null;
         };
-        /** RolloutChanges */
-        RolloutChanges: {
-            /** Advantage */
-            advantage: number | null;
-            /**
-             * Changes
-             * @description of the log-probability of all its answers, nats; one per variant
-             */
-            changes: (number | null)[];
-            /** Rollout Id */
-            rollout_id: string;
-            /** Success */
-            success: boolean;
-            /** Task Id */
-            task_id: string;
-        };
         /**
          * RolloutItem
          * @description A rollout in a list across groups.
@@ -2005,6 +1779,12 @@ export interface components {
          * @description A run with its configuration (secrets masked), metrics, evaluations, checkpoints and status history.
          */
         Run: {
+            /**
+             * Alerts
+             * @description none once the run has ended
+             * @default []
+             */
+            alerts: components["schemas"]["AlertShown"][];
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /** Checkpoints */
@@ -2184,6 +1964,12 @@ export interface components {
          * @description A run as a list of runs shows it.
          */
         RunSummary: {
+            /**
+             * Alerts
+             * @description none once the run has ended
+             * @default []
+             */
+            alerts: components["schemas"]["AlertShown"][];
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /**
@@ -2682,37 +2468,6 @@ export interface components {
             tasks: components["schemas"]["TaskShare"][];
         };
         /**
-         * StepReplay
-         * @description A step made again, and with other settings.
-         */
-        StepReplay: {
-            /** @description null if the run kept none */
-            adapter: components["schemas"]["Compared"] | null;
-            /**
-             * At
-             * Format: date-time
-             */
-            at: string;
-            /** Is Same Machine */
-            is_same_machine: boolean;
-            /**
-             * Logprob Gap
-             * @description largest difference of log-probabilities before the update, nats
-             */
-            logprob_gap: number | null;
-            /** Rollouts */
-            rollouts: components["schemas"]["RolloutChanges"][];
-            /**
-             * Start
-             * @description the step after which the replay began
-             */
-            start: number;
-            /** Tasks */
-            tasks: components["schemas"]["TaskEffects"][];
-            /** Variants */
-            variants: components["schemas"]["Variant"][];
-        };
-        /**
          * StopReason
          * @description Why a rollout ended.
          * @enum {string}
@@ -2750,67 +2505,6 @@ export interface components {
             rate: number | null;
             /** Step */
             step: number;
-        };
-        /**
-         * Suite
-         * @description A regression suite, its comparisons newest first.
-         */
-        Suite: {
-            accepted: components["schemas"]["SuiteModel"];
-            /** Comparisons */
-            comparisons: components["schemas"]["SuiteComparison"][];
-            /** Name */
-            name: string;
-        };
-        /**
-         * SuiteComparison
-         * @description A checkpoint, second of the pair, against the one that the suite had accepted.
-         */
-        SuiteComparison: {
-            accepted: components["schemas"]["SuiteModel"];
-            /**
-             * At
-             * Format: date-time
-             */
-            at: string;
-            candidate: components["schemas"]["SuiteModel"];
-            /** Churn */
-            churn: number;
-            /** Fall */
-            fall: number;
-            /**
-             * False Alarms
-             * @description probability of an alarm without a fall, at most
-             */
-            false_alarms: number;
-            /**
-             * Is Accepted
-             * @description the checkpoint is what later ones are compared with
-             */
-            is_accepted: boolean;
-            /** Is Regression */
-            is_regression: boolean;
-            /**
-             * P Value
-             * @description one-sided, of McNemar's exact test
-             */
-            p_value: number;
-            pair: components["schemas"]["PairRow"];
-            /**
-             * Power
-             * @description probability with which a fall of `fall` is found
-             */
-            power: number;
-        };
-        /** SuiteModel */
-        SuiteModel: {
-            /** Name */
-            name: string;
-            /**
-             * Run Id
-             * @description null if its run was deleted
-             */
-            run_id: string | null;
         };
         /**
          * TaskDetail
@@ -2895,16 +2589,6 @@ export interface components {
         TaskDifference: {
             first: components["schemas"]["Rate"];
             second: components["schemas"]["Rate"];
-            /** Task Id */
-            task_id: string;
-        };
-        /** TaskEffects */
-        TaskEffects: {
-            /**
-             * Effects
-             * @description one per variant
-             */
-            effects: components["schemas"]["Effect"][];
             /** Task Id */
             task_id: string;
         };
@@ -3186,35 +2870,6 @@ export interface components {
             query: string;
             /** Success */
             success: boolean;
-        };
-        /**
-         * Variant
-         * @description One way of taking a step; the first of several is the one taken.
-         */
-        Variant: {
-            /**
-             * Cosine
-             * @description with the update taken; null if one of them is 0
-             */
-            cosine: number | null;
-            /** Failures */
-            failures: number | null;
-            /**
-             * Gradient Cosine
-             * @description null with several optimizer steps
-             */
-            gradient_cosine: number | null;
-            /** Name */
-            name: string;
-            /** Norm */
-            norm: number | null;
-            /**
-             * Relative Norm
-             * @description as a share of that of the update taken
-             */
-            relative_norm: number | null;
-            /** Successes */
-            successes: number | null;
         };
         /**
          * Verdict
@@ -4403,91 +4058,6 @@ export interface operations {
             };
         };
     };
-    list_analyses_api_runs__run_id__analyses_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["AnalysisPlace"][];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
     list_evaluations_api_runs__run_id__evaluations_get: {
         parameters: {
             query?: never;
@@ -5082,92 +4652,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Rollout"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    list_asked_api_runs__run_id__rollouts__rollout_id__asked_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                rollout_id: string;
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["AskedTurn"][];
                 };
             };
             /** @description Bad Request */
@@ -5868,177 +5352,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StepChange"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    get_replay_api_runs__run_id__step__step__replay_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                step: number;
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["StepReplay"] | null;
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Request Entity Too Large */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Misdirected Request */
-            421: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Unprocessable Entity */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Service Unavailable */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    get_suite_api_runs__run_id__suite_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                run_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Suite"] | null;
                 };
             };
             /** @description Bad Request */
