@@ -767,6 +767,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -780,6 +785,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1516,6 +1526,11 @@ export interface components {
             /** Error */
             error: string | null;
             /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
+            /**
              * Given Tags
              * @description by people, to it or its turns; only in lists
              * @default []
@@ -1569,6 +1584,11 @@ export interface components {
             /** Overrides */
             overrides: components["schemas"]["Override"][];
             /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
+            /**
              * Phase
              * @enum {string}
              */
@@ -1598,7 +1618,7 @@ export interface components {
              * Siblings
              * @description members of the group in order, this one included
              */
-            siblings: components["schemas"]["Sibling"][];
+            siblings: components["schemas"]["RolloutCell"][];
             /**
              * Started At
              * Format: date-time
@@ -1644,6 +1664,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1657,6 +1682,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /** Reward */
             reward: number | null;
             /** Rollout Id */
@@ -1692,6 +1722,11 @@ export interface components {
             duration_s: number | null;
             /** Error */
             error: string | null;
+            /**
+             * Fork Turn
+             * @description turns before this index are its parent's: told again, not sampled
+             */
+            fork_turn: number;
             /**
              * Given Tags
              * @description by people, to it or its turns; only in lists
@@ -1732,6 +1767,11 @@ export interface components {
              * @description a person's verdict, null without one
              */
             override_success: boolean | null;
+            /**
+             * Parent Id
+             * @description the rollout of the group from which it went on, null if none
+             */
+            parent_id: string | null;
             /**
              * Phase
              * @enum {string}
@@ -2337,13 +2377,6 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** Task Id */
             task_id: string;
-        };
-        /** Sibling */
-        Sibling: {
-            /** Member Index */
-            member_index: number;
-            /** Rollout Id */
-            rollout_id: string;
         };
         /** SignIn */
         SignIn: {
@@ -3212,6 +3245,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 /** @description a judge beside the validator, with what was recorded */
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
@@ -3436,6 +3471,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 /** @description a judge beside the validator, with what was recorded */
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
@@ -3567,6 +3604,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 /** @description a judge beside the validator, with what was recorded */
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
@@ -3699,6 +3738,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 /** @description a judge beside the validator, with what was recorded */
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
@@ -4528,6 +4569,8 @@ export interface operations {
                 actual?: string | null;
                 device_id?: string | null;
                 worker?: string | null;
+                /** @description whether it went on from a turn of another rollout */
+                branch?: boolean | null;
                 /** @description a judge beside the validator, with what was recorded */
                 judge?: ("agrees" | "disagrees") | null;
                 /** @description no verdict of a person, the recorded one, or another one */
