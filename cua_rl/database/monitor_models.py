@@ -1,8 +1,18 @@
-"""Tables that only the monitor writes: projects, the items they sent, and human verdicts."""
+"""Tables that only the monitor writes: projects, the items they sent, human verdicts and notes."""
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Identity, Index, LargeBinary, Text, UniqueConstraint, func
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    Text,
+    UniqueConstraint,
+    func,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from cua_rl.database.models import Base, RolloutRow, TurnRow
@@ -60,6 +70,29 @@ class RolloutOverride(Base):
     success: Mapped[bool | None]
     reward: Mapped[float | None]
     reason: Mapped[str]
+    actor: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class NoteRow(Base):
+    """A text that a person wrote about a run, a rollout or a turn, or a tag that it was given."""
+
+    __tablename__ = "notes"
+    __table_args__ = (
+        CheckConstraint("num_nonnulls(tag, text) = 1", name="tag_or_text"),
+        CheckConstraint("turn_index IS NULL OR rollout_pk IS NOT NULL", name="turn_index"),
+        Index("ix_notes_training_id_tag", "training_id", "tag"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    training_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("trainings.id", ondelete="CASCADE"))
+    rollout_pk: Mapped[int | None] = mapped_column(
+        BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), index=True
+    )
+    """None if it is about the whole run."""
+    turn_index: Mapped[int | None]
+    tag: Mapped[str | None]
+    text: Mapped[str | None]
     actor: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

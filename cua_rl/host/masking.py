@@ -42,7 +42,7 @@ _OWNERS = "admin|database|db|email|ftp|http|mail|mysql|pg|postgres|proxy|redis|r
 _SHORT = rf"(?:(?:{_OWNERS})_pass|(?:gh|github|gitlab)_pat)(?![a-z])"
 _NAME = rf"(?:{_KEY}|{_TOKENS}|{_TOKEN}|{_HEADER}|{_PASSWORD}|{_SHORT})(?:[_-]?\d{{1,2}})?"  # OPENAI_API_KEY_2
 
-_SECRET_NAME = re.compile(rf"(?:{_NAME}|(?:^|[_.-])(?:auth|jwt|sig|signature|userinfo))$", re.IGNORECASE)
+_SECRET_NAME = re.compile(rf"(?:{_NAME}|(?:^|[_.-])(?:auth|jwt|sig|signature|userinfo|webhook))$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
 

@@ -26,7 +26,7 @@ from cua_rl.database.models import (
     TurnRow,
     ValidationRow,
 )
-from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, Database, NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, finite, finite_mean, finite_values, task_fields
@@ -52,11 +52,14 @@ _SORTED: dict[str, Any] = {
 """What lists can be sorted by; rollouts without a value come last."""
 
 
+Sort = Annotated[str, Query(pattern=f"^-?({'|'.join(_SORTED)})$", description="minus: largest first")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
     """A part of a list, as query parameters."""
 
-    sort: Annotated[str, Query(pattern=f"^-?({'|'.join(_SORTED)})$", description="minus: largest first")] = "-started"
+    sort: Sort = "-started"
     cursor: Annotated[str | None, Query(max_length=2000, description="next_cursor of the page before")] = None
     limit: Annotated[int, Query(ge=1, le=200)] = 50
 
@@ -71,14 +74,19 @@ def _rollouts_of(*where: ColumnElement[bool]) -> AnySelect:
     )
 
 
+def sort_number(sort: str) -> Any:
+    """What lists are sorted by, as a number; rollouts without a value come last."""
+    column = _SORTED[sort.removeprefix("-")]
+    return func.coalesce(func.nullif(cast(column, Double), nan), -inf if sort.startswith("-") else inf)
+
+
 async def list_rollouts(
     runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, paging: Paging
 ) -> Page[schemas.RolloutItem]:
     """Rollouts of a set; of several databases, those lists merged."""
     falls, column = paging.sort.startswith("-"), _SORTED[paging.sort.removeprefix("-")]
-    last = -inf if falls else inf
     by_time = column is RolloutRow.id  # which says nothing to another database
-    key = column if by_time else func.coalesce(func.nullif(cast(column, Double), nan), last)
+    key = column if by_time else sort_number(paging.sort)
     order = (key.desc(), RolloutRow.id.desc()) if falls else (key, RolloutRow.id)
     places: list[tuple[float, int] | None] = [None] * len(runs)
     if paging.cursor is not None:
@@ -120,11 +128,18 @@ async def rollout_items(runs: RunsOfDatabase, rows: Sequence[Any]) -> list[schem
     }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
     instructions = {key: text for key, text in await runs.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
+    tagged: AnySelect = select(NoteRow.rollout_pk, NoteRow.tag).where(
+        NoteRow.rollout_pk.in_([row[0].id for row in rows])
+    )
+    tags: dict[int, list[str]] = {}
+    for key, tag in await runs.session.execute(tagged.where(NoteRow.tag.is_not(None)).order_by(NoteRow.id)):
+        tags.setdefault(key, []).append(tag)
     return [
         schemas.RolloutItem(
             **_item(runs.database, overrides, *row[:4]),
             **screens.get(row[0].id, {}),
             instruction=instructions.get(row[0].task_pk),
+            given_tags=list(dict.fromkeys(tags.get(row[0].id, []))),
         )
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, the only thing that people may write."""
+"""Read API: rollouts, turns, tokens, tasks, screenshots; and verdicts, which people may write."""
 
 import asyncio
 from typing import Annotated
@@ -24,11 +24,12 @@ from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.export import export_rollouts, image_hashes, shown_bytes
 from cua_rl.monitor.film import make_film
-from cua_rl.monitor.rollout_queries import Paging
+from cua_rl.monitor.rollout_queries import Paging, Sort
 from cua_rl.monitor.rollout_sets import RolloutFilter, open_runs, runs_of
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page
 from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
+from cua_rl.monitor.set_places import load_place
 
 router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS, route_class=WriteRoute)
 _FOREVER = "private, max-age=31536000, immutable"
@@ -135,6 +136,16 @@ async def download_film(run: OpenRun, rollout_id: Id) -> Response:
 def _as_file(rollout_id: str, kind: str) -> dict[str, str]:
     name = "".join(letter for letter in rollout_id if letter.isascii() and letter.isalnum())[:64] or "rollout"
     return {"Content-Disposition": f'attachment; filename="rollout-{name}.{kind}"'}
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}/place")
+async def get_place(
+    run: OpenRun, rollout_id: Id, databases: AllDatabases, of: SetQuery, sort: Sort = "-started"
+) -> set_schemas.SetPlace:
+    """What comes before and after a rollout in a set, in the order of its table."""
+    run_ids, wanted = set_comparison.parse_set(of)
+    async with open_runs(databases, run_ids) as (runs, _):
+        return await load_place(run, rollout_id, runs, wanted, sort)
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}/turns/{turn_index}/tokens", response_model=schemas.TurnTokens)

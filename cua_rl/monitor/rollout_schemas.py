@@ -160,6 +160,7 @@ class RolloutItem(RolloutCell):
     sampling_s: float | None = Field(description="of its requests to the model")
     device_s: float | None = Field(description="that it had its device for; null if it never had one")
     instruction: str | None = None
+    given_tags: list[str] = Field(default=[], description="by people, to it or its turns; only in lists")
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
     last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")
 

@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from cua_rl.database.columns import AnyText
+from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.monitor.databases import AnySelect, Database, Databases, RunAccess
 from cua_rl.monitor.schemas import Phase, RunStatus
 from cua_rl.types.rollout import StopReason
@@ -84,6 +86,15 @@ class RolloutFilter:
     device_id: _Name = None
     worker: _Name = None
     branch: Annotated[bool | None, Query(description="whether it went on from a turn of another rollout")] = None
+    judge: Annotated[
+        Literal["agrees", "disagrees"] | None, Query(description="a judge beside the validator, with what was recorded")
+    ] = None
+    review: Annotated[
+        Literal["none", "confirmed", "overturned"] | None,
+        Query(description="no verdict of a person, the recorded one, or another one"),
+    ] = None
+    tag: Annotated[str | None, Query(max_length=300, description="that a person gave it or one of its turns")] = None
+    note: Annotated[str | None, Query(max_length=300, description="a part of what a person wrote about it")] = None
     min_reward: float | None = None
     max_reward: float | None = None
     min_turns: _Count = None
@@ -164,6 +175,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         found.append(RolloutRow.task_pk.in_(select(TaskRow.id).where(*kinds)))
     if wanted.fault is not None:
         found.append(RolloutRow.error.is_not(None))  # of which there is an index
+    found += _second_opinions(runs, wanted)
     if wanted.failure_kind is not None:
         unread = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
@@ -204,6 +216,43 @@ def _given(values: dict[Any, Any]) -> list[ColumnElement[bool]]:
 def _between(column: Any, least: float | None, most: float | None) -> list[ColumnElement[bool]]:
     ends = ((least, column.__ge__), (most, column.__le__))
     return [compare(end) for end, compare in ends if end is not None]
+
+
+def is_newest_verdict() -> ColumnElement[bool]:
+    """True for the verdict of a person that counts, unless it withdraws the earlier ones."""
+    newest = select(func.max(RolloutOverride.id)).group_by(RolloutOverride.rollout_pk)
+    return and_(RolloutOverride.id.in_(newest), RolloutOverride.success.is_not(None))
+
+
+def _second_opinions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElement[bool]]:
+    """What a judge or people made of the rollout."""
+    found: list[ColumnElement[bool]] = []
+    of_runs = RolloutRow.training_id.in_(runs.training_ids)
+    if wanted.judge is not None:
+        judged = select(JudgementRow.rollout_pk).join(RolloutRow, JudgementRow.rollout_pk == RolloutRow.id)
+        agrees = JudgementRow.success == RolloutRow.success
+        wanted_one = agrees if wanted.judge == "agrees" else ~agrees
+        found.append(RolloutRow.id.in_(judged.where(of_runs, ~JudgementRow.decides, wanted_one)))
+    noted = select(NoteRow.rollout_pk).where(
+        NoteRow.training_id.in_(runs.training_ids), NoteRow.rollout_pk.is_not(None)
+    )
+    if wanted.tag is not None:
+        found.append(RolloutRow.id.in_(noted.where(NoteRow.tag == wanted.tag)))
+    if wanted.note is not None:
+        found.append(RolloutRow.id.in_(noted.where(NoteRow.text.icontains(wanted.note, autoescape=True))))
+    reviewed = select(RolloutOverride.rollout_pk).join(RolloutRow, RolloutOverride.rollout_pk == RolloutRow.id)
+    reviewed = reviewed.where(of_runs, is_newest_verdict())
+    is_same = RolloutOverride.success.is_not_distinct_from(RolloutRow.success)
+    match wanted.review:
+        case "none":
+            found.append(RolloutRow.id.not_in(reviewed))
+        case "confirmed":
+            found.append(RolloutRow.id.in_(reviewed.where(is_same)))
+        case "overturned":
+            found.append(RolloutRow.id.in_(reviewed.where(~is_same)))
+        case None:
+            pass
+    return found
 
 
 def _source_conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:

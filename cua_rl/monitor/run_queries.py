@@ -24,6 +24,7 @@ from cua_rl.database.models import (
     Training,
     TurnRow,
 )
+from cua_rl.database.monitor_models import NoteRow
 from cua_rl.database.screenshots import SCREENSHOT_BYTES
 from cua_rl.evaluation.statistics import TaskSums
 from cua_rl.host.masking import mask_secrets
@@ -41,16 +42,16 @@ _MEASURED = 100  # rollouts from which the size of a run is estimated
 async def list_runs(
     session: AsyncSession, database: Database, *, search: str, status: str | None, cursor: str | None, limit: int
 ) -> tuple[int, list[schemas.RunSummary]]:
-    """How many runs of one database fit, and some, newest first; `search` is a part of name, folder or model."""
+    """How many runs of one database fit, and some, newest first; `search` is a part of name, folder, model or tag."""
     query = select(Training)
     if search:
         pattern = "%" + escape_text(search).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
         model = func.coalesce(
             func.jsonb_extract_path_text(Training.config, literal_column("'model_name'")), literal_column("''")
         )
-        query = query.where(
-            or_(Training.run_name.ilike(pattern), Training.log_path.ilike(pattern), model.ilike(pattern))
-        )
+        tagged = select(NoteRow.training_id).where(NoteRow.rollout_pk.is_(None), NoteRow.tag.ilike(pattern))
+        names = (Training.run_name, Training.log_path, model)
+        query = query.where(or_(Training.id.in_(tagged), *(name.ilike(pattern) for name in names)))
     if status is not None:
         query = query.where(Training.status == status)
     count = await session.scalar(select(func.count()).select_from(query.subquery()))

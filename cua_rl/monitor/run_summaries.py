@@ -15,11 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from cua_rl.database.models import Eval, Group, StatusChange, Step, Training
-from cua_rl.database.monitor_models import Project, ProjectRun
+from cua_rl.database.monitor_models import NoteRow, Project, ProjectRun
 from cua_rl.evaluation.statistics import NO_TASKS, TaskSums
 from cua_rl.monitor import schemas
-from cua_rl.monitor.databases import Database
+from cua_rl.monitor.databases import AnySelect, Database
 from cua_rl.monitor.figures import columns, curve_ends, finite, make_rate, thin
+from cua_rl.reporting.alerts import NUM_STEPS, Alert, find_alerts, find_stall
 from cua_rl.reporting.pace import RECENT_STEPS, Attempt, Span, TimeLeft, evaluations_due
 from cua_rl.types.json_values import mapping, sequence
 
@@ -31,7 +32,7 @@ SPARKLINE_POINTS = 60
 async def summarise(
     session: AsyncSession, database: Database, trainings: Sequence[Training]
 ) -> list[schemas.RunSummary]:
-    """Summaries of all these runs with six statements."""
+    """Summaries of all these runs with eleven statements."""
     ids = [training.id for training in trainings]
     if not ids:
         return []
@@ -39,13 +40,22 @@ async def summarise(
     evaluations = await evaluation_success(session, ids)
     attempts = await _attempts(session, trainings)
     running = await _running_steps(session, [one for one in ids if not attempts[one].is_starting])
+    alerts = await _alerts(session, trainings, attempts)
     senders = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
     senders = senders.where(ProjectRun.training_id.in_(ids))
     projects = {row.training_id: row.name for row in await session.execute(senders)}
+    tagged: AnySelect = select(NoteRow.training_id, NoteRow.tag).where(
+        NoteRow.training_id.in_(ids), NoteRow.tag.is_not(None)
+    )
+    tags: dict[int, list[str]] = defaultdict(list)
+    for one, tag in await session.execute(tagged.where(NoteRow.rollout_pk.is_(None)).order_by(NoteRow.id)):
+        tags[one].append(tag)
     return [
         _summary(
             database,
             training,
+            tags[training.id],
+            alerts.get(training.id, []),
             projects.get(training.id),
             success.get(training.id, []),
             evaluations.get(training.id, []),
@@ -164,6 +174,8 @@ async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int,
 def _summary(
     database: Database,
     training: Training,
+    tags: list[str],
+    alerts: Sequence[Alert],
     project: str | None,
     success: Sequence[_StepSuccess],
     evaluations: Sequence[_EvalSuccess],
@@ -184,6 +196,8 @@ def _summary(
     return schemas.RunSummary(
         **columns(training, log_path=str(database.folder or training.log_path)),
         run_id=database.run_id(training.id),
+        tags=tags,
+        alerts=[schemas.AlertShown.model_validate(alert) for alert in alerts],
         project=project,
         model_name=model_name(training.config),
         is_alive=alive,
@@ -259,6 +273,39 @@ async def _attempts(session: AsyncSession, trainings: Sequence[Training]) -> dic
             evaluations=evaluations[one],
         )
         found[one] = _Recorded(times=times, evaluated=frozenset(evaluated[one]), is_starting=not starts)
+    return found
+
+
+async def _alerts(
+    session: AsyncSession, trainings: Sequence[Training], attempts: Mapping[int, _Recorded]
+) -> dict[int, list[Alert]]:
+    """Alerts of the runs that have not ended."""
+    running = [training for training in trainings if training.status == "running"]
+    if not running:
+        return {}
+    ids = [training.id for training in running]
+    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
+    numbered = select(Step.training_id, Step.step, Step.metrics, place).where(Step.training_id.in_(ids))
+    latest = numbered.where(Step.metrics.is_not(None)).subquery()
+    metrics: dict[int, list[Mapping[str, object]]] = defaultdict(list)
+    query: AnySelect = select(latest).where(latest.c.place <= NUM_STEPS).order_by(latest.c.step)
+    for row in await session.execute(query):
+        metrics[row.training_id].append(row.metrics)
+    moved = {training.id: training.started_at for training in running}
+    for table in (Step, Eval):
+        last = select(table.training_id, func.max(table.updated_at)).where(table.training_id.in_(ids))
+        for one, at in await session.execute(last.group_by(table.training_id)):
+            moved[one] = max(moved[one], at)
+    now, found = datetime.now(UTC), dict[int, list[Alert]]()
+    for training in running:
+        quiet_s = (now - moved[training.id]).total_seconds()
+        attempt = attempts[training.id]
+        stall = None if attempt.is_starting else find_stall(quiet_s, attempt.times.step_time_s)
+        if not is_alive(training, now):
+            silent_s = (now - training.heartbeat_at).total_seconds()
+            stall = Alert(kind="stalled", message=f"not heard of for {silent_s / 60:.0f} minutes: its process is gone")
+        alerts = find_alerts(metrics[training.id], training.config)
+        found[training.id] = alerts if stall is None else [stall, *alerts]
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cua_rl.events import Phase
+from cua_rl.reporting.alerts import AlertKind
 from cua_rl.types.json_values import JsonDict
 
 Item = TypeVar("Item")
@@ -64,12 +65,21 @@ class RunningStep(Shown):
     success: Rate
 
 
+class AlertShown(Shown):
+    """Something for which a run that goes on should be looked at."""
+
+    kind: AlertKind
+    message: str
+
+
 class RunSummary(Shown):
     """A run as a list of runs shows it."""
 
     run_id: str
     run_name: str
     log_path: str
+    tags: list[str] = Field(default=[], description="that people gave the run")
+    alerts: list[AlertShown] = Field(default=[], description="none once the run has ended")
     project: str | None = Field(description="project whose token sent the run, null for a run of this database")
     model_name: str | None
     status: RunStatus
@@ -271,6 +281,17 @@ class OverrideRequest(BaseModel):
     reward: float | None = Field(default=None, ge=-1e6, le=1e6)
     reason: str = Field(min_length=1, max_length=2000)
     actor: str = Field(min_length=1, max_length=200)
+
+
+class Note(Shown):
+    """A tag or a text that a person gave a run, a rollout or a turn."""
+
+    note_id: int
+    turn_index: int | None = Field(description="counted from 0; null if it is about the whole run or rollout")
+    tag: str | None
+    text: str | None
+    actor: str
+    created_at: datetime
 
 
 class SignIn(BaseModel):

@@ -7,13 +7,23 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, literal_column, select, true
 from sqlalchemy.orm import join, outerjoin
 
+from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, Training, TurnRow, ValidationRow
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
 from cua_rl.monitor.figures import make_task_rate
 from cua_rl.monitor.rollout_schemas import CheckCount, Count
-from cua_rl.monitor.rollout_sets import CAUSE, FAULT_MESSAGE, VERDICT, RolloutFilter, RunsOfDatabase, conditions
+from cua_rl.monitor.rollout_sets import (
+    CAUSE,
+    FAULT_MESSAGE,
+    VERDICT,
+    RolloutFilter,
+    RunsOfDatabase,
+    conditions,
+    is_newest_verdict,
+)
 from cua_rl.monitor.schemas import Rate
 
 PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
@@ -27,6 +37,10 @@ Tally = dict[str, dict[int, tuple[int, int]]]
 _TASKS = outerjoin(RolloutRow, TaskRow, RolloutRow.task_pk == TaskRow.id)
 _CHECKS = join(RolloutRow, ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
 _UNREAD = join(RolloutRow, TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+_JUDGED = join(RolloutRow, JudgementRow, JudgementRow.rollout_pk == RolloutRow.id)
+_IS_JUDGED = and_(~JudgementRow.decides, JudgementRow.success.is_not(None), RolloutRow.success.is_not(None))
+_REVIEWED = join(RolloutRow, RolloutOverride, RolloutOverride.rollout_pk == RolloutRow.id)
+_TAGS = select(NoteRow.rollout_pk, NoteRow.tag).where(NoteRow.tag.is_not(None)).distinct().subquery()
 SOURCES = (
     join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
     .outerjoin(Step, Group.step_id == Step.id)
@@ -54,17 +68,26 @@ async def summarise_set(
     )
     messages = await count(runs, wanted, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
     faults = _sum((message, num) for (message,), num in messages.items())
+    tagged = await count(runs, wanted, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
     unread = await count(runs, wanted, _UNREAD, TurnRow.failure_kind)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
-    tally = tally_of(((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items())
+    judged = await count(runs, wanted, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED)
+    given = (VERDICT, RolloutOverride.success, RolloutRow.task_id, RolloutRow.seed)
+    reviewed = await count(runs, wanted, _REVIEWED, *given, only=is_newest_verdict())
+    recorded = [((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items()]
+    tally = tally_of(recorded)
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
     return schemas.SetSummary(
         runs=[schemas.SetRun(run_id=run_id, run_name=run.run_name, log_path=run.log_path) for run_id, run in named],
         num_rollouts=rows.total(),
         success=rate_of(tally),
+        success_as_reviewed=rate_of(tally_of([*recorded, *_moves(reviewed)])),
+        reviews=_opinions(reviewed),
+        judgements=_opinions(judged),
         verdicts=_listed(_sum((verdict, num) for (_, verdict, *_), num in rows.items())),
         stops=_listed(_sum((stop, num) for (_, _, stop, *_), num in rows.items() if stop)),
         causes=_listed(failures),
+        tags=_listed(_sum((tag, num) for (tag,), num in tagged.items())),
         categories=_listed(_sum((category, num) for (category, *_), num in rows.items() if category)),
         faults=_listed(faults),
         num_faults=len(faults),
@@ -117,6 +140,24 @@ def rate_of(tally: Mapping[str, Mapping[int, tuple[int, int]]]) -> Rate:
     """Success over task instances, all of which count alike; of a single one, over its rollouts."""
     instances = [counts for seeds in tally.values() for counts in seeds.values()]
     return make_task_rate(sum_tasks(instances), len(instances))
+
+
+def _moves(reviewed: _Counts) -> Iterable[tuple[tuple[str, int], str, int]]:
+    """What the verdicts of people change in a tally; a fault stays one, whatever the screen shows."""
+    for (recorded, success, task, seed), num in reviewed.items():
+        if recorded in ("success", "failure"):
+            yield (task, seed), recorded, -num
+            yield (task, seed), "success" if success else "failure", num
+
+
+def _opinions(counts: _Counts) -> list[schemas.SecondOpinion]:
+    sums = Counter[tuple[str, bool]]()
+    for (recorded, success, *_), num in counts.items():
+        sums[recorded, success] += num
+    return [
+        schemas.SecondOpinion(recorded=recorded, success=success, count=num)
+        for (recorded, success), num in sums.most_common()
+    ]
 
 
 def _tasks(tally: Tally, totals: Counter[str]) -> list[schemas.SetTask]:

@@ -9,6 +9,11 @@ from cua_rl.monitor.schemas import Phase, Rate, Shown
 from cua_rl.types.json_values import JsonDict
 
 
+class RolloutRef(Shown):
+    run_id: str
+    rollout_id: str
+
+
 class SetRun(Shown):
     """A run that the set speaks of."""
 
@@ -36,16 +41,40 @@ class SetStep(Shown):
     )
 
 
+class SecondOpinion(Shown):
+    """How often a recorded verdict got this verdict of a judge or a person."""
+
+    recorded: str = Field(description="success, failure, fault, open")
+    success: bool
+    count: int
+
+
+class SetPlace(Shown):
+    """Where a rollout stands in a set, which it need not belong to any more."""
+
+    num_before: int
+    num_rollouts: int
+    is_member: bool
+    previous: RolloutRef | None
+    next: RolloutRef | None
+
+
 class SetSummary(Shown):
     """A set of rollouts, counted. Lists have at most 200 rows, the most frequent ones; `num_…` counts all."""
 
     runs: list[SetRun]
     num_rollouts: int
     success: Rate = Field(description="over task instances, as recorded; without faults and unfinished rollouts")
+    success_as_reviewed: Rate = Field(
+        description="the same with the newest verdicts of people in place of recorded ones"
+    )
+    reviews: list[SecondOpinion] = Field(description="newest verdicts of people")
+    judgements: list[SecondOpinion] = Field(description="verdicts of a judge beside the validator")
     verdicts: list[Count] = Field(description="success, failure, fault, open")
     stops: list[Count] = Field(description="stop reasons")
     causes: list[Count] = Field(description="of failures, as in `steps`")
     categories: list[Count]
+    tags: list[Count] = Field(description="that people gave rollouts or their turns")
     faults: list[Count] = Field(description="messages of infrastructure faults, with # for ids and numbers")
     num_faults: int = Field(description="different messages")
     turn_failures: list[Count] = Field(description="turns whose answer could not be parsed, by kind")

@@ -20,6 +20,7 @@ from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.host.http_server import serve_app
 from cua_rl.host.processes import freeze_loaded_objects, is_loopback
+from cua_rl.monitor.alert_watch import watching
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from cua_rl.monitor.live import LiveFeed
@@ -51,6 +52,11 @@ class MonitorConfig:
     create_project: str | None = setting(
         None, "create a project with this name, or a new token for it, print the token and exit"
     )
+    alerts_webhook: str | None = setting(
+        None,
+        "address to which alerts of runs are posted as JSON, of Slack or the like; it is a secret, so put it into "
+        "MONITOR_ALERTS_WEBHOOK",
+    )
     results_dir: str | None = setting(
         None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
     )
@@ -63,6 +69,13 @@ class MonitorConfig:
         if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
             raise ValueError(
                 f"public_url: expected an address such as https://monitor.example, got {self.public_url!r}; correct it"
+            )
+
+    @chz.validate
+    def _webhook_is_an_address(self) -> None:
+        if self.alerts_webhook is not None and not self.alerts_webhook.startswith(("https://", "http://")):
+            raise ValueError(
+                "alerts_webhook: expected an address that begins with https:// or http://, got another text; correct it"
             )
 
     @chz.validate
@@ -92,6 +105,8 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
         address = await stack.enter_async_context(serving)
         freeze_loaded_objects()
         _print_address(address, rules, url, folder, environ)
+        webhook = config.alerts_webhook or environ.get("MONITOR_ALERTS_WEBHOOK") or None
+        await stack.enter_async_context(watching(databases, webhook, config.public_url or address))
         if folder is None:
             await asyncio.Event().wait()
         elif has_database(folder):
@@ -144,7 +159,7 @@ def _print_address(
     print(f"monitor: {address}", flush=True)
     if sys.stdout.isatty():
         if not environ.get("MONITOR_WRITE_TOKEN"):
-            print(f"token, for verdicts on rollouts: {rules.write_token}", flush=True)
+            print(f"token, for verdicts and notes: {rules.write_token}", flush=True)
         if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
             print(f"token, to read only: {rules.read_token}", flush=True)
     if folder is not None and not has_database(folder):

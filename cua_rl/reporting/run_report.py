@@ -1,10 +1,11 @@
 """Reports of a running training: the loop calls it once per step and once per evaluation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cua_rl.events import Phase
 from cua_rl.metrics import Mean, merge_metrics
+from cua_rl.reporting.alerts import AlertLog
 from cua_rl.reporting.comparison import EvalResult
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
@@ -28,11 +29,13 @@ class RunReport:
     baseline_step: int = 0
     """The step after which the curve begins."""
     suite: str = "held_out"
+    alerts: AlertLog = field(default_factory=lambda: AlertLog({}))
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         progress = {"progress/step": float(step), "progress/done_frac": step / self.total_steps}
         self.metric_log.log(step, merge_metrics(progress, metrics, self._curve_metrics()))
         self.display.step(step, metrics)
+        self.alerts.note(step, metrics)
 
     def log_group(self, index: int, rewards: Sequence[float]) -> None:
         """A group of a training step has ended; called for the first few of a step only."""

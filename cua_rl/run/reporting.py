@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.host.masking import MaskingFormatter
+from cua_rl.reporting.alerts import AlertLog
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
@@ -86,6 +87,7 @@ def open_report(
         total_steps=config.max_steps,
         curve=curve.number,
         baseline_step=curve.after_step,
+        alerts=AlertLog(plain_config(config)),
     )
 
 

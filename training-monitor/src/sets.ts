@@ -32,6 +32,10 @@ export const FIELDS: readonly Field[] = [
   { name: "min_gap", label: "Gap from", is: "number" },
   { name: "max_gap", label: "Gap to", is: "number" },
   { name: "stragglers", label: "Stragglers", choices: ["true", "false"] },
+  { name: "judge", label: "Judge", choices: ["agrees", "disagrees"] },
+  { name: "review", label: "Review", choices: ["none", "confirmed", "overturned"] },
+  { name: "tag", label: "Tag" },
+  { name: "note", label: "Note with" },
   { name: "status", label: "Status", choices: ["running", "completed", "failed", "cancelled"] },
   { name: "search", label: "Words" },
 ];

@@ -25,7 +25,8 @@ async def _saved(window: Window, action: Awaitable[None], folder: Path) -> Path:
     return path
 
 
-async def _violations(page: Any) -> list[str]:
+async def violations_of(page: Any) -> list[str]:
+    """What axe finds wrong with the page, however slight."""
     await page.evaluate(AXE.read_text())
     result = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [f"{one['id']} at {one['nodes'][0]['html'][:120]}" for one in result["violations"]]
@@ -96,7 +97,7 @@ async def test_without_a_clipboard_the_address_is_shown_selected_and_escape_clos
     address = page.get_by_label("Address")
     assert await address.input_value() == page.url
     assert await page.evaluate("getSelection().toString()") == page.url
-    assert await _violations(page) == []
+    assert await violations_of(page) == []
     await page.keyboard.press("Escape")
     await address.wait_for(state="detached")
 
@@ -109,5 +110,5 @@ async def test_the_page_of_a_rollout_with_its_buttons_has_no_violation_on_any_wi
         await page.set_viewport_size({"width": width, "height": 900})
         await window.open(f"/runs/{run}/rollouts/{first['rollout_id']}")
         await page.get_by_role("heading", name="What the model saw").wait_for()
-        assert await _violations(page) == []
+        assert await violations_of(page) == []
         assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

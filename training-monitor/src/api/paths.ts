@@ -23,8 +23,11 @@ export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/
 export const tokensPath = (runId: string, rolloutId: string, turn: number) => `${rolloutPath(runId, rolloutId)}/turns/${turn}/tokens`;
 export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/overrides`;
 export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
+export const placePath = (runId: string, rolloutId: string, filters: Filters) => `${rolloutPath(runId, rolloutId)}/place${query(filters)}`;
 /** A file for somebody without the monitor: a page, or a film. */
 export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film") => `${rolloutPath(runId, rolloutId)}/${kind}`;
+export const notesPath = (runId: string, rolloutId?: string) => `${run(runId)}/notes${query({ rollout_id: rolloutId })}`;
+export const notePath = (runId: string, noteId: number) => `${run(runId)}/notes/${noteId}`;
 export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;
@@ -59,6 +62,8 @@ export const groupPage = (at: { run_id: string; phase: string; step: number }, g
   `${sourcePage(at.run_id, at.phase, at.step)}/groups/${encodeURIComponent(groupId)}`;
 export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
   `${page(runId)}/rollouts/${encodeURIComponent(rolloutId)}${turn ? `?turn=${turn + 1}` : ""}`;
+/** The rollout as one of a set, which is the query of the set's address. */
+export const rolloutInSetPage = (runId: string, rolloutId: string, set: string) => `${rolloutPage(runId, rolloutId)}${query({ set })}`;
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
 export const suitePage = (runId: string, at?: string) => `${page(runId)}/suite${query({ at })}`;
 export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
@@ -66,6 +71,8 @@ export const compareSetsPage = (first: string, second: string) => `/compare${que
 /** The rollouts of the latest evaluation, or of the baseline. */
 export const heldOutPage = (one: { run_id: string; last_eval_step: number | null }) =>
   setPage({ run_id: one.run_id, ...(one.last_eval_step === null ? { phase: "baseline" } : { phase: "eval", step: one.last_eval_step }) });
+/** What a judge and the validator disagree about, and no person has decided. */
+export const reviewPage = (runId: string) => setPage({ run_id: runId, judge: "disagrees", review: "none" });
 export const failuresPage = (runId: string) => setPage({ run_id: runId, verdict: "failure", view: "summary" });
 export const comparePage = (runIds: readonly string[]) => `/compare?runs=${runIds.map(encodeURIComponent).join(",")}`;
 

@@ -330,6 +330,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{run_id}/notes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Notes
+         * @description Notes and tags, oldest first.
+         */
+        get: operations["list_notes_api_runs__run_id__notes_get"];
+        put?: never;
+        /**
+         * Add Note
+         * @description Add a note, or a tag unless it is there already; returns all of the same run or rollout.
+         */
+        post: operations["add_note_api_runs__run_id__notes_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/notes/{note_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Remove Note
+         * @description Remove a note or tag for good; returns what is left of the same run or rollout.
+         */
+        delete: operations["remove_note_api_runs__run_id__notes__note_id__delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}/rollouts": {
         parameters: {
             query?: never;
@@ -466,6 +510,26 @@ export interface paths {
          * @description A rollout as a file of HTML that opens without a network.
          */
         get: operations["download_page_api_runs__run_id__rollouts__rollout_id__page_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/rollouts/{rollout_id}/place": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Place
+         * @description What comes before and after a rollout in a set, in the order of its table.
+         */
+        get: operations["get_place_api_runs__run_id__rollouts__rollout_id__place_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -726,6 +790,19 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * AlertShown
+         * @description Something for which a run that goes on should be looked at.
+         */
+        AlertShown: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "stalled" | "parity" | "entropy" | "constant_groups" | "faults";
+            /** Message */
+            message: string;
+        };
         /**
          * AnalysisPlace
          * @description What of a run was analysed: a step, a turn of a rollout, or the run as a model of a suite.
@@ -1546,6 +1623,46 @@ export interface components {
             success: components["schemas"]["SuccessPoint"][];
         };
         /**
+         * Note
+         * @description A tag or a text that a person gave a run, a rollout or a turn.
+         */
+        Note: {
+            /** Actor */
+            actor: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Note Id */
+            note_id: number;
+            /** Tag */
+            tag: string | null;
+            /** Text */
+            text: string | null;
+            /**
+             * Turn Index
+             * @description counted from 0; null if it is about the whole run or rollout
+             */
+            turn_index: number | null;
+        };
+        /**
+         * NoteRequest
+         * @description A tag or a text, on the run, one of its rollouts or a turn of it.
+         */
+        NoteRequest: {
+            /** Actor */
+            actor: string;
+            /** Rollout Id */
+            rollout_id?: string | null;
+            /** Tag */
+            tag?: string | null;
+            /** Text */
+            text?: string | null;
+            /** Turn Index */
+            turn_index?: number | null;
+        };
+        /**
          * OutlyingToken
          * @description A token at which the trainer and the sampler disagreed, or that was unlikely.
          */
@@ -1747,6 +1864,12 @@ export interface components {
              * @description turns before this index are its parent's: told again, not sampled
              */
             fork_turn: number;
+            /**
+             * Given Tags
+             * @description by people, to it or its turns; only in lists
+             * @default []
+             */
+            given_tags: string[];
             /** Group Id */
             group_id: string;
             /** Group Index */
@@ -1978,6 +2101,12 @@ export interface components {
              * @description turns before this index are its parent's: told again, not sampled
              */
             fork_turn: number;
+            /**
+             * Given Tags
+             * @description by people, to it or its turns; only in lists
+             * @default []
+             */
+            given_tags: string[];
             /** Group Id */
             group_id: string;
             /** Instruction */
@@ -2071,11 +2200,24 @@ export interface components {
             /** Task Id */
             task_id: string;
         };
+        /** RolloutRef */
+        RolloutRef: {
+            /** Rollout Id */
+            rollout_id: string;
+            /** Run Id */
+            run_id: string;
+        };
         /**
          * Run
          * @description A run with its configuration (secrets masked), metrics, evaluations, checkpoints and status history.
          */
         Run: {
+            /**
+             * Alerts
+             * @description none once the run has ended
+             * @default []
+             */
+            alerts: components["schemas"]["AlertShown"][];
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /** Checkpoints */
@@ -2217,6 +2359,12 @@ export interface components {
              * @description the latest finished step
              */
             success_step: number | null;
+            /**
+             * Tags
+             * @description that people gave the run
+             * @default []
+             */
+            tags: string[];
             /** Total Steps */
             total_steps: number;
         };
@@ -2259,6 +2407,12 @@ export interface components {
          * @description A run as a list of runs shows it.
          */
         RunSummary: {
+            /**
+             * Alerts
+             * @description none once the run has ended
+             * @default []
+             */
+            alerts: components["schemas"]["AlertShown"][];
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /**
@@ -2361,6 +2515,12 @@ export interface components {
              * @description the latest finished step
              */
             success_step: number | null;
+            /**
+             * Tags
+             * @description that people gave the run
+             * @default []
+             */
+            tags: string[];
             /** Total Steps */
             total_steps: number;
         };
@@ -2388,6 +2548,21 @@ export interface components {
             sha256: string;
             /** Width Px */
             width_px: number | null;
+        };
+        /**
+         * SecondOpinion
+         * @description How often a recorded verdict got this verdict of a judge or a person.
+         */
+        SecondOpinion: {
+            /** Count */
+            count: number;
+            /**
+             * Recorded
+             * @description success, failure, fault, open
+             */
+            recorded: string;
+            /** Success */
+            success: boolean;
         };
         /**
          * Session
@@ -2481,6 +2656,20 @@ export interface components {
             tasks: components["schemas"]["TaskCost"][];
         };
         /**
+         * SetPlace
+         * @description Where a rollout stands in a set, which it need not belong to any more.
+         */
+        SetPlace: {
+            /** Is Member */
+            is_member: boolean;
+            next: components["schemas"]["RolloutRef"] | null;
+            /** Num Before */
+            num_before: number;
+            /** Num Rollouts */
+            num_rollouts: number;
+            previous: components["schemas"]["RolloutRef"] | null;
+        };
+        /**
          * SetRun
          * @description A run that the set speaks of.
          */
@@ -2543,6 +2732,11 @@ export interface components {
              * @description messages of infrastructure faults, with # for ids and numbers
              */
             faults: components["schemas"]["Count"][];
+            /**
+             * Judgements
+             * @description verdicts of a judge beside the validator
+             */
+            judgements: components["schemas"]["SecondOpinion"][];
             /** Num Checks */
             num_checks: number;
             /**
@@ -2554,6 +2748,11 @@ export interface components {
             num_rollouts: number;
             /** Num Tasks */
             num_tasks: number;
+            /**
+             * Reviews
+             * @description newest verdicts of people
+             */
+            reviews: components["schemas"]["SecondOpinion"][];
             /** Runs */
             runs: components["schemas"]["SetRun"][];
             /**
@@ -2568,6 +2767,13 @@ export interface components {
             stops: components["schemas"]["Count"][];
             /** @description over task instances, as recorded; without faults and unfinished rollouts */
             success: components["schemas"]["Rate"];
+            /** @description the same with the newest verdicts of people in place of recorded ones */
+            success_as_reviewed: components["schemas"]["Rate"];
+            /**
+             * Tags
+             * @description that people gave rollouts or their turns
+             */
+            tags: components["schemas"]["Count"][];
             /**
              * Tasks
              * @description those with the most failures first
@@ -3628,6 +3834,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3848,6 +4062,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -3975,6 +4197,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4102,6 +4332,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4230,6 +4468,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -4929,6 +5175,269 @@ export interface operations {
             };
         };
     };
+    list_notes_api_runs__run_id__notes_get: {
+        parameters: {
+            query?: {
+                /** @description notes on this rollout instead of the run's own */
+                rollout_id?: string | null;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    add_note_api_runs__run_id__notes_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NoteRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    remove_note_api_runs__run_id__notes__note_id__delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                note_id: number;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Note"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_rollouts_api_runs__run_id__rollouts_get: {
         parameters: {
             query?: {
@@ -4962,6 +5471,14 @@ export interface operations {
                 worker?: string | null;
                 /** @description whether it went on from a turn of another rollout */
                 branch?: boolean | null;
+                /** @description a judge beside the validator, with what was recorded */
+                judge?: ("agrees" | "disagrees") | null;
+                /** @description no verdict of a person, the recorded one, or another one */
+                review?: ("none" | "confirmed" | "overturned") | null;
+                /** @description that a person gave it or one of its turns */
+                tag?: string | null;
+                /** @description a part of what a person wrote about it */
+                note?: string | null;
                 min_reward?: number | null;
                 max_reward?: number | null;
                 min_turns?: number | null;
@@ -5600,6 +6117,97 @@ export interface operations {
                 };
                 content: {
                     "text/html": unknown;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_place_api_runs__run_id__rollouts__rollout_id__place_get: {
+        parameters: {
+            query: {
+                /** @description the query of a set's address: run_id=1&phase=eval */
+                of: string;
+                /** @description minus: largest first */
+                sort?: string;
+            };
+            header?: never;
+            path: {
+                rollout_id: string;
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetPlace"];
                 };
             };
             /** @description Bad Request */

@@ -9,6 +9,7 @@ import { Filmstrip } from "../rollout/Filmstrip";
 import { Player } from "../rollout/Player";
 import { PromptView } from "../rollout/PromptView";
 import { RolloutFacts } from "../rollout/RolloutFacts";
+import { SetWalk } from "../rollout/SetWalk";
 import { Stage } from "../rollout/Stage";
 import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
@@ -42,6 +43,7 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
   const { search } = useLocation();
   const [follow, setFollow] = useSearchParam("follow");
   const [playing, setPlaying] = useState(false);
+  const set = search.get("set");
   const count = rollout.turns.length;
   const index = turnOf(search, count);
   const turn = rollout.turns[index];
@@ -70,10 +72,11 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
     "[": () => sibling(-1),
     "]": () => sibling(1),
     f: () => setFollow(follow ? "" : "1"),
-    u: () => navigate(groupPage(rollout, rollout.group_id)),
+    u: () => navigate(set ? `/rollouts?${set}` : groupPage(rollout, rollout.group_id)),
   });
   return (
     <>
+      {set && <SetWalk rollout={rollout} set={set} />}
       <RolloutHead rollout={rollout} follow={follow !== ""} setFollow={(on) => setFollow(on ? "1" : "")} step={sibling} />
       <RolloutStats rollout={rollout} />
       {rollout.error && <Problem head={words(rollout.stop_reason ?? "fault")}>{rollout.error}</Problem>}
@@ -88,7 +91,7 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
             </Panel>
             <Filmstrip turns={rollout.turns} told={rollout.fork_turn} chosen={index} onChoose={goTo} />
             <Branches rollout={rollout} />
-            <RolloutFacts rollout={rollout} reload={reload} />
+            <RolloutFacts rollout={rollout} turn={turn.turn_index} reload={reload} />
           </div>
           <TurnPanels rollout={rollout} turn={turn} />
         </div>

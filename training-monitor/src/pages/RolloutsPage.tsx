@@ -1,8 +1,8 @@
 import { useMemo, useState, type KeyboardEvent } from "react";
 import { useKept, useQuery, type Query } from "../api/cache";
-import { compareSetsPage, rolloutPage, runPage, setPath, setSummaryPath, shortSourceName } from "../api/paths";
+import { compareSetsPage, rolloutInSetPage, rolloutPage, runPage, setPath, setSummaryPath, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, SetSummary } from "../api/types";
-import { formatAgo, formatDuration, formatNumber, formatPercent, formatSigned, formatTime } from "../format";
+import { formatAgo, formatDuration, formatNumber, formatPercent, formatSigned, formatTime, plural } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
@@ -43,8 +43,10 @@ export function RolloutsPage() {
   const runIds = set.getAll("run_id");
   const summary = useKept(useQuery<SetSummary>(runIds.length > 0 ? setSummaryPath(set) : null));
   const [against, setAgainst] = useSearchParam("against");
+  const first = useKept(useQuery<Page<RolloutItem>>(runIds.length > 0 ? setPath(list) : null)).data?.items[0];
+  const walk = first && rolloutInSetPage(first.run_id, first.rollout_id, list.toString());
   const open = (next: View) => setView(next, false);
-  useShortcuts({ ...Object.fromEntries(VIEWS.map((one, index) => [String(index + 1), () => open(one.value)])), u: () => navigate(runIds[0] ? runPage(runIds[0]) : "/") });
+  useShortcuts({ ...Object.fromEntries(VIEWS.map((one, index) => [String(index + 1), () => open(one.value)])), u: () => navigate(runIds[0] ? runPage(runIds[0]) : "/"), v: () => walk && navigate(walk) });
   const add = (runId: string) => navigate(`/rollouts?${new URLSearchParams([...address, ["run_id", runId]]).toString()}`, { replace: true });
   const only = runIds.length === 1 ? summary.data?.runs[0] : undefined;
   return (
@@ -57,6 +59,7 @@ export function RolloutsPage() {
         actions={
           <>
             {runIds.length > 0 && against === "" && <button type="button" className="button" title="Choose another set, and see the difference" onClick={() => setAgainst(set.toString(), false)}>Compare…</button>}
+            {walk && <Link className="button" to={walk} title="One rollout after the other, with the keys n and p  v">Go through</Link>}
             {runIds.length > 0 && <CopyLink of="this set" />}
             <AddRun taken={runIds} most={MAX_RUNS} onAdd={add} />
           </>
@@ -94,11 +97,18 @@ function SetStats({ summary, set }: { summary: SetSummary; set: URLSearchParams 
   return (
     <dl className="stats">
       <Stat label="Rollouts">{summary.num_rollouts.toLocaleString("en-US")}</Stat>
-      <Stat label="Success" hint="over task instances, as recorded, with its 95 % interval">
+      <Stat label={summary.reviews.length > 0 ? "Success as recorded" : "Success"} hint="over task instances, as recorded, with its 95 % interval">
         {formatPercent(success.rate, 1)}
         <small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small>
         <small><LostNote rate={success} /></small>
       </Stat>
+      {summary.reviews.length > 0 && (
+        <Stat label="Success as reviewed" hint="with the newest verdicts of people in place of the recorded ones">
+          {formatPercent(summary.success_as_reviewed.rate, 1)}
+          <small>{formatPercent(summary.success_as_reviewed.low)} to {formatPercent(summary.success_as_reviewed.high)}</small>
+          <small>{plural(summary.reviews.reduce((sum, one) => sum + one.count, 0), "verdict")} of people</small>
+        </Stat>
+      )}
       {summary.verdicts.map((one) => (
         <Stat key={one.name} label={VERDICTS[one.name] ?? one.name}>
           <Link className="text-link" to={narrowed(set, { verdict: one.name })}>{one.count.toLocaleString("en-US")}</Link>
@@ -232,6 +242,7 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
               <td className="wrap">
                 <Link className="run-name" data-row to={pageOf(one, sort)}>{one.instruction ?? one.task_id}</Link>
                 <div className="faint">{one.task_id} · seed {one.seed} · rollout {one.member_index + 1}</div>
+                <GivenTags tags={one.given_tags} />
               </td>
               <td className="nowrap">{shortSourceName(one.phase, one.step)}</td>
               <td><Ended rollout={one} /> <span className="dim nowrap">{endText(one)}</span></td>
@@ -248,6 +259,10 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
       </table>
     </div>
   );
+}
+
+function GivenTags({ tags }: { tags: readonly string[] }) {
+  return tags.length > 0 && <div className="row wrap">{tags.map((tag) => <span key={tag} className="badge accent">{tag}</span>)}</div>;
 }
 
 function Ended({ rollout }: { rollout: RolloutItem }) {

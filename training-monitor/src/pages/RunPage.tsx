@@ -2,10 +2,14 @@ import { useQuery, useRefresh } from "../api/cache";
 import { analysesPath, failuresPage, heldOutPage, rolloutPage, runPath, setPage, sourcePage, suitePage } from "../api/paths";
 import type { AnalysisPlace, Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
+import { failuresPage, heldOutPage, runPath, setPage } from "../api/paths";
+import type { Run } from "../api/types";
+import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
+import { Notes } from "../ui/Notes";
 import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCosts } from "./Costs";
 import { RunCharts } from "./RunCharts";
@@ -57,6 +61,8 @@ function RunView({ run }: { run: Run }) {
         }
       />
       {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
+      <Alerts run={run} />
+      <Notes of={{ runId: run.run_id }}>{({ body, add }) => <section className="row wrap" aria-label="Notes">{body}{add}</section>}</Notes>
       <RunStats run={run} />
       <Analyses run={run} />
       <Tabs
@@ -89,6 +95,23 @@ function Analyses({ run }: { run: Run }) {
       {[...links].slice(0, SHOWN_ANALYSES).map(([to, label]) => <Link key={to} className="button" to={to}>{label}</Link>)}
       {links.size > SHOWN_ANALYSES && <span className="faint">and {links.size - SHOWN_ANALYSES} earlier</span>}
     </nav>
+  );
+}
+
+const ALERT_NAMES: Record<string, string> = { stalled: "Stalled", parity: "Parity", entropy: "Entropy", constant_groups: "Constant groups", faults: "Faults" };
+
+/** What the run should be looked at for, while it goes on. */
+function Alerts({ run }: { run: Run }) {
+  if (run.alerts.length === 0) return null;
+  return (
+    <ul className="stack" aria-label="Alerts">
+      {run.alerts.map((one) => (
+        <li key={one.kind} className="notice warn">
+          <b>{ALERT_NAMES[one.kind] ?? words(one.kind)}</b> {one.message}{" "}
+          {one.kind === "faults" && <Link className="text-link" to={setPage({ run_id: run.run_id, verdict: "fault", view: "summary" })}>The faults</Link>}
+        </li>
+      ))}
+    </ul>
   );
 }
 

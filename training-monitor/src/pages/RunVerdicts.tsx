@@ -1,5 +1,5 @@
 import { useQuery } from "../api/cache";
-import { rolloutPage, shortSourceName, verdictsPath } from "../api/paths";
+import { reviewPage, rolloutPage, shortSourceName, verdictsPath } from "../api/paths";
 import type { Run, Verdict } from "../api/types";
 import { download } from "../charts/series";
 import { formatAgo, formatNumber, formatTime } from "../format";
@@ -29,13 +29,18 @@ function Verdicts({ run, verdicts }: { run: Run; verdicts: readonly Verdict[] })
   const { shown, more } = useMore(sorted, 300);
   const save = () => download(`verdicts-${run.run_name}.json`, new Blob([JSON.stringify(verdicts, null, 2)], { type: "application/json" }));
   if (verdicts.length === 0) {
-    return <Empty title="No human verdict"><p>Verdicts that people give with “Override” on a rollout&apos;s page are listed here.</p></Empty>;
+    return <Empty title="No human verdict"><p>Verdicts that people give with “Override” on a rollout&apos;s page are listed here.</p><Link className="button" to={reviewPage(run.run_id)}>What validator and judge disagree about</Link></Empty>;
   }
   return (
     <Panel
       title={<>Human verdicts <span className="faint">{verdicts.length}</span></>}
       flush
-      actions={<button type="button" className="button" onClick={save}>Save as JSON</button>}
+      actions={
+        <>
+          <Link className="button" to={reviewPage(run.run_id)}>What validator and judge disagree about</Link>
+          <button type="button" className="button" onClick={save}>Save as JSON</button>
+        </>
+      }
     >
       <div className="table-scroll">
         <table className="data">

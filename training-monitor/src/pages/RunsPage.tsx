@@ -4,7 +4,7 @@ import { prefetch, useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { RunList, RunSummary } from "../api/types";
 import { Sparkline } from "../charts/Sparkline";
-import { formatAgo, formatPercent, formatTime } from "../format";
+import { formatAgo, formatPercent, formatTime, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { runLabels, timeLeft, whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
@@ -152,11 +152,15 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
                 <Link to={runPage(run.run_id)} className="run-name" data-row onMouseEnter={() => prefetch(runPath(run.run_id))}>
                   {run.run_name}
                 </Link>
+                {run.tags.map((tag) => <span key={tag} className="badge accent">{tag}</span>)}
                 <div className="faint truncate run-model">
                   {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "included tiny model", run.project].filter(Boolean).join(" · ")}
                 </div>
               </td>
-              <td><RunStatus run={run} /></td>
+              <td>
+                <RunStatus run={run} />
+                {run.is_alive && run.alerts.map((one) => <span key={one.kind} className="badge warn" title={one.message}>! {words(one.kind)}</span>)}
+              </td>
               <td><RunProgress run={run} /></td>
               <td><SuccessCell run={run} /></td>
               <td><HeldOut run={run} /></td>

@@ -1,6 +1,6 @@
 import { useCallback, useMemo } from "react";
 import { taskPage } from "../api/paths";
-import type { Count, SetSummary } from "../api/types";
+import type { Count, SecondOpinion, SetSummary } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
 import { paletteColor, type Series } from "../charts/series";
 import { formatPercent } from "../format";
@@ -26,8 +26,14 @@ export function SetFigures({ summary, set }: Props) {
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },
     { title: "How they ended", counts: summary.stops, to: (stop_reason) => narrowed(set, { stop_reason }) },
     { title: "Unparseable responses", counts: summary.turn_failures, to: (failure_kind) => narrowed(set, { failure_kind }) },
+    { title: "Tags", counts: summary.tags, to: (tag) => narrowed(set, { tag }), labels: Object.fromEntries(summary.tags.map((one) => [one.name, one.name])) },
     { title: "Categories", counts: summary.categories, to: (category) => narrowed(set, { category }) },
     { title: `Infrastructure faults${summary.num_faults > summary.faults.length ? `, the ${summary.faults.length} most frequent of ${summary.num_faults}` : ""}`, counts: summary.faults, to: (fault) => narrowed(set, { fault }) },
+  ];
+  const isSame = (one: SecondOpinion) => one.recorded === (one.success ? "success" : "failure");
+  const opinions: readonly { title: string; found: readonly SecondOpinion[]; says: string; to: (one: SecondOpinion) => string }[] = [
+    { title: "Validator and judge", found: summary.judgements, says: "judge", to: (one) => narrowed(set, { verdict: one.recorded, judge: isSame(one) ? "agrees" : "disagrees" }) },
+    { title: "Validator and people", found: summary.reviews, says: "reviewed", to: (one) => narrowed(set, { verdict: one.recorded, review: isSame(one) ? "confirmed" : "overturned" }) },
   ];
   return (
     <>
@@ -35,6 +41,11 @@ export function SetFigures({ summary, set }: Props) {
       <div className="columns">
         {parts.filter((part) => part.counts.length > 0).map((part) => (
           <Panel key={part.title} title={part.title}><CountBars counts={part.counts.map((one) => ({ ...one, label: part.labels?.[one.name], to: part.to(one.name) }))} /></Panel>
+        ))}
+        {opinions.filter((part) => part.found.length > 0).map((part) => (
+          <Panel key={part.title} title={part.title}>
+            <CountBars counts={part.found.map((one) => ({ name: `${one.recorded} ${String(one.success)}`, count: one.count, label: `recorded ${one.recorded}, ${part.says} ${one.success ? "success" : "failure"}`, to: part.to(one) }))} />
+          </Panel>
         ))}
       </div>
       <FirstClicks set={set} />

@@ -1,5 +1,5 @@
 import { useState, type FormEvent } from "react";
-import { ApiError, request } from "../api/cache";
+import { ApiError, invalidate, request } from "../api/cache";
 import { overridesPath } from "../api/paths";
 import type { Rollout } from "../api/types";
 import { formatNumber } from "../format";
@@ -35,6 +35,7 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
           actor,
         },
       });
+      invalidate((path) => /^\/api\/rollouts|\/place\?|\/verdicts$/.test(path)); // the sets that it leaves and enters
       onClose(true);
     } catch (error) {
       setProblem(error instanceof ApiError ? error : new ApiError(0, String(error)));

@@ -5,19 +5,22 @@ import { formatDuration, formatNumber, formatTime, words } from "../format";
 import { rolloutCost } from "../pages/Costs";
 import { Link } from "../router";
 import { Icon } from "../ui/icons";
+import { useShortcuts } from "../ui/keys";
+import { Notes } from "../ui/Notes";
 import { Clamped, Outcome, Panel } from "../ui/parts";
 import { JudgementPanel } from "./JudgementPanel";
 import { OverrideDialog } from "./OverrideDialog";
 
 /** What was checked at the end, what people said about it, and how the rollout went through its states. */
-export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: () => void }) {
+export function RolloutFacts({ rollout, turn, reload }: { rollout: Rollout; turn?: number; reload: () => void }) {
   const [overriding, setOverriding] = useState(false);
+  useShortcuts({ o: () => setOverriding(true) });
   return (
     <>
       <Panel
         title={<>Validation {rollout.validation && <Outcome success={rollout.validation.success} />}</>}
         actions={
-          <button type="button" className="button small" onClick={() => setOverriding(true)}>
+          <button type="button" className="button small" title="Give your own verdict  o" onClick={() => setOverriding(true)}>
             <Icon name="edit" /> Override
           </button>
         }
@@ -26,6 +29,9 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
         {rollout.overrides.length > 0 && <Overrides rollout={rollout} />}
       </Panel>
       {rollout.judgement && <JudgementPanel judgement={rollout.judgement} />}
+      <Notes of={{ runId: rollout.run_id, rolloutId: rollout.rollout_id, ...(turn === undefined ? {} : { turn }) }}>
+        {({ body, add, count }) => <Panel title={<>Notes {count > 0 && <span className="faint">{count}</span>}</>} actions={add}>{body || <p className="dim">No tag and no note yet.</p>}</Panel>}
+      </Notes>
       <Panel title="Rollout">
         <dl className="facts">
           <dt>id</dt>
@@ -52,7 +58,7 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
           )}
           {rollout.tags.length > 0 && (
             <>
-              <dt>tags</dt>
+              <dt>tags of the task</dt>
               <dd>{rollout.tags.join(", ")}</dd>
             </>
           )}

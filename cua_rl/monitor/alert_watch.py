@@ -1,0 +1,94 @@
+"""Tells people of alerts that begin in runs: a line in the monitor's log, and a message to a webhook."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+from sqlalchemy import select
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from cua_rl.database.models import Training
+from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.run_summaries import summarise
+from cua_rl.monitor.schemas import RunSummary
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+_TIMEOUT_S = 10.0
+_NEWEST = 200  # runs of a database
+
+
+_Known = dict[str, set[str]]
+"""Kinds of alerts by run. What a run has when it is first seen is known: a new start of the monitor repeats nothing."""
+
+
+@asynccontextmanager
+async def watching(
+    databases: Databases, webhook: str | None, address: str, every_s: float = EVERY_S
+) -> AsyncGenerator[None]:
+    """Watch the runs of all open databases while the context is open; `address` is where people find the monitor."""
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as client:
+        known = await _announce(databases, {}, client, webhook, address)
+        task = asyncio.create_task(_watch_forever(databases, known, client, webhook, address, every_s))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _watch_forever(
+    databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str, every_s: float
+) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        known = await _announce(databases, known, client, webhook, address)
+
+
+async def _announce(
+    databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str
+) -> _Known:
+    """Tell of alerts that are not known; returns those that are now."""
+    now: _Known = {}
+    for run in await _load_running(databases):
+        now[run.run_id] = {alert.kind for alert in run.alerts}
+        before = known.get(run.run_id, now[run.run_id])
+        for kind in before - now[run.run_id]:
+            logger.info("alert over run=%s kind=%s", run.run_name, kind)
+        for alert in run.alerts:
+            if alert.kind in before:
+                continue
+            logger.warning("alert run=%s kind=%s: %s", run.run_name, alert.kind, alert.message)
+            said = {"run_id": run.run_id, "run_name": run.run_name, "kind": alert.kind}
+            said |= {"text": f"{run.run_name}: {alert.message}", "url": f"{address}/runs/{run.run_id}"}
+            if webhook is not None and not await _has_sent(client, webhook, said):
+                now[run.run_id].discard(alert.kind)  # once more in the next round
+    return now
+
+
+async def _load_running(databases: Databases) -> list[RunSummary]:
+    found: list[RunSummary] = []
+    for database in databases.all:
+        query = select(Training).where(Training.status == "running").order_by(Training.id.desc()).limit(_NEWEST)
+        try:
+            async with database.sessions() as session:
+                found += await summarise(session, database, list(await session.scalars(query)))
+        except (OperationalError, InterfaceError, PoolTimeoutError):
+            logger.info("a database does not answer, its runs are not watched for now")
+    return found
+
+
+async def _has_sent(client: httpx.AsyncClient, webhook: str, said: Mapping[str, str]) -> bool:
+    """Whether the webhook took the message. Its address is a secret, and in no line of the log."""
+    try:
+        status = (await client.post(webhook, json=said)).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        logger.warning("the webhook does not take alerts: %s", type(error).__name__)
+        return False
+    if not 200 <= status < 300:
+        logger.warning("the webhook does not take alerts: status %s", status)
+    return 200 <= status < 300
