@@ -8,8 +8,9 @@ the service for a step, and this process asks the trainer; both models begin ali
 same is done with samples. `smallest` is a step of two tokens: what a request costs whatever is in it.
 
 `costs` is the processor time of what the service does with a token, a picture of 1080x2400 (1.5 MB) and a MB, and
-`at_4b` adds it up for rollouts of ten turns that keep every screenshot, as if nothing went on at the same time, against
-the time that `recipes.plan` expects of Qwen3-VL-4B on an H100.
+`at_4b` adds it up for rollouts of ten turns that keep every screenshot, against the time that `recipes.plan` expects of
+Qwen3-VL-4B on an H100. A step begins when all of its request has been read and stored. Of turns, one request is read
+after the other, while the model server works at those before it.
 """
 
 import argparse
@@ -328,11 +329,11 @@ def at_4b(costs: dict[str, Any], request_ms: float) -> list[dict[str, Any]]:
         request_ms + pictures * costs["known_picture_ms"] + megabytes * costs["store_ms_per_mb"]
     ) / 1e3 + tokens * (costs["read_us_per_token"] + costs["answer_us_per_token"]) / 1e6
     speed = server_speed(model, gpu, 1, TURN, assume)
-    turn_ms = (
+    turn_s = (
         costs["new_picture_ms"]
         + (NUM_TURNS - 1) / 2 * costs["known_picture_ms"]
         + (TURN.context * costs["prompt_us_per_token"] + TURN.sampled * costs["sampled_us_per_token"]) / 1e3
-    )
+    ) / 1e3
     shape = {
         "num_rollouts": NUM_ROLLOUTS,
         "num_turns": NUM_TURNS,
@@ -354,8 +355,8 @@ def at_4b(costs: dict[str, Any], request_ms: float) -> list[dict[str, Any]]:
             "figure": "tinker_sampling_at_4b",
             "turns_at_a_time": NUM_PARALLEL,
             "expected_turns_s": round(sampling_s, 1),
-            "service_s": round(NUM_PARALLEL * turn_ms / 1e3, 2),
-            "overhead_frac": round(NUM_PARALLEL * turn_ms / 1e3 / sampling_s, 3),
+            "service_s": round(NUM_PARALLEL * turn_s, 2),
+            "overhead_frac": round((turn_s + max(NUM_PARALLEL * turn_s, sampling_s)) / sampling_s - 1, 3),
             "target_overhead_frac": TARGET,
         },
     ]

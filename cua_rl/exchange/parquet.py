@@ -11,7 +11,6 @@ Formats: https://huggingface.co/docs/datasets/about_dataset_features, https://pa
 
 import json
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from resource import RLIMIT_AS, getpagesize, setrlimit
 from typing import Any, Self
+
+from pybase64 import b64encode
 
 from cua_rl.database.columns import escape_text
 from cua_rl.exchange.rows import EncodedRecord, Row, decode_images, read_json, write_json

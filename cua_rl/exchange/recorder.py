@@ -1,9 +1,10 @@
 """Collects what a reader finds in a file of others, in the order of the file: words, screenshots and actions."""
 
 import os
-from base64 import b64decode
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pybase64 import b64decode
 
 from cua_rl.environments.device import DeviceKind
 from cua_rl.exchange.action_names import LOOKS, STARTS

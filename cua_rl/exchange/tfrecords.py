@@ -5,7 +5,6 @@ Framing: https://www.tensorflow.org/tutorials/load_data/tfrecord; message: tenso
 
 import gzip
 import struct
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -16,6 +15,7 @@ from typing import IO, Any, cast
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from PIL import Image
+from pybase64 import b64encode
 
 from cua_rl.exchange.rows import Row
 from cua_rl.types.errors import ConfigError

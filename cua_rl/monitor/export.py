@@ -1,10 +1,11 @@
 """Exports rollouts as one self-contained HTML file: embedded images with actions drawn on them, no scripts."""
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import exp
+
+from pybase64 import b64encode
 
 from cua_rl.database.screenshots import load_images
 from cua_rl.monitor import rollout_schemas as schemas

@@ -1,8 +1,9 @@
 """Images in what is sent: taken out as rows by the hash of their bytes, and replaced by `sha256:<hex>`."""
 
-from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
+
+from pybase64 import b64decode
 
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError

@@ -22,8 +22,8 @@ from cua_rl.run.hand_page import serve_page
 from cua_rl.run.takeover import make_person, prepare_takeover, take_over
 from cua_rl.run_folder.recorded_run import find_base, open_training
 from cua_rl.sampling.config import ServerConfig
-from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import Rollout
+from cua_rl.types.errors import DeviceError, TaskError
+from cua_rl.types.rollout import Rollout, StopReason
 
 
 @chz.chz
@@ -60,7 +60,7 @@ class TakeOverConfig:
 async def cli_main(
     config: TakeOverConfig, environ: Mapping[str, str] = os.environ, *, lines: Callable[[], Lines] | None = None
 ) -> None:
-    """Take over, print, record; raises `DeviceError` if a fault ended the rollout. `lines` are typed by default."""
+    """Take over, print, record; raises `DeviceError` or `TaskError` for a fault. `lines` are typed by default."""
     folder = (config.demonstrations or Path(f"{config.log_path}-demonstrations")).expanduser().absolute()
     async with open_training(config.log_path, environ, "log_path") as run:
         recorded = await load_recorded(run, config.rollout_id)
@@ -85,7 +85,8 @@ async def cli_main(
 
 def _print_verdict(rollout: Rollout, folder: Path) -> None:
     if rollout.reward is None:
-        raise DeviceError(f"{rollout.error} (recorded as rollout {rollout.rollout_id} in {folder})")
+        kind = DeviceError if rollout.stop_reason is StopReason.DEVICE_ERROR else TaskError
+        raise kind(f"{rollout.error} (recorded as rollout {rollout.rollout_id} in {folder})")
     print(f"rollout {rollout.rollout_id} in {folder}: {rollout.stop_reason}, {len(rollout.own_turns)} turns taken over")
     if (found := rollout.validation) is not None and not found.success:
         print(f"not done: {found.query} is {found.actual!r}, expected {found.expected!r}; nothing is learned from it")

@@ -2,9 +2,10 @@
 
 import binascii
 import re
-from base64 import b64decode
 from collections.abc import Mapping
 from hashlib import sha256
+
+from pybase64 import b64decode
 
 from cua_rl.renderers.images import image_size
 from cua_rl.renderers.openai_fields import FieldPath

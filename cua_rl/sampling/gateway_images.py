@@ -1,11 +1,11 @@
 """Fetches images that agents send as links, once each and from allowed hosts only, and inlines them."""
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
+from pybase64 import b64encode
 
 from cua_rl.host.request_limits import host_name
 from cua_rl.renderers.images import image_size

@@ -1,7 +1,6 @@
 """An HTTP client for many concurrent requests to one server."""
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 import aiohttp
+from pybase64 import b64encode
 
 from cua_rl.sampling.address import bearer, split_address
 from cua_rl.types.conversation import EncodedImage

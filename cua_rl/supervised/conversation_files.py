@@ -7,11 +7,12 @@ Each ends with an answer of the assistant. Images are `data:` URLs, or paths rel
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+
+from pybase64 import b64encode
 
 from cua_rl.renderers.openai_fields import FieldPath
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses

@@ -5,7 +5,6 @@ tokens, inputs and last target, with what belongs to a target at the target's ow
 """
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -13,6 +12,7 @@ from math import isfinite
 from typing import Any, TypeVar, cast
 
 from PIL import Image
+from pybase64 import b64decode
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.request_limits import RequestRefused

@@ -1,10 +1,11 @@
 """A conversation as typed items, shaped like the OpenAI Responses API, for agent, gateway, renderers and database."""
 
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
+
+from pybase64 import b64encode
 
 Role = Literal["system", "developer", "user", "assistant"]
 ImageFormat = Literal["png", "jpeg"]

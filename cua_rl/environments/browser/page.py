@@ -4,12 +4,13 @@ import asyncio
 import json
 import logging
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urljoin, urlsplit
+
+from pybase64 import b64decode
 
 from cua_rl.environments.browser.hands import mouse_after, perform, require_possible
 from cua_rl.environments.browser.page_copy import FILL, READ, STORE, PageState

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import struct
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from gbox_sdk import omit
 from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 from PIL import Image
+from pybase64 import b64decode
 
 from cua_rl.environments.android.queries import read_android_query
 from cua_rl.environments.android.shell import DeviceShell
