@@ -24,8 +24,7 @@ async def _can_be_read_anywhere(window: Window) -> None:
     found: list[str] = []
     for width_px, theme in ((390, "light"), (1280, "dark")):
         await page.set_viewport_size({"width": width_px, "height": 900})
-        await page.emulate_media(color_scheme=theme)
-        await page.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)
+        await page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
         found += await findings(page, f"{page.url} {width_px} {theme}")
     assert found == []
 
