@@ -1,9 +1,6 @@
 import { useQuery, useRefresh } from "../api/cache";
 import { analysesPath, failuresPage, heldOutPage, rolloutPage, runPath, setPage, sourcePage, suitePage } from "../api/paths";
 import type { AnalysisPlace, Run } from "../api/types";
-import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
-import { failuresPage, heldOutPage, runPath, setPage } from "../api/paths";
-import type { Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { whenSeen } from "../runs";
