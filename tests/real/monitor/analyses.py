@@ -67,7 +67,7 @@ def replay_result(
                 RolloutChange(
                     rollout_id=one["rollout_id"],
                     task_id=one["task_id"],
-                    success=one["success"],
+                    success=bool(one["success"]),
                     advantage=one["advantage"],
                     change=factor * (one["advantage"] or 0.0),
                 )

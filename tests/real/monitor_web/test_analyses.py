@@ -99,8 +99,8 @@ async def test_other_settings_of_a_step_stand_beside_the_one_taken(window: Windo
     await tasks.get_by_role("link", name=WIFI.task_id).click()
     await page.wait_for_url(re.compile(rf"/rollouts\?run_id={run}&phase=step&step=1&task_id={WIFI.task_id}"))
     await page.go_back()
-    await dots.first.click()
-    await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/{rollouts[0]['rollout_id']}"))
+    await dots.nth(len(rollouts) - 1).click()  # the last one of a line lies on top
+    await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/{rollouts[-1]['rollout_id']}"))
     remove(url, [run])
 
 
@@ -120,13 +120,15 @@ async def test_answers_of_checkpoints_are_drawn_on_the_turn_and_show_how_the_rec
     where = [(await rings.nth(one).get_attribute("cx"), await rings.nth(one).get_attribute("cy")) for one in range(3)]
     assert where == [("4", "6"), ("20", "30"), ("20", "30")]
     assert await rings.count() == 3
-    lines = [" ".join(line.split()) for line in await asked.locator("tbody tr").all_inner_texts()]
+    shown = await asked.locator("tbody tr").all_inner_texts()
+    lines = [" ".join(line.replace("\x00", "").split()) for line in shown]
     assert lines[0] == "recorded −1.5 – – tap at 20, 30"
-    assert lines[1] == "base −4.5 0 0 of 2 1 × tap at 4, 6 1 × type “\x00 no click”"
+    assert lines[1] == "base −4.5 0 0 of 2 1 × tap at 4, 6 1 × type “ no click”"
     assert lines[2].startswith("step 1 sampled it −3.5 0.001 2 of 3 2 × tap at 20, 30")
     heights = [float(await asked.locator(".asked-curve circle").nth(one).get_attribute("cy")) for one in range(3)]
     assert heights[0] > heights[1] > heights[2]  # each finds it likelier
     await asked.locator("tbody tr").nth(1).hover()
+    await asked.locator(".asked-screen circle[opacity='0.12']").nth(1).wait_for(state="attached")
     faded = [await rings.nth(one).get_attribute("opacity") for one in range(3)]
     assert faded == ["1", "0.12", "0.12"]
     await _can_be_read_anywhere(window)

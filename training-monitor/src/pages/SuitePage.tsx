@@ -88,7 +88,7 @@ function Comparisons({ all, chosen, runId }: { all: readonly SuiteComparison[]; 
                 <td className="right">{pValue(one.p_value)}</td>
                 <td className="right">{formatPercent(one.power)}</td>
                 <td><VerdictBadge one={one} /></td>
-                <td className="right faint" title={formatTime(one.at)}>{formatAgo(one.at)}</td>
+                <td className="right dim" title={formatTime(one.at)}>{formatAgo(one.at)}</td>
               </tr>
             ))}
           </tbody>
