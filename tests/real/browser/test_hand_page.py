@@ -37,7 +37,9 @@ async def looking_at(asked: Person) -> AsyncGenerator[Any]:
             page = await browser.new_page(viewport={"width": 600, "height": 700})
             page.set_default_timeout(1000 * patience(20))
             await page.goto(link)
-            await page.wait_for_function("document.querySelector('#screen').naturalWidth === 192")
+            async with asyncio.timeout(patience(30)):  # the page lets no script wait for it
+                while await page.evaluate("document.querySelector('#screen').naturalWidth") != 192:
+                    await asyncio.sleep(0.05)
             yield page
         finally:
             await browser.close()
@@ -72,7 +74,7 @@ async def test_clicks_drags_and_typed_lines_arrive_as_words_for_the_device(tmp_p
         assert is_near(await next_line(asked), "click 96 160")
         await screen.click(position={"x": 10, "y": 10})  # on a screen that was acted on already
         asked.seen, asked.turn = screenshot("black"), 4
-        await page.wait_for_function("document.querySelector('#turn').textContent === 'Turn 4'")
+        await page.locator("#turn", has_text="Turn 4").wait_for()
         box = await screen.bounding_box()
         await page.mouse.move(box["x"] + 20, box["y"] + 300)
         await page.mouse.down()
@@ -94,5 +96,5 @@ async def test_a_page_without_the_token_says_so(tmp_path: Path) -> None:
     async with looking_at(shown(tmp_path, MOBILE_USE)) as page:
         await page.goto(page.url.partition("#")[0])
         await page.reload()
-        await page.wait_for_function("document.querySelector('#turn').textContent.startsWith('No answer')")
+        await page.locator("#turn", has_text="No answer").wait_for()
         assert await page.evaluate("document.querySelector('#screen').naturalWidth") == 0
