@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 from pybase64 import b64decode
 
 from cua_rl.environments.browser.hands import mouse_after, perform, require_possible
-from cua_rl.environments.browser.page_copy import FILL, READ, STORE, PageState
+from cua_rl.environments.browser.page_copy import AIM, FILL, READ, RELEASE, STORE, PageState
 from cua_rl.environments.browser.page_scripts import SETTLED
 from cua_rl.environments.browser.page_site import CopiedSite, PageSite
 from cua_rl.environments.browser.settings import PageSettings
@@ -21,7 +21,7 @@ from cua_rl.environments.device import Device
 from cua_rl.types.actions import Action, MoveMouse
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
-from cua_rl.types.json_values import mapping
+from cua_rl.types.json_values import mapping, sequence
 from cua_rl.types.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ class BrowserPage:
             async with self._operation("load the page again"):
                 await self._page.reload(wait_until="load")
         await site.restore(state.site)  # loading may have changed it
+        if not state.document["ring"]:
+            await self._press(state.document["focus"])
         ended_at, document = time.monotonic() + self.settings.settle_timeout_s, mapping(None)
         while document != state.document and time.monotonic() < ended_at:  # what is shown may be on its way
             if state.mouse is not None:
@@ -191,6 +193,15 @@ class BrowserPage:
             await self.evaluate(FILL, state.document)
             document = mapping(await self.evaluate(READ, site.url.removesuffix("/")))
         state.require_same(document, self.device_id)
+
+    async def _press(self, focus: object) -> None:
+        """Give an element the focus as a mouse does, of which it does not hear."""
+        point = sequence(await self.evaluate(AIM, focus))
+        if not point:
+            return
+        async with self._operation("press for the focus"):
+            await self._page.mouse.click(*cast("list[float]", list(point)))
+        await self.evaluate(RELEASE, None)
 
     def _copied_site(self) -> CopiedSite:
         if not isinstance(self.site, CopiedSite):

@@ -12,7 +12,8 @@ origin => {
   return {
     html: document.documentElement.outerHTML.replaceAll(origin, ''),
     fields: fields.map(field => [field.value, field.checked ?? null, caret(field)]),
-    focus: fields.indexOf(document.activeElement),
+    focus: [...document.querySelectorAll('*')].indexOf(document.activeElement),
+    ring: document.activeElement?.matches(':focus-visible') ?? false,
     scroll: [scrollX, scrollY],
     local: { ...localStorage },
     session: { ...sessionStorage },
@@ -31,17 +32,46 @@ STORE = """
 """
 
 FILL = """
-({ fields, focus, scroll }) => {
+({ fields, focus, ring, scroll }) => {
+  const active = document.querySelectorAll('*')[focus];
+  if (ring && active !== document.activeElement) active?.focus({ preventScroll: true });
   const found = [...document.querySelectorAll('input, textarea, select')];
   for (const [index, [value, checked, caret]] of fields.entries()) {
     const field = found[index];
     if (!field || field.type === 'file') continue;
     if (checked !== null) field.checked = checked;
     if (field.value !== value) field.value = value;
-    if (index === focus) field.focus({ preventScroll: true });
     if (caret && caret[0] !== null) try { field.setSelectionRange(...caret); } catch {}
   }
   scrollTo(...scroll);
+}
+"""
+
+
+AIM = """
+focus => {
+  const active = document.querySelectorAll('*')[focus];
+  if (!active || active === document.activeElement || active === document.body) return null;
+  globalThis.cuaHold = event => {
+    event.stopImmediatePropagation();
+    if (event.type === 'click') event.preventDefault();
+  };
+  for (const kind of ['down', 'up', 'move', 'over', 'enter'])
+    for (const name of ['pointer' + kind, 'mouse' + kind]) addEventListener(name, cuaHold, true);
+  addEventListener('click', cuaHold, true);
+  const { x, y, width, height } = active.getBoundingClientRect();
+  return [x + width / 2, y + height / 2];
+}
+"""
+"""Where to press for the focus that a mouse gives, which only a mouse can give: without a ring until a key is pressed.
+Nothing on the page hears of it until `RELEASE`."""
+
+RELEASE = """
+() => {
+  for (const kind of ['down', 'up', 'move', 'over', 'enter'])
+    for (const name of ['pointer' + kind, 'mouse' + kind]) removeEventListener(name, cuaHold, true);
+  removeEventListener('click', cuaHold, true);
+  delete globalThis.cuaHold;
 }
 """
 
