@@ -1,6 +1,5 @@
 """A small recorded run: its turns are asked about again, under the checkpoint that sampled them and under others."""
 
-import asyncio
 import json
 import shutil
 from math import fsum
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Eval, Group, RolloutRow, Step
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.ask_checkpoints import AskConfig, cli_main, require_parity
@@ -81,9 +79,9 @@ async def test_the_command_prints_a_table_and_writes_answers_and_a_picture_and_t
 ) -> None:
     words = (folder / "outcomes.jsonl").read_text().partition('"success_id": "')[2]
     rollout_id = words.partition('"')[0]
-    options = [f"rollout_id={rollout_id[:-2]}", "turn=1", "num_samples=3", f"base_url={server.base_url}"]
+    given = {"log_path": folder, "rollout_id": rollout_id[:-2], "turn": 1, "num_samples": 3}
 
-    assert await asyncio.to_thread(run_recipe, AskConfig, cli_main, [f"log_path={folder}", *options]) == 0
+    await cli_main(AskConfig(**given, base_url=server.base_url))
 
     place = folder / "answers" / f"{rollout_id}-1"
     found = json.loads(place.with_suffix(".json").read_text())
