@@ -4,6 +4,7 @@ Shows the newest run that has ended, at the width of a desktop and of a phone, l
 other in one file of `docs/monitor/`. Ends with status 1 if a page complains in the console or is wider than its window.
 """
 
+import argparse
 import asyncio
 import io
 import sys
@@ -33,7 +34,7 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
     task, step, of_run = failed["task_id"], failed["step"], f"/rollouts?run_id={run}"
     group = f"/runs/{run}/step/{step}/groups/{failed['group_id']}"
     halves = f"first=run_id%3D{run}%26max_step%3D{step}&second=run_id%3D{run}%26min_step%3D{step + 1}"
-    tabs = ("timeline", "tasks", "evals", "verdicts", "config", "live")
+    tabs = ("timeline", "live", "tasks", "evals", "cost", "verdicts", "config")
     return {
         "runs": "/",
         "run": f"/runs/{run}",
@@ -47,6 +48,7 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
         "set-figures": f"{of_run}&view=summary",
         "set-task": f"{of_run}&view=summary&task_id={task}",
         "set-tokens": f"{of_run}&view=tokens",
+        "set-cost": f"{of_run}&view=cost",
         "compare": f"/compare?{halves}",
         "benchmarks": "/benchmarks",
     }
@@ -97,4 +99,6 @@ async def main(base_url: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1].rstrip("/"))))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("base_url", help="of a monitor that runs")
+    sys.exit(asyncio.run(main(parser.parse_args().base_url.rstrip("/"))))

@@ -131,4 +131,4 @@ async def test_what_did_not_arrive_waits_for_the_run_to_go_on(server_url: str, u
         async with SendingRecorder(FakeRecorder(), address, tmp_path, image_token_id=IMAGE_TOKEN) as recorder:
             await asyncio.wait_for(recorder.wait_until_sent(), patience(30))
 
-    assert run_sql(url, "SELECT num_completed_steps FROM trainings") == [(2,)]
+    assert run_sql(url, "SELECT num_completed_steps FROM trainings") == [(3,)]
