@@ -60,7 +60,7 @@ async def test_a_regression_is_seen_with_its_tasks_and_their_rollouts_in_three_c
     assert (await worst.inner_text()).split()[1:6] == ["100", "%", "0", "%", "−100.0"]
     await worst.get_by_role("link", name="0 %", exact=True).click()
     await page.wait_for_url(re.compile(rf"/rollouts\?run_id={runs['week-2']}&phase=eval&task_id=task-0"))
-    await page.wait_for_function("document.querySelectorAll('table.rollouts a[data-row]').length === 3")
+    await page.wait_for_function("() => document.querySelectorAll('table.rollouts a[data-row]').length === 3")
 
     await page.go_back()
     await page.get_by_role("link", name="week-3").last.click()  # in the table: the comparison of that one
