@@ -139,9 +139,11 @@ def fall_silent(url: str, run_id: str, *, minutes: int) -> None:
     run_sql(url, f"UPDATE trainings SET heartbeat_at = now() - interval '{minutes} minutes' WHERE id = {int(run_id)}")
 
 
-def remove(url: str, run_ids: Iterable[str]) -> None:
-    """Delete runs with all that belongs to them: the first page of the list has room for 50."""
-    run_sql(url, f"DELETE FROM trainings WHERE id IN ({', '.join(str(int(run_id)) for run_id in run_ids)})")
+async def remove(window: Any, run_ids: Iterable[str]) -> None:
+    """Leave the page and delete runs with all that belongs to them: the first page of the list has room for 50."""
+    await window.page.goto("about:blank")  # a request for what is being deleted may fail in any way
+    ids = ", ".join(str(int(run_id)) for run_id in run_ids)
+    run_sql(window.site.database_url, f"DELETE FROM trainings WHERE id IN ({ids})")
 
 
 def move_times(url: str, run_id: str, *, started_minutes: int, ended_minutes: int) -> None:

@@ -41,4 +41,4 @@ async def test_alerts_of_a_run_that_goes_on_are_a_banner_that_leads_to_the_fault
     await window.open(f"/runs/{run}")
     await page.get_by_role("tab", name="Charts").wait_for()
     assert await banner.count() == 0
-    remove(url, [run])
+    await remove(window, [run])

@@ -66,7 +66,7 @@ async def test_a_regression_is_seen_with_its_tasks_and_their_rollouts_in_three_c
     await page.get_by_role("link", name="week-3").last.click()  # in the table: the comparison of that one
     await page.get_by_test_id("suite-verdict").get_by_text("✓ accepted").wait_for()
     await page.locator("th").get_by_text("week-3").wait_for()
-    remove(url, runs.values())
+    await remove(window, runs.values())
 
 
 async def test_other_settings_of_a_step_stand_beside_the_one_taken(window: Window) -> None:
@@ -101,7 +101,7 @@ async def test_other_settings_of_a_step_stand_beside_the_one_taken(window: Windo
     await page.go_back()
     await dots.nth(len(rollouts) - 1).click()  # the last one of a line lies on top
     await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/{rollouts[-1]['rollout_id']}"))
-    remove(url, [run])
+    await remove(window, [run])
 
 
 async def test_answers_of_checkpoints_are_drawn_on_the_turn_and_show_how_the_recorded_one_moved(window: Window) -> None:
@@ -135,4 +135,4 @@ async def test_answers_of_checkpoints_are_drawn_on_the_turn_and_show_how_the_rec
     await asked.get_by_role("link", name="turn 2").click()
     await page.wait_for_url(re.compile(r"turn=2"))
     await asked.get_by_text("Checkpoints asked").or_(asked.get_by_text("Also asked about")).first.wait_for()
-    remove(url, [run])
+    await remove(window, [run])

@@ -39,4 +39,4 @@ async def test_a_rollout_leads_to_its_branches_and_says_which_turns_are_its_pare
     address = urlsplit(page.url)
     assert (address.path, address.query) == (f"/runs/{run}/rollouts/{sibling.rollout_id}", f"turn={fork + 1}")
     assert await page.get_by_role("link", name="of its parent").count() == 0
-    remove(window.site.database_url, [run])
+    await remove(window, [run])

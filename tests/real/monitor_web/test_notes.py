@@ -53,7 +53,7 @@ async def test_a_tag_on_a_turn_makes_a_set_that_is_two_clicks_away(window: Windo
     await page.get_by_role("button", name="Remove the tag wrong icon").wait_for(state="detached")
     assert (await window.json(f"/api/rollouts?run_id={run}&tag=wrong+icon"))["items"] == []
     window.complaints[:] = [one for one in window.complaints if "401" not in one]
-    remove(url, [run])
+    await remove(window, [run])
 
 
 async def test_a_tag_of_a_run_is_seen_and_found_in_the_list_of_runs(window: Window) -> None:
@@ -73,4 +73,4 @@ async def test_a_tag_of_a_run_is_seen_and_found_in_the_list_of_runs(window: Wind
     await page.get_by_role("link", name="tagged").click()
     await page.get_by_test_id("notes").get_by_text("for the paper").wait_for()
     assert await violations_of(page) == []
-    remove(url, [run])
+    await remove(window, [run])

@@ -58,7 +58,7 @@ async def test_a_queue_of_disagreements_is_worked_off_by_keyboard(window: Window
     )
     assert await page.locator(f'a[href*="{queue[0]["rollout_id"]}"]').count() == 0
     window.complaints[:] = [one for one in window.complaints if "401" not in one]
-    remove(url, [run])
+    await remove(window, [run])
 
 
 async def test_success_as_recorded_and_as_reviewed_stand_beside_each_other(window: Window) -> None:
@@ -86,4 +86,4 @@ async def test_success_as_recorded_and_as_reviewed_stand_beside_each_other(windo
     wanted = "recorded success, reviewed failure" if first["success"] else "recorded failure, reviewed success"
     await page.get_by_role("link", name=wanted).click()
     await page.wait_for_url(re.compile(r"review=overturned"))
-    remove(url, [run])
+    await remove(window, [run])

@@ -73,4 +73,4 @@ async def test_runs_beyond_the_newest_are_found_by_name(window: Window) -> None:
     assert any("needle-in-the-past" in offer for offer in await _offers(window, "needle"))
     await page.keyboard.press("Enter")
     await page.wait_for_url(re.compile(rf"/runs/{old}$"))
-    remove(url, newer)
+    await remove(window, newer)

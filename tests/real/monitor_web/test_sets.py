@@ -60,7 +60,7 @@ async def test_failures_of_wi_fi_tasks_in_evaluations_are_three_clicks_away(wind
     rows = await _rows(window, len(lost))
     assert {row.rsplit("/", 1)[1] for row in rows} == {one["rollout_id"] for one in lost}
     assert hand.num_clicks <= 3
-    remove(window.site.database_url, [run])
+    await remove(window, [run])
 
 
 async def test_a_wrong_final_state_is_three_clicks_from_its_run(window: Window) -> None:
@@ -104,7 +104,7 @@ async def test_the_largest_gap_of_a_run_is_three_clicks_away(window: Window) -> 
     assert "1 of" in facts
     assert f"/rollouts/{rollout_id}?" in page.url
     assert hand.num_clicks <= 3
-    remove(url, [run])
+    await remove(window, [run])
 
 
 async def test_why_a_step_dipped_is_four_clicks_away(window: Window) -> None:
@@ -132,7 +132,7 @@ async def test_why_a_step_dipped_is_four_clicks_away(window: Window) -> None:
     await hand.click(page.locator("table.rollouts a[data-row]").first)
     await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/"))
     assert hand.num_clicks <= 4
-    remove(url, [run])
+    await remove(window, [run])
 
 
 async def test_every_bar_and_number_of_the_figures_leads_to_a_set_of_its_size(window: Window) -> None:
@@ -223,7 +223,7 @@ async def test_a_run_against_its_control_is_three_clicks_with_an_interval_and_a_
     shown = await window.json(f"/api/rollouts/summary?run_id={runs[0]}&phase=step&max_step=1")
     arms = page.locator(".panel section")
     assert f"of {shown['success']['num_rollouts']} rollouts" in await arms.first.inner_text()
-    remove(url, runs)
+    await remove(window, runs)
 
 
 async def test_any_two_sets_are_compared(window: Window) -> None:
