@@ -58,6 +58,11 @@ NEEDS_BROKEN_WORKERS = {"rollout/worker_faults/<worker>"}
 NEEDS_LOST_ATTEMPTS = {"eval/<suite>/short_tasks/<k>"}
 """tests/evaluation/test_evaluate.py finds it."""
 
+NEEDS_BRANCHES = {"rollout/shared_turns"}
+"""tests/rollout/test_branches.py finds it."""
+NEEDS_A_MODEL_SERVER = {f"eval/<suite>/{name}" for name in ("num_actions", "action_accuracy", "action_accuracy/<part>")}
+"""tests/real/supervised/test_trajectories.py finds them."""
+
 
 class TwoTurns:
     """Answers a screenshot, then a text that does not go on from there; its first device is lost on the way."""
@@ -191,14 +196,16 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 async def test_every_listed_metric_is_written_by_some_run(written: set[str], imitated: set[str]) -> None:
     names = written | imitated
 
-    assert sorted(set(METRICS) - NEEDS_A_GPU - NEEDS_SERVERS_AND_WORKERS - NEEDS_OTHER_TASKS_ON_RESUME - names) == []
+    needs = NEEDS_A_GPU | NEEDS_SERVERS_AND_WORKERS | NEEDS_OTHER_TASKS_ON_RESUME | NEEDS_BRANCHES
+    assert sorted(set(METRICS) - needs - names) == []
     fed = {meaning(name) for name in names}
-    elsewhere = NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS | NEEDS_LOST_ATTEMPTS
+    elsewhere = NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS | NEEDS_LOST_ATTEMPTS | NEEDS_A_MODEL_SERVER
     assert sorted(family for family, text in FAMILIES.items() if text not in fed and family not in elsewhere) == []
 
 
 async def test_every_chart_of_the_monitor_is_fed(written: set[str], imitated: set[str]) -> None:
-    names = written | imitated | NEEDS_A_GPU | NEEDS_SERVERS_AND_WORKERS | NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS
+    elsewhere = NEEDS_A_HARNESS | NEEDS_BROKEN_WORKERS | NEEDS_BRANCHES
+    names = written | imitated | NEEDS_A_GPU | NEEDS_SERVERS_AND_WORKERS | elsewhere
     areas = "|".join(sorted({name.split("/")[0] for name in METRICS}))
     pages = [*WEB_APP.glob("charts/*.ts*"), *WEB_APP.glob("pages/**/*.tsx")]
     app = "".join(path.read_text(encoding="utf-8") for path in pages)
