@@ -153,8 +153,14 @@ def test_ten_demonstrations_by_hand_change_the_answers_of_a_model_that_learns_fr
 
     found = asyncio.run(successes(demonstrations))
     assert found.num_successes == NUM_DEMONSTRATIONS
-    assert [one.task_id for one in found.rollouts] == [case.rollout.task_id for case in cases]
-    for case, one in zip(cases, found.rollouts, strict=True):
+    assert len(found.rollouts) == NUM_DEMONSTRATIONS - found.num_repeats >= NUM_DEMONSTRATIONS / 2  # equal ones are one
+    for one in found.rollouts:
+        case = next(
+            case
+            for case in cases
+            if (case.rollout.task_id, case.turn - 1) == (one.task_id, one.fork_turn)
+            and one.parent_id in (None, case.rollout.rollout_id)
+        )
         assert (one.fork_turn, len(one.own_turns)) == (case.turn - 1, len(case.words))
         assert one.own_turns[0].state == case.rollout.turns[case.turn - 1].state != ""
         assert one.own_turns[0].model.prompt == case.rollout.turns[case.turn - 1].model.prompt
@@ -162,7 +168,7 @@ def test_ten_demonstrations_by_hand_change_the_answers_of_a_model_that_learns_fr
     trained = sum(datum.num_trained_tokens for example in examples for datum in example)
     assert trained == sum(len(turn.model.sampled_tokens) for one in found.rollouts for turn in one.own_turns)
 
-    options = ["batch_size=10", "max_steps=40", "num_eval_conversations=0", "num_threads=1"]
+    options = [f"batch_size={len(found.rollouts)}", "max_steps=40", "num_eval_conversations=0", "num_threads=1"]
     assert sft([f"log_path={learned}", "data=rollouts", f"from_run={demonstrations}", *options]) == 0
     asked = asyncio.run(ask(demonstrations, learned, server.base_url))
 
@@ -172,7 +178,7 @@ def test_ten_demonstrations_by_hand_change_the_answers_of_a_model_that_learns_fr
         for place in range(2)
     ]
     assert not any(each.is_own for one in asked for each in one.checkpoints)
-    told = f"nats of the demonstrated answers {before} -> {after}; of 40 answers {same} are those"
+    told = f"nats of the demonstrated answers {before} -> {after}; of {4 * len(asked)} answers {same} are those"
     assert all(new > old for old, new in zip(before, after, strict=True)), told
     assert same[1] > same[0], told
 
