@@ -59,8 +59,7 @@ async def picture(browser: Browser, base_url: str, views: Mapping[str, str], com
     taken: dict[str, list[Image.Image]] = {name: [] for name in views}
     for device, (width_px, height_px) in SIZES.items():
         for scheme in ("light", "dark"):
-            size = {"width": width_px, "height": height_px}
-            context = await browser.new_context(viewport=size, color_scheme=scheme)
+            context = await browser.new_context(viewport={"width": width_px, "height": height_px}, color_scheme=scheme)
             page = await context.new_page()
             page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
             for name, path in views.items():

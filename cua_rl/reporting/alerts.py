@@ -80,7 +80,7 @@ class AlertLog:
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
         """A training step has ended with these metrics."""
         self._steps = [*self._steps, metrics][-NUM_STEPS:]
-        alerts = {alert.kind: alert.message for alert in find_alerts(self._steps, self._config)}
+        alerts: dict[AlertKind, str] = {alert.kind: alert.message for alert in find_alerts(self._steps, self._config)}
         for kind in alerts.keys() - self._known:
             logger.warning("alert kind=%s step=%s: %s", kind, step, alerts[kind])
         for kind in self._known - alerts.keys():

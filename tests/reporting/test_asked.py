@@ -41,4 +41,4 @@ def test_each_checkpoint_rings_its_clicks_in_its_colour_around_the_recorded_one(
     assert picture.getpixel((127, 150)) == first
     assert picture.getpixel((60, 60)) == second
     assert picture.getpixel((57, 60)) == picture.getpixel((124, 150)) == (255, 255, 255)
-    assert asked.as_json()["checkpoints"][1]["samples"][0]["actions"] == ({"x": 50, "y": 60},)
+    assert asked.as_json()["checkpoints"][1]["samples"][0]["actions"] == [{"type": "Click", "x": 50, "y": 60}]

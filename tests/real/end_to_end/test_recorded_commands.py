@@ -131,7 +131,7 @@ def recorded(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Ge
     folder = tmp_path_factory.mktemp("place")
     (folder / "runs").mkdir()
     page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text()
-    (folder / "prices.toml").write_text(re.findall(r"```toml\n(gpu_hour.*?)```", page, re.DOTALL)[0])
+    (folder / "prices.toml").write_text(re.findall(r"```toml file=prices.toml\n(gpu_hour.*?)```", page, re.DOTALL)[0])
     run = Run(folder / "runs" / "recorded", f"max_steps={NUM_STEPS}", f"base_url={server.base_url}", "monitor=false")
     whole = ["lora_rank=0", "max_steps=1", "batch_size=2", "num_eval_conversations=0", "num_threads=1"]
     assert sft([f"log_path={folder / 'runs' / 'whole'}", *whole]) == 0
