@@ -254,6 +254,8 @@ class Chaos:
                WHERE r.status = 'cancelled' AND r.ended_at > to_timestamp(:at)"""
         )
         async with open_sessions(self.database_url) as sessions, sessions() as session:
+            if await session.scalar(text("SELECT to_regclass('rollouts')")) is None:  # killed before it had tables
+                return "0 rollouts of steps and 0 of evaluations"
             row = (await session.execute(query, {"at": sent_unix_s})).one()
         return f"{row.of_steps} rollouts of steps and {row.of_evaluations} of evaluations"
 

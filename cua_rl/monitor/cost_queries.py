@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Double, cast, func, literal_column, null, select
+from sqlalchemy import Double, Text, cast, func, literal_column, null, select
 
 from cua_rl.database.columns import AnyJson
 from cua_rl.database.judge_models import JudgementRow
@@ -175,8 +175,7 @@ async def _gpu_seconds(runs: RunsOfDatabase, trainings: Mapping[str, Training]) 
     """Of each step and evaluation that has ended, on all GPUs: its time that is not an earlier ended one's."""
     rows: list[Any] = []
     took = func.jsonb_extract_path(Step.metrics, literal_column("'time/step_s'"), type_=AnyJson())
-    tables: tuple[tuple[Any, Any, Any], ...] = ((Step, literal_column("'step'"), took), (Eval, Eval.phase, null()))
-    for table, phase, took_s in tables:
+    for table, phase, took_s in ((Step, literal_column("'step'", Text()), took), (Eval, Eval.phase, null())):
         query: AnySelect = select(table.training_id, phase, table.step, table.started_at, table.ended_at, took_s)
         mine = (table.training_id.in_(runs.training_ids), table.ended_at.is_not(None))
         rows += (await runs.session.execute(query.where(*mine))).all()
