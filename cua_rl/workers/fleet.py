@@ -72,6 +72,12 @@ class _Lease:
     asking: asyncio.Task[None] | None = None
     started_at: float = field(default_factory=time.time)
 
+    def end(self, rollout: Rollout) -> bool:
+        """End it, unless it has ended already; whether it had not."""
+        if is_running := not self.ended.done():
+            self.ended.set_result(rollout)
+        return is_running
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Member:
@@ -248,8 +254,7 @@ class Fleet:
         self._num_lost += 1
         logger.warning("worker=%s given up num_rollouts=%d: %s", member.name, len(member.leases), end.why)
         for lease in list(member.leases):
-            if not lease.ended.done():
-                lease.ended.set_result(_lost(lease, member.name, end.why))
+            lease.end(_lost(lease, member.name, end.why))
 
     def _fail(self, error: CuaError) -> None:
         """Let all rollouts raise `error`, which stops the run."""
@@ -280,15 +285,13 @@ class Fleet:
             member.is_open = False
             member.changed.set()
             self._abandon(lease, member)
-            if not lease.ended.done():
-                lease.ended.set_result(_lost(lease, member.name, str(lost)))
+            lease.end(_lost(lease, member.name, str(lost)))
         except CuaError as error:
             kind = ConfigError if isinstance(error, ConfigError) else CuaError
             if not lease.ended.done():
                 lease.ended.set_exception(kind(f"{error} (in rollout worker {member.name!r})"))
         else:
-            if not lease.ended.done():
-                lease.ended.set_result(rollout)
+            if lease.end(rollout):
                 self._review(member, rollout)
 
     def _review(self, member: _Member, rollout: Rollout) -> None:

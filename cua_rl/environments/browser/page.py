@@ -196,12 +196,10 @@ class BrowserPage:
 
     async def _press(self, focus: object) -> None:
         """Give an element the focus as a mouse does, of which it does not hear."""
-        point = sequence(await self.evaluate(AIM, focus))
-        if not point:
-            return
-        async with self._operation("press for the focus"):
-            await self._page.mouse.click(*cast("list[float]", list(point)))
-        await self.evaluate(RELEASE, None)
+        if point := sequence(await self.evaluate(AIM, focus)):
+            async with self._operation("press for the focus"):
+                await self._page.mouse.click(*cast("list[float]", list(point)))
+            await self.evaluate(RELEASE)
 
     def _copied_site(self) -> CopiedSite:
         if not isinstance(self.site, CopiedSite):
