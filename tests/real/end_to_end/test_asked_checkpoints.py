@@ -4,6 +4,7 @@ import json
 import shutil
 from math import fsum
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from sqlalchemy import select
@@ -29,7 +30,7 @@ PARITY_LIMIT = 0.005
 
 @pytest.fixture(scope="module")
 def folder(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = Run(tmp_path_factory.mktemp("asked") / "run", "max_steps=2", f"base_url={server.base_url}", "monitor=false")
+    run = Run(tmp_path_factory.mktemp("asked") / "run", "max_steps=2", "sampling.seed=1", f"base_url={server.base_url}", "monitor=false")
     assert run.finish() == 0, run.output()
     return run.folder
 
@@ -66,10 +67,11 @@ async def test_every_turn_has_its_recorded_logprobs_under_the_checkpoint_that_sa
         assert own[0].logprobs == pytest.approx(one.recorded.logprobs, abs=PARITY_LIMIT)
         assert one.recorded.actions == done[one.rollout_id, one.turn]
         require_parity(one, PARITY_LIMIT)
-    # one step moved the answers of all turns together by far more than what rounding does
+    # how far a step moves an answer depends on what the run drew; rounding is orders of magnitude smaller
+    own_gap = fmean(each.mean_abs_gap for one in asked for each in one.checkpoints if each.is_own)
     for name in ("base", "step 1", "step 2"):
         gaps = [each.mean_abs_gap for one in asked for each in one.checkpoints if each.name == name and not each.is_own]
-        assert sum(gaps) / len(gaps) > 2 * PARITY_LIMIT
+        assert fmean(gaps) > 10 * own_gap
     with pytest.raises(ParityError, match="which sampled it, within 0 nats on average"):
         require_parity(max(asked, key=lambda one: max(each.mean_abs_gap for each in one.checkpoints if each.is_own)), 0)
 

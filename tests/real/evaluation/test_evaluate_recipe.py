@@ -113,7 +113,7 @@ async def test_a_worse_checkpoint_raises_an_alarm_that_the_monitor_shows_with_it
     config = SuiteConfig(
         models=[{"name": "base"}],
         tasks={"source_type": "demo_eval", "tags": ["demo"]},
-        num_tasks=16,
+        num_tasks=32,
         fall=0.7,
         max_tokens=48,
         server=ServerConfig(max_model_len=2048),
@@ -139,7 +139,7 @@ async def test_a_worse_checkpoint_raises_an_alarm_that_the_monitor_shows_with_it
         name: recorded[name] for name in ("pair", "p_value", "power", "fall")
     }
     # what the page lists by task comes from the rollouts, the verdict from the attempts
-    assert (shown["num_pairs"], shown["difference"]) == (16, pytest.approx(result.pair.difference))
+    assert (shown["num_pairs"], shown["difference"]) == (32, pytest.approx(result.pair.difference))
     assert (shown["num_worse"], shown["num_better"]) == (result.pair.num_only_first, result.pair.num_only_second)
 
 
