@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 from sqlalchemy import select
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import SQLAlchemyError
 
 from cua_rl.database.models import Training
 from cua_rl.monitor.databases import Databases
@@ -53,8 +52,9 @@ async def _announce(
     databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str
 ) -> _Known:
     """Tell of alerts that are not known; returns those that are now."""
-    now: _Known = {}
-    for run in await _load_running(databases):
+    runs, is_whole = await _load_running(databases)
+    now: _Known = {} if is_whole else dict(known)
+    for run in runs:
         now[run.run_id] = {alert.kind for alert in run.alerts}
         before = known.get(run.run_id, now[run.run_id])
         for kind in before - now[run.run_id]:
@@ -70,16 +70,19 @@ async def _announce(
     return now
 
 
-async def _load_running(databases: Databases) -> list[RunSummary]:
+async def _load_running(databases: Databases) -> tuple[list[RunSummary], bool]:
+    """The runs that go on, and whether all databases answered."""
     found: list[RunSummary] = []
+    is_whole = True
     for database in databases.all:
         query = select(Training).where(Training.status == "running").order_by(Training.id.desc()).limit(_NEWEST)
         try:
             async with database.sessions() as session:
                 found += await summarise(session, database, list(await session.scalars(query)))
-        except (OperationalError, InterfaceError, PoolTimeoutError):
-            logger.info("a database does not answer, its runs are not watched for now")
-    return found
+        except SQLAlchemyError as error:
+            logger.info("a database does not answer (%s), its runs are not watched for now", type(error).__name__)
+            is_whole = False
+    return found, is_whole
 
 
 async def _has_sent(client: httpx.AsyncClient, webhook: str, said: Mapping[str, str]) -> bool:

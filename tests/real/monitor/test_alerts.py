@@ -114,6 +114,10 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
                 await asyncio.sleep(0.02)
             _set_metrics(monitor, PARITY)
             assert (await got.get())[1]["kind"] == "parity"  # begun anew
+            run_sql(monitor.url, "ALTER TABLE trainings RENAME TO away")
+            while "does not answer (ProgrammingError)" not in caplog.text:
+                await asyncio.sleep(0.02)
+            run_sql(monitor.url, "ALTER TABLE away RENAME TO trainings")
             run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() - interval '1 hour'")
             assert (await got.get())[1]["kind"] == "stalled"  # and nothing in between
     await databases.close()
