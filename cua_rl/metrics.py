@@ -15,14 +15,14 @@ METRICS: Mapping[str, str] = {
     "progress/done_frac": "share of the run's steps that are done, 0 to 1",
     "progress/epoch": "passes over the training tasks, or conversations, after this step: 1.5 is halfway through the "
     "second",
-    "progress/curve": "number of the part of the run within which results compare; without it, the first (resume_with)",
+    "progress/curve": "number of the part of the run with comparable results; absent in the first (resume_with)",
     "progress/policy_version": "version of the policy after this step: the number of completed optimizer steps",
     "reward/mean": "mean over the step's groups of their mean reward",
     "reward/std": "population standard deviation of the step's rewards",
     "reward/std_in_group": "mean over groups of the standard deviation of rewards inside the group",
     "reward/success_rate": "mean over groups of the share of rollouts that succeeded (validator or judge)",
-    "reward/success_rate_uniform": "task_sampling=success_rate: the same with groups weighted by 1 / their draw weight",
-    "reward/constant_group_frac": "share of groups without advantages: all rewards equal, or too few left by faults",
+    "reward/success_rate_uniform": "the same with groups weighted by 1 / draw weight (task_sampling=success_rate)",
+    "reward/constant_group_frac": "share of groups without advantages: all rewards equal, or too many faults",
     "reward/all_failed_group_frac": "share of groups without any success",
     "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
     "reward/success_rate_worst": "with faults: success rate of first tries if all faulty ones had failed",
@@ -48,8 +48,8 @@ METRICS: Mapping[str, str] = {
     "rollout/prompt_tokens": "prompt tokens over all turns, images included",
     "rollout/cached_prompt_frac": "share of prompt tokens found in the server's prefix cache",
     "rollout/merged_turn_frac": "share of turns that extend the previous turn and share its training sequence",
-    "rollout/shared_turns": "turns that rollouts share with those from which they went on, not sampled again",
-    "rollout/num_model_servers": "model servers in service at the end of the step, which alone are sampled from",
+    "rollout/shared_turns": "turns that rollouts share with the rollouts from which they went on, not sampled again",
+    "rollout/num_model_servers": "model servers in service at the end of the step; only these are sampled from",
     "rollout/prompt_mismatches": "turns whose prompt ids differ from the renderer's; the server's ids are used",
     "rollout/retokenised_tokens": "trained tokens that differ from the sampled ids; must stay 0",
     "rollout/parse_failure_frac": "share of turns whose response could not be parsed into an action",
@@ -72,13 +72,13 @@ METRICS: Mapping[str, str] = {
     "judge/latency_s/max": "time until all votes on a rollout have arrived, longest",
     "judge/prompt_tokens": "prompt tokens of all requests to the judge, including images, as counted by the endpoint",
     "judge/answer_tokens": "answer tokens of the judge, as counted by the endpoint",
-    "judge/cost_usd": "cost of the step's votes at judge_input_price and judge_output_price, US dollars",
+    "judge/cost_usd": "cost of the step's votes at judge.input_price and judge.output_price, US dollars",
     "async/num_running_groups": "asynchronous training: groups whose rollouts run during the step",
     "async/num_waiting_groups": "asynchronous training: finished groups waiting for a later step",
     "async/num_running_rollouts": "rollouts that run during the step",
     "async/max_running_rollouts": "current limit on concurrent rollouts, adapted to the model server's load",
     "loss/policy": "policy loss, mean over trained tokens",
-    "loss/total": "the minimised loss, normalised as `loss.normalisation` says; with several sub-steps, their mean",
+    "loss/total": "the minimised loss, normalised as `loss.normalisation` says; with several sub-steps, the mean",
     "loss/cross_entropy": "negative log-likelihood per trained token (supervised)",
     "loss/advantage_std": "divisor of batch_std: standard deviation of advantages, over groups with differing rewards",
     "loss/kl_base": "KL divergence from the reference model in the loss (k3), before its coefficient",
@@ -95,8 +95,8 @@ METRICS: Mapping[str, str] = {
     "policy/kl_post": "KL estimate between the policies before and after this step, per token",
     "policy/kl_base": "KL estimate between the policy and the reference model, per token",
     "policy/ratio_mean": "mean importance ratio, training over sampling probability",
-    "policy/ratio_p50": "median importance ratio; with several sub-steps, the mean of theirs",
-    "policy/ratio_p99": "99th percentile of the importance ratios; with several sub-steps, the largest",
+    "policy/ratio_p50": "median importance ratio; with several sub-steps, the mean of their medians",
+    "policy/ratio_p99": "99th percentile of the importance ratios; with several sub-steps, the largest of theirs",
     "policy/ratio_max": "largest importance ratio",
     "policy/ratio_min": "smallest importance ratio",
     "policy/ess_frac": "effective sample size of the importance ratios as a share of their number; 1 if all are equal",
@@ -106,7 +106,7 @@ METRICS: Mapping[str, str] = {
     "policy/entropy_estimate": "mean of -log p by the sampler, over all sampled tokens of the step, nats",
     "policy/trained_entropy_estimate": "mean of -log p by the trainer, over trained tokens, nats",
     "optim/learning_rate": "learning rate of this step",
-    "optim/grad_norm": "gradient norm before clipping; with several sub-steps, their mean",
+    "optim/grad_norm": "gradient norm before clipping; with several sub-steps, the mean over them",
     "optim/num_datums": "training sequences of this step",
     "optim/num_substeps": "optimizer updates inside this step",
     "optim/num_micro_batches": "forward and backward passes of this step",
@@ -123,8 +123,8 @@ METRICS: Mapping[str, str] = {
     "trainer/vision_tflop": "10^12 floating-point operations in the vision tower and its mergers",
     "trainer/lora_tflop": "10^12 floating-point operations in the adapter's matrices",
     "trainer/head_tflop": "10^12 floating-point operations in the language-model head",
-    "trainer/memory_retries": "requests that were tried again with shorter rows after memory ran out",
-    "trainer/restarts": "times that the trainer was started again after a process died, since the run began or resumed",
+    "trainer/memory_retries": "requests that were repeated with shorter rows after memory ran out",
+    "trainer/restarts": "restarts of the trainer after a process died, since the run began or resumed",
     "trainer/busy_s": "time that the trainer spent on requests",
     "trainer/tflop_per_s": "10^12 floating-point operations per busy second",
     "trainer/mfu_frac": "MFU: trainer/tflop_per_s as a share of the data sheet's dense bfloat16 peak, on known GPUs",
@@ -133,13 +133,13 @@ METRICS: Mapping[str, str] = {
     "trainer/rss_gib": "main memory of the trainer process, GiB",
     "trainer/peak_rss_gib": "peak main memory of the trainer process, GiB",
     "trainer/peak_cuda_gib": "peak GPU memory of the trainer's tensors in the step, GiB",
-    "trainer/peak_reserved_gib": "the same with what PyTorch's allocator keeps beside them, GiB",
+    "trainer/peak_reserved_gib": "peak GPU memory including what PyTorch's allocator keeps in reserve, GiB",
     "time/step_s": "duration of the step",
-    "time/rollouts_s": "collecting the step's rollouts",
-    "time/datums_s": "building training sequences",
-    "time/train_s": "forward, backward and optimizer step",
-    "time/publish_s": "from the saved adapter until the server has loaded it, it is verified and rollouts use it",
-    "time/save_s": "saving the adapter and checkpoints",
+    "time/rollouts_s": "time to collect the step's rollouts",
+    "time/datums_s": "time to build training sequences",
+    "time/train_s": "time for forward, backward and optimizer step",
+    "time/publish_s": "from saving the adapter until it is loaded, has passed the canary and is used by rollouts",
+    "time/save_s": "time to save the adapter and checkpoints",
     "time/wait_s": "time that training waited for rollouts",
     "time/rollout_s/p90": "duration of a rollout, 90th percentile",
     "time/rollout_s/max": "duration of the slowest rollout",
@@ -158,8 +158,8 @@ METRICS: Mapping[str, str] = {
     "device/create_s/mean": "time to create a device, mean",
     "device/create_s/max": "time to create a device, slowest",
     "device/busy_frac": "share of device time spent in leases",
-    "device/num_workers": "rollout workers that take rollouts",
-    "device/num_workers_missing": "rollout workers that were asked for and do not run: no room, refused, or starting",
+    "device/num_workers": "rollout workers in service",
+    "device/num_workers_missing": "rollout workers that were requested but do not run: no room, refused, or starting",
     "device/num_workers_lost": "rollout workers that died, fell silent or were replaced because their devices failed",
 }
 
@@ -167,8 +167,8 @@ FAMILIES: Mapping[str, str] = {
     "stop/<reason>": "share of rollouts with this stop reason",
     "rollout/policy_lag/turns/<lag>": "number of turns trained with this policy lag",
     "rollout/forks/<reason>": "turns that started a new training sequence for this reason",
-    "rollout/faults/<reason>": "number of rollouts that ended as this kind of fault",
-    "rollout/worker_faults/<worker>": "number of rollouts that ended as a fault in this rollout worker",
+    "rollout/faults/<reason>": "number of rollouts that ended in this kind of fault",
+    "rollout/worker_faults/<worker>": "number of rollouts that ended in a fault in this rollout worker",
     "rollout/harness/<metric>": "mean of a number that the harness reports, over the rollouts that have it",
     "device/faults/<kind>": "faults of a kind: lost, time_limit, service (5xx), quota (429), blocked, unusable, broken",
     "curriculum/success_rate/<task>": "running success rate of a task, used to sample tasks",
@@ -188,16 +188,16 @@ FAMILIES: Mapping[str, str] = {
     "eval/<suite>/success_rate_best": "with faults: success rate of first tries if all faulty ones had succeeded",
     "eval/<suite>/time_s": "duration of the evaluation",
     "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out responses (supervised)",
-    "eval/<suite>/action_accuracy": "share of held-out steps whose greedy answer does what was recorded (supervised)",
-    "eval/<suite>/action_accuracy/<part>": "the same of one part: type of all, click of those at a point, text typed",
-    "eval/<suite>/num_actions": "held-out steps whose greedy answers are compared",
+    "eval/<suite>/action_accuracy": "share of held-out turns whose greedy action matches the recorded one (supervised)",
+    "eval/<suite>/action_accuracy/<part>": "the same for one part: type of all actions, clicks at a point, typed text",
+    "eval/<suite>/num_actions": "held-out turns whose greedy answers are compared",
     "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category or difficulty",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean that knows its count, so that adding two of them is the mean of all values: never a mean of means."""
+    """A mean that knows its count, so that adding two of them is the mean of all values, never a mean of means."""
 
     total: float = 0.0
     count: int = 0
@@ -243,7 +243,7 @@ def check_names(metrics: Mapping[str, float]) -> None:
 
 
 def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of all parts; raises `ValueError` if two have a name, because one of the quantities would be lost."""
+    """The metrics of all parts; raises `ValueError` if two share a name, because one would be lost."""
     merged: dict[str, float] = {}
     for part in parts:
         twice = sorted(merged.keys() & part.keys())

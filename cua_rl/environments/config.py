@@ -14,7 +14,7 @@ class TimeLimits:
     setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=AT_MOST_A_DAY)
     turn_timeout_s: float = setting(
         300.0,
-        "limit for the device's time in one turn, and for a model server without a new token; exceeding it is a fault",
+        "limit for the device's time in a turn, and for a model server that samples no token; exceeding it is a fault",
         within=AT_MOST_A_DAY,
     )
     task_timeout_s: float = setting(
@@ -36,8 +36,8 @@ class DeviceConfig(TimeLimits):
     )
     coordinate_mode: Literal["direct", "gbox"] = setting(
         "direct",
-        "direct: the model outputs coordinates, as agent.action_format has them; gbox: it describes elements, which "
-        "GBox's coordinate model locates",
+        "direct: the model outputs coordinates, in the form of agent.action_format; gbox: it describes elements, "
+        "which GBox's coordinate model locates",
     )
     gbox_screenshots: Literal["inline", "stored"] = setting(
         "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"

@@ -19,8 +19,8 @@ class JudgeConfig:
 
     mode: Literal["where_needed", "compare"] = setting(
         "where_needed",
-        "where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
-        "with the validators, which decide",
+        "where_needed: judge only tasks without a validator; compare: judge all tasks, to compare with the "
+        "validators, which still decide",
         for_group=True,
     )
     base_url: str | None = setting(
@@ -52,8 +52,8 @@ class JudgeConfig:
     )
     min_precision: float | None = setting(
         None,
-        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this, as "
-        "recorded and with as many failures as successes; None only warns if there is no calibration",
+        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this, both "
+        "as recorded and with as many failures as successes; None only warns if there is no calibration",
         within=(0.0, 1.0),
     )
     calibration: str | None = setting(

@@ -24,29 +24,29 @@ class Assumptions:
     """Durations and lengths; None is what the recorded run says, or without one the value in brackets."""
 
     num_turns: float | None = setting(None, "turns of a rollout, mean [half of max_turns]", at_least=1)
-    start_s: float | None = setting(None, "from the lease of a device to the first turn [5]", at_least=0)
-    device_s: float | None = setting(None, "action and screenshot between two turns, mean [2]", at_least=0)
+    start_s: float | None = setting(None, "seconds from the lease of a device to the first turn [5]", at_least=0)
+    device_s: float | None = setting(None, "mean seconds for action and screenshot between two turns [2]", at_least=0)
     device_sigma: float | None = setting(
         None,
-        "standard deviation of the logarithm of device_s; 1 means that one in a thousand takes 13 times the mean [1]",
+        "standard deviation of the logarithm of device_s; with 1, one in a thousand takes 13 times the mean [1]",
         at_least=0,
     )
-    end_s: float | None = setting(None, "from the last answer to the reward [1]", at_least=0)
+    end_s: float | None = setting(None, "seconds from the last answer to the reward [1]", at_least=0)
     screen_kb: float | None = setting(
-        None, "KB of a screenshot, for controller_s; recorded runs have their own [300, as of 1080x2400]", at_least=0
+        None, "KB of a screenshot, for controller_s; taken from recorded runs [300, as of 1080x2400]", at_least=0
     )
     controller_s: float | None = setting(
         None,
-        "processor time of the controller per turn [by screen_kb and tokens; of a run on a CPU, in the others]",
+        "processor time of the controller per turn [by screen_kb and tokens; on a CPU, part of the others]",
         at_least=0,
     )
     constant_group_frac: float | None = setting(
-        None, "groups whose rollouts all succeed or all fail, so that nothing is trained on them [0.3]", at_least=0
+        None, "share of groups whose rollouts all succeed or all fail, on which nothing is trained [0.3]", at_least=0
     )
-    save_s: float | None = setting(None, "the trainer writes the adapter [1]", at_least=0)
-    publish_s: float | None = setting(None, "the servers load and prove the adapter [3]", at_least=0)
+    save_s: float | None = setting(None, "seconds in which the trainer writes the adapter [1]", at_least=0)
+    publish_s: float | None = setting(None, "seconds in which the servers load and verify the adapter [3]", at_least=0)
     screen_tokens: int | None = setting(
-        None, "tokens of a screenshot; None is 1080x2400, scaled to server.max_pixels", at_least=1
+        None, "tokens of a screenshot; None assumes 1080x2400, scaled to server.max_pixels", at_least=1
     )
     text_tokens: int = setting(60, "other prompt tokens that a turn adds", at_least=0)
     sampled_tokens: int = setting(150, "tokens that the model samples in a turn", at_least=1)
@@ -88,13 +88,13 @@ class PlanConfig(CLIConfig):
     gpus: str | None = setting(
         None,
         "GPUs of server and trainer together: their number (up to 64) and kind, such as 8xh100: l4, a10g, rtx4090, "
-        "l40s, a100, h100, h200 or b200; None is those of the recorded run",
+        "l40s, a100, h100, h200 or b200; None uses those of the recorded run",
     )
     from_run: list[str] | None = setting(
         None,
-        "folders of recorded runs: settings are those of the first, speeds and durations are measured in all of them",
+        "folders of recorded runs: settings are taken from the first, speeds and durations from all of them",
     )
-    gpu_usd_per_hour: float | None = setting(None, "price of a GPU; None is an assumption by kind", at_least=0)
+    gpu_usd_per_hour: float | None = setting(None, "price of a GPU; None assumes a price by kind", at_least=0)
     device_usd_per_hour: float = setting(0.0, "price of a device", at_least=0)
     plot: Path | None = setting(Path("plan.png"), "file for the plot; None writes none")
     json: Path | None = setting(None, "file for all figures; None writes none")

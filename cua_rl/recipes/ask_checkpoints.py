@@ -32,16 +32,14 @@ class AskConfig:
 
     log_path: Path = chz.field(doc="folder of a run of recipes.train")
     rollout_id: str = chz.field(doc="rollout with the turn; a prefix of its id is enough")
-    turn: int | None = setting(None, "turn to ask about, counted from 1 as in the monitor; None asks about every turn")
+    turn: int | None = setting(None, "turn to answer, counted from 1 as in the monitor; None answers every turn")
     checkpoints: list[str] = setting(
-        doc="what is asked: base, steps of the run, and adapters of others (a folder, a run, or run@step); [] asks the "
-        "base model and every checkpoint of the run",
+        doc="checkpoints that answer: base, steps of the run, and adapters of other runs (a folder, a run, or "
+        "run@step); [] is the base model and every checkpoint of the run",
         factory=list[str],
     )
-    num_samples: int = setting(4, "answers of each to a turn", at_least=1)
-    model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, if it is not where the run found it"
-    )
+    num_samples: int = setting(4, "answers of each checkpoint to a turn", at_least=1)
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
     base_url: str | None = setting(
         None, "URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
     )

@@ -49,9 +49,9 @@ class CalibrateConfig:
     )
     seed: int = setting(0, "seed of that random choice", at_least=0)
     log_dir: str | None = setting(
-        None, "folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
+        None, "folder in whose judge_calibrations the results are written, where training finds them; None is ./runs"
     )
-    out: str | None = setting(None, "file for the record, instead of that folder")
+    out: str | None = setting(None, "file for the results, instead of that folder")
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
 
     @chz.validate

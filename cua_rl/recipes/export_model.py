@@ -38,14 +38,12 @@ class ExportModelConfig:
     out: Path = chz.field(doc="folder to write; must not exist")
     step: int | None = setting(None, "checkpoint to export, by its step; None is the newest")
     kind: ExportKind = setting(
-        "merged", "merged: the whole model, the adapter added to the weights; adapter: the LoRA adapter alone"
+        "merged", "merged: the whole model, with the adapter merged into the weights; adapter: the LoRA adapter alone"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "merged: precision of the written weights; auto is the base model's"
     )
-    model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, if it is not where the run found it"
-    )
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

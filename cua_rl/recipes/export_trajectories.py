@@ -31,7 +31,7 @@ class ExportTrajectoriesConfig:
     run: str = chz.field(
         doc="folder of a run (folder@model of an evaluation), or name or number of a run in DATABASE_URL"
     )
-    out: str = setting("trajectories", "folder to write; it must not exist or be empty")
+    out: str = setting("trajectories", "folder to write; it must be empty or not exist")
     format: Literal["huggingface", "atif"] = setting(
         "huggingface", "huggingface: Parquet files that `datasets` reads; atif: a JSON file per rollout, and images"
     )

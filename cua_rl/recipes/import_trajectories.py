@@ -49,40 +49,40 @@ class ImportTrajectoriesConfig:
     """Read trajectories into a new run."""
 
     path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
-    log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
-    format: Format | None = setting(None, "files of others: their format; None detects it for each trajectory")
+    log_path: str = chz.field(doc="folder of the new run; it must be empty or not exist")
+    format: Format | None = setting(None, "external files: their format; None detects it for each trajectory")
     device: DeviceKind | None = setting(
         None,
-        "files of others: the kind of device, which decides what actions are taught; None reads it in the file",
+        "external files: kind of device, which decides which actions are taught; None reads it from the file",
     )
     display: str | None = setting(
         None,
-        "files of others: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
-        "thousandths; None is what the file says, or the screenshot's",
+        "external files: size of the display that coordinates refer to, such as 1280x800, or 1000x1000 for "
+        "thousandths; None uses the file's, else the screenshot's",
     )
     wheel_click_px: float = setting(
         WHEEL_CLICK_PX,
-        "files of others: pixels that one click of the mouse wheel scrolled, where distances are in clicks",
+        "external files: pixels per click of the mouse wheel, where distances are in clicks",
         within=(0, 10_000),
     )
     model_name: str | None = setting(
         None,
-        "files of others: folder or hub id of the model whose tokens they are recorded in; None uses the included "
+        "external files: folder or hub id of the model in whose tokens rollouts are recorded; None uses the included "
         "tiny model",
     )
     max_pixels: int | None = setting(
         None,
-        "files of others: maximum pixels of a screenshot as the model sees it, max_pixels of recipes.sft; None is "
+        "external files: maximum pixels of a screenshot as the model sees it, as max_pixels of recipes.sft; None is "
         "the model's limit",
         at_least=4096,
     )
     unreadable: Literal["stop", "skip"] = setting(
-        "stop", "files of others: what to do about a trajectory with an action or image that cannot be read"
+        "stop", "external files: what to do about a trajectory with an action or image that cannot be read"
     )
-    limit: int | None = setting(None, "files of others: maximum number of trajectories to import", at_least=1)
+    limit: int | None = setting(None, "external files: maximum number of trajectories to import", at_least=1)
     samples: int = setting(
         12,
-        "files of others: number of screenshots to draw with their actions, in samples/ of the new run: look at them "
+        "external files: number of screenshots to draw with their actions, in samples/ of the new run; look at them "
         "before training",
         at_least=0,
     )

@@ -28,7 +28,7 @@ class NewEnvironmentConfig:
     """Write the skeleton of an environment of your own."""
 
     name: str = chz.field(doc="name of the environment, its module and its task source, such as my_app")
-    folder: str | None = setting(None, "folder to write, which must not exist or be empty; None is ./<name>")
+    folder: str | None = setting(None, "folder to write; it must be empty or not exist; None is ./<name>")
 
 
 async def cli_main(config: NewEnvironmentConfig) -> None:

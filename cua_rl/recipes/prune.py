@@ -43,8 +43,8 @@ class PruneConfig:
     )
     keep: Keep = setting(
         "failures",
-        "failures: rollouts without success keep theirs; successes: those with success do, for recipes.sft; none: all "
-        "rollouts are pruned",
+        "failures: failed rollouts keep their screenshots; successes: successful ones do, for recipes.sft; none: no "
+        "rollout does",
     )
     older_than_days: float | None = setting(None, "prune only rollouts that ended longer ago", at_least=0.0)
     before_step: int | None = setting(
@@ -53,11 +53,11 @@ class PruneConfig:
     rollouts: Literal["keep", "delete"] = setting(
         "keep", "keep: only screenshots are removed; delete: whole rollouts, with turns, tokens and rewards"
     )
-    dry_run: bool = setting(True, "say what would be removed, and change nothing")
+    dry_run: bool = setting(True, "print what would be removed, and change nothing")
     shrink: bool = setting(
         False,
-        "then return the space to the file system, instead of leaving it for new rows; needs as much free space as is "
-        "left, and a moment in which no run uses the database",
+        "then return the space to the file system, instead of leaving it for new rows; needs as much free space as "
+        "the remaining rows take, and no run may use the database meanwhile",
     )
 
     @chz.validate

@@ -33,23 +33,21 @@ class RecoverConfig:
     log_path: Path = chz.field(doc="folder of a run of recipes.train")
     by: str | None = setting(
         None,
-        "who goes on: base, a step of the run, or an adapter of another (a folder, a run, or run@step); None is the "
-        "run's newest checkpoint",
+        "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
+        "the run's newest checkpoint",
     )
     num_rollouts: int = setting(16, "failed rollouts to recover from, the latest first, one of each group", at_least=1)
-    num_turns: int = setting(3, "turns of each from which is gone on, until one is found, the last first", at_least=1)
-    num_siblings: int = setting(4, "rollouts that go on from a turn", at_least=1)
+    num_turns: int = setting(3, "turns of each to go on from until a sibling succeeds, the last first", at_least=1)
+    num_siblings: int = setting(4, "rollouts that go on from each of these turns", at_least=1)
     max_turns: int | None = setting(
-        None, "maximum turns, those that are repeated included; None is as many as a rollout was allowed", at_least=1
+        None, "maximum turns, including repeated ones; None is as many as the rollout was allowed", at_least=1
     )
-    max_concurrent_rollouts: int = setting(16, "rollouts, and their devices, at a time", at_least=1)
+    max_concurrent_rollouts: int = setting(16, "most rollouts and devices at a time", at_least=1)
     seed: int = setting(0, "seed of the answers", at_least=0)
     demonstrations: Path | None = setting(
-        None, "folder of rollouts that were taken over, to which these are added; None is <log_path>-demonstrations"
+        None, "folder of demonstrations, to which these rollouts are added; None is <log_path>-demonstrations"
     )
-    model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, if it is not where the run found it"
-    )
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
     base_url: str | None = setting(
         None, "URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
     )

@@ -43,13 +43,11 @@ class ReplayConfig:
     log_path: Path = chz.field(doc="folder of a run of recipes.train")
     step: int = chz.field(doc="training step, counted from 1")
     what_if: list[dict[str, object]] = setting(
-        doc="train on the same data with other settings, each time those of one entry: of loss and adam, and "
+        doc="settings with which to repeat the step, one dictionary for each trial: those of loss and adam, and "
         "learning_rate, advantages, kl_penalty_coef, num_substeps",
         factory=list,
     )
-    model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, if it is not where the run found it"
-    )
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
 
 
 async def cli_main(config: ReplayConfig, environ: Mapping[str, str] = os.environ) -> None:

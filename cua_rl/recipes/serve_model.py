@@ -42,12 +42,12 @@ class ServeModelConfig:
     """Serve a model to runs on other hosts."""
 
     model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
-    host: str = setting("127.0.0.1", "address of this host to listen on; choose that of the network of the runs")
+    host: str = setting("127.0.0.1", "address of this host to listen on; choose one in the network of the runs")
     lora_rank: int = setting(32, "largest lora_rank of the runs", at_least=1)
     num_replicas: int | None = setting(
         None,
-        "servers on nodes of the Ray cluster at RAY_ADDRESS, each with server.tensor_parallel GPUs and a port of its "
-        "own, from server.port; None serves on this host",
+        "servers on nodes of the Ray cluster at RAY_ADDRESS, each with server.tensor_parallel GPUs and its own port, "
+        "from server.port on; None serves on this host",
         at_least=1,
     )
     server: ServerConfig = chz.field(default_factory=ServerConfig)

@@ -42,26 +42,26 @@ class MonitorConfig:
         "database URL (put one with a password into DATABASE_URL), folder of a run, or folder of runs; None is the "
         "database of the environment, else ./runs",
     )
-    host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")
+    host: str = setting("127.0.0.1", "address to listen on; except on loopback, reading needs a token")
     port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one")
     public_url: str | None = setting(
         None,
-        "address under which a proxy serves the monitor, such as https://monitor.example; reading then needs a token, "
-        "and with https the cookies of browsers are for https only",
+        "address at which a proxy serves the monitor, such as https://monitor.example; reading then needs a token, "
+        "and with https, browsers send cookies over https only",
     )
     create_project: str | None = setting(
         None, "create a project with this name, or a new token for it, print the token and exit"
     )
     alerts_webhook: str | None = setting(
         None,
-        "address to which alerts of runs are posted as JSON, of Slack or the like; it is a secret, so put it into "
-        "MONITOR_ALERTS_WEBHOOK",
+        "webhook of Slack or the like to which alerts of runs are posted as JSON; the address is a secret, so put it "
+        "into MONITOR_ALERTS_WEBHOOK",
     )
     results_dir: str | None = setting(
-        None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
+        None, "folder below which to look for results.json files of recipes.evaluate; None is the source or ./runs"
     )
     prices: str | None = setting(
-        None, "TOML file with prices, such as gpu_hour (docs/monitor.md); without it, costs are shown without money"
+        None, "TOML file with prices, such as gpu_hour (docs/monitor.md); without it, costs are not shown in US dollars"
     )
 
     @chz.validate

@@ -71,19 +71,19 @@ class ServeTinkerConfig:
     """Serve a model to programs that use the Tinker SDK."""
 
     model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
-    host: str = setting("127.0.0.1", "address to listen on; nothing is encrypted, so put a proxy before others")
+    host: str = setting("127.0.0.1", "address to listen on; nothing is encrypted: beyond loopback, use a proxy")
     port: int = setting(8300, "port to listen on, 0 for a free one", at_least=0)
     new_key: str | None = setting(
-        None, "make and print a key with this name; the first one is made and printed without it"
+        None, "make and print a key with this name; the service makes and prints its first key without it"
     )
     lora_rank: int = setting(32, "largest rank of an adapter", at_least=1)
     max_models: int = setting(
-        4, "models in the trainer at a time; of more, the least recently used one makes room", at_least=1
+        4, "models in the trainer at a time; for another, the least recently used one leaves", at_least=1
     )
     log_path: str | None = setting(
         None, "folder of the service, with its checkpoints; None is a folder in ./runs named after the model"
     )
-    base_url: str | None = setting(None, "addresses of model servers that run already (docs/more_machines.md)")
+    base_url: str | None = setting(None, "addresses of running model servers (docs/more_machines.md)")
     server: ServerConfig = chz.field(default_factory=ServerConfig)
     trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
 

@@ -35,18 +35,16 @@ class TakeOverConfig:
     turn: int = setting(1, "first turn that is not repeated, counted from 1 as in the monitor", at_least=1)
     by: str | None = setting(
         None,
-        "who goes on: base, a step of the run, or an adapter of another (a folder, a run, or run@step); None is you, "
-        "at this terminal",
+        "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
+        "you, at this terminal",
     )
     demonstrations: Path | None = setting(
-        None, "folder of rollouts that were taken over, to which this one is added; None is <log_path>-demonstrations"
+        None, "folder of demonstrations, to which this rollout is added; None is <log_path>-demonstrations"
     )
     max_turns: int | None = setting(
-        None, "maximum turns, those that are repeated included; None is as many as the rollout was allowed", at_least=1
+        None, "maximum turns, including repeated ones; None is as many as the rollout was allowed", at_least=1
     )
-    model_name: str | None = setting(
-        None, "base model, a folder or a name on the hub, if it is not where the run found it"
-    )
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
     base_url: str | None = setting(
         None, "by=...: URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
     )

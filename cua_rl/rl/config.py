@@ -38,7 +38,7 @@ class CurriculumSettings:
     """Which tasks are sampled, and what happens to groups without a signal (docs/learning.md)."""
 
     task_sampling: Literal["uniform", "success_rate"] = setting(
-        "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"
+        "uniform", "how tasks are sampled: uniform; success_rate: less often if they are always or never solved"
     )
     refill_groups: bool = setting(
         False, "replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards"
@@ -58,25 +58,25 @@ class CreditSettings:
 
     turn_weight: float = setting(
         0.5,
-        "advantages=state_groups and turn_returns: weight of a turn's own comparison, from 0, which is the rollout's "
-        "(leave_one_out), to 1",
+        "advantages=state_groups and turn_returns: weight of the comparison of turns, from 0 (only the rollout's "
+        "advantage, leave_one_out) to 1",
         at_least=0.0,
     )
     discount: float = setting(
         1.0,
-        "state_groups and turn_returns: factor per turn on what is earned later; below 1 the gradient is biased "
-        "towards what is earned soon",
+        "state_groups and turn_returns: discount per turn on later rewards; below 1 the gradient is biased towards "
+        "early rewards",
         within=(0.0, 1.0),
     )
     moving_top: float | None = setting(
         None,
-        "state_groups: share of a screenshot's height, from the top, that changes by itself, such as a status bar with "
-        "a clock, and is not compared; None: 0.06 on real Android devices, else 0",
+        "state_groups: share of a screenshot's height, from the top, that is not compared because it changes by "
+        "itself, such as a status bar with a clock; None is 0.06 on real Android devices, else 0",
         at_least=0.0,
     )
     milestone_reward: float = setting(
         0.0,
-        "what reaching all milestones of a task adds to its reward, each once, at the turn that reached it first; "
+        "reward added for reaching all milestones of a task; each counts once, at the turn that first reaches it; "
         "above 0 they are checked after every turn",
         at_least=0.0,
     )
@@ -95,7 +95,7 @@ class EvaluationSettings:
     num_eval_rollouts: int = setting(64, "held-out task instances per evaluation", at_least=1)
     eval_attempts: int = setting(1, "rollouts of each held-out task instance, for pass@k", at_least=1)
     eval_temperature: float | None = setting(
-        None, "sampling temperature during evaluation, 0 for greedy; None uses the training temperature", at_least=0.0
+        None, "sampling temperature during evaluation; 0 for greedy; None uses the training temperature", at_least=0.0
     )
     skip_baseline: bool = setting(False, "skip the evaluation before training")
 

@@ -34,14 +34,14 @@ class BranchingSettings:
 
     num_siblings: int = setting(
         0,
-        "rollouts that go on from a turn of another rollout of the group, for each that has such siblings; they count "
-        "in group_size; needs advantages=leave_one_out; 0: none",
+        "siblings of a parent: rollouts that go on from one of its turns; they count in group_size; needs "
+        "advantages=leave_one_out; 0: none",
         at_least=0,
     )
     at: ForkRule = setting(
         "random_turn",
-        "where they go on, by the group's rollouts without siblings: random_turn: a random turn of these; "
-        "highest_entropy: the turn at which the sampled answers of these were least likely on average",
+        "fork turn, by the group's rollouts without siblings: random_turn: a random turn of these; highest_entropy: "
+        "the turn at which their sampled answers were least likely on average",
     )
 
     def num_parents(self, group_size: int) -> int:

@@ -32,8 +32,8 @@ class EvaluateConfig(RolloutConfig):
 
     # Models
     models: Models = setting(
-        doc="models to compare; the others are tested against the first: a name each, and model_name and "
-        "adapter (a folder, a run, or run@step), or base_url, model, api, api_key_env and extra",
+        doc="models to compare; each is tested against the first one. An entry has a name, and model_name and adapter "
+        "(a folder, a run, or run@step), or base_url, model, api, api_key_env and extra",
         factory=lambda: [{"name": "base"}],
     )
 

@@ -61,7 +61,7 @@ class AgentSettings:
         (), "names of environment variables that such a command gets in addition to PATH, language and time zone"
     )
     url: str | None = setting(
-        None, "agent=external: address of a server that receives each rollout and responds when it is done"
+        None, "agent=external: address of a server that receives each rollout and responds when the rollout is done"
     )
     harness_command: str | None = setting(
         None, "agent=harness: command that runs a whole rollout and reports its score (docs/agents.md)"
@@ -102,7 +102,7 @@ class GatewaySettings:
         None, "URL for agents on other machines, such as http://trainer:8100; None is the listening address"
     )
     allowed_media_domains: list[str] = setting(
-        doc="hosts from which screenshots are fetched that agents send as links", factory=list[str]
+        doc="hosts from which screenshots that agents send as links are fetched", factory=list[str]
     )
 
 
@@ -131,7 +131,7 @@ class RunConfig:
     )
     machine: str | None = setting(
         None,
-        "dry_run: estimate the memory for this machine instead, number of GPUs x GiB of each, such as 4x80",
+        "dry_run: estimate the memory for another machine: number of GPUs x GiB of each, such as 4x80",
         per_attempt=True,
     )
 
@@ -161,7 +161,7 @@ class RolloutConfig(RunConfig):
     )
     reward_clip: float | None = setting(
         None,
-        "bound on the absolute value of rewards, so that a single outlier does not decide a step; None leaves them",
+        "bound on the absolute value of rewards, so that a single outlier does not dominate a step; None sets no bound",
         within=(0.0, MAX_REWARD),
     )
     max_concurrent_rollouts: int = setting(

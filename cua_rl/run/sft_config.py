@@ -54,16 +54,16 @@ class SftConfig(LearningConfig, RunConfig):
         None, "rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
     )
     run_steps: int | None = setting(
-        None, "rollouts: use only rollouts of the run's first steps, this many; None uses all", at_least=1
+        None, "rollouts: number of the run's first steps whose rollouts are used; None uses all", at_least=1
     )
     max_per_task: int | None = setting(
         None, "rollouts: maximum rollouts per task template, chosen by seed; None uses all", at_least=1
     )
-    num_eval_conversations: int = setting(32, "conversations held out to measure the loss, 0 for none", at_least=0)
+    num_eval_conversations: int = setting(32, "conversations held out to measure the loss; 0 for none", at_least=0)
     num_eval_actions: int = setting(
         0,
-        "maximum held-out steps whose greedy answers, by a model server beside the trainer, are compared with the "
-        "recorded actions; 0 for none",
+        "maximum number of held-out turns that a model server beside the trainer answers greedily, for comparison "
+        "with the recorded actions; 0 for none",
         at_least=0,
     )
     max_steps: int | None = setting(
@@ -75,8 +75,8 @@ class SftConfig(LearningConfig, RunConfig):
     )
     max_pixels: int | None = setting(
         None,
-        "maximum pixels of a screenshot as the model sees it: server.max_pixels of the run that was recorded, or that "
-        "follows; None is the model's limit",
+        "maximum pixels of a screenshot as the model sees it: server.max_pixels of the recorded run, or of the run "
+        "that follows; None is the model's limit",
         at_least=4096,
     )
 

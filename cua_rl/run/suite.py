@@ -46,16 +46,16 @@ def suite_presets(given: Given) -> Given:
 class SuiteConfig(EvaluateConfig):
     """Compare a checkpoint with the last one accepted, on pinned tasks."""
 
-    fall: float = setting(0.1, "fall of the success rate that must be found", within=(0.0, 1.0))
-    power: float = setting(0.8, "probability with which such a fall is found, at least", within=(0.0, 1.0))
-    false_alarms: float = setting(0.05, "probability of an alarm without any fall, at most", within=(0.0, 1.0))
+    fall: float = setting(0.1, "fall of the success rate that the suite must find", within=(0.0, 1.0))
+    power: float = setting(0.8, "minimum probability of finding such a fall", within=(0.0, 1.0))
+    false_alarms: float = setting(0.05, "maximum probability of an alarm without any fall", within=(0.0, 1.0))
     churn: float = setting(
         0.1,
-        "tasks whose outcome changes from one checkpoint to the next without a fall, half of them for the better, as a "
-        "share of all: the power depends on it",
+        "share of tasks whose outcome changes from one checkpoint to the next without a fall, half of them for the "
+        "better; the power depends on it",
         within=(0.0, 1.0),
     )
-    accept: bool = setting(False, "without an alarm, accept the checkpoint; the first one always is")
+    accept: bool = setting(False, "accept the checkpoint unless there is an alarm; the first one is always accepted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class MonitorSettings:
     project_id: str | None = setting(None, "project on the remote monitor, for links; also PROJECT_ID")
     project_token: str | None = setting(
         None,
-        "token of that project, never stored; set MONITOR_PROJECT_TOKEN in the environment, or project_token_file=PATH",
+        "token of that project, never stored; set MONITOR_PROJECT_TOKEN in the environment or project_token_file=PATH",
     )
 
 
@@ -86,8 +86,8 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
     training: Literal["local", "tinker"] = setting(
         "local",
-        "what trains and samples: local: this machine, or servers and nodes of its own; tinker: the Tinker service at "
-        "base_url, or TINKER_BASE_URL (docs/more_machines.md)",
+        "where the model trains and samples: local: on this machine, or on your own servers and nodes; tinker: on the "
+        "Tinker service at base_url or TINKER_BASE_URL (docs/more_machines.md)",
     )
     tinker_api_key: str | None = setting(
         None,
@@ -106,8 +106,8 @@ class CLIConfig(LoopConfig, RolloutConfig):
     )
     rollout_workers: int = setting(
         0,
-        "actors of the Ray cluster at RAY_ADDRESS, or of one on this machine, that operate devices and agents, each a "
-        "share of max_concurrent_rollouts; with 0 the run itself does (docs/more_machines.md)",
+        "processes that operate devices and agents, on the Ray cluster at RAY_ADDRESS or on this machine, each with a "
+        "share of max_concurrent_rollouts; 0: the run itself does so (docs/more_machines.md)",
         at_least=0,
     )
 

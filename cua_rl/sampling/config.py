@@ -27,10 +27,10 @@ class ServerConfig:
         None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
     )
     max_num_seqs: int | None = setting(
-        None, "maximum batch size, requests; None is 128, or as many as the KV cache holds halfway through", at_least=1
+        None, "maximum batch size, requests; None is 128, or what fits into the KV cache halfway through", at_least=1
     )
     max_images: int | None = setting(
-        None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
+        None, "maximum screenshots per prompt; None computes it from history and turns", at_least=1
     )
     max_pixels: int | None = setting(
         None,
@@ -39,10 +39,10 @@ class ServerConfig:
         at_least=4096,
     )
     gpus: tuple[int, ...] | None = setting(
-        None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
+        None, "GPUs, such as 0,1; None uses about half of several GPUs, in an evaluation all of them"
     )
     tensor_parallel: int | None = setting(
-        None, "GPUs per copy of the model; None is as few as hold the model and a KV cache", at_least=1
+        None, "GPUs per copy of the model; None uses as few as can hold the model and a KV cache", at_least=1
     )
     gpu_memory_utilization: float | None = setting(
         None, "fraction of GPU memory; None is 0.85, or what the trainer leaves of a shared GPU", within=(0.0, 1.0)
@@ -52,11 +52,11 @@ class ServerConfig:
     )
     start_timeout_s: float | None = setting(
         None,
-        "limit for the start, which loads the weights and compiles; None is 600 s and a second per 50 MB of weights",
+        "limit for the start, which loads the weights and compiles; None is 600 s plus a second per 50 MB of weights",
         within=AT_MOST_A_DAY,
     )
     vllm_args: str = setting(
-        "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"
+        "", "additional options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"
     )
 
     model_path: Path = setting(Path(), "folder of the base model", by_run=True)

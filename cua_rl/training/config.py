@@ -59,8 +59,8 @@ class TrainerConfig:
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: tuple[LoraModule, ...] = setting(
         ("language",),
-        "parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
-        "does not apply them (docs/models.md)",
+        "parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server does "
+        "not apply one (docs/models.md)",
     )
     loader: Loader = setting("hf", "what loads the model: hf (Transformers), or unsloth on a GPU (docs/models.md)")
     kernels: Kernels = setting(
@@ -73,10 +73,10 @@ class TrainerConfig:
         None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
     )
     gradient_checkpointing: bool | None = setting(
-        None, "save memory by recomputing activations; None: only if they would not fit"
+        None, "save memory by recomputing activations; None: only if they would not fit otherwise"
     )
     gpus: tuple[int, ...] | None = setting(
-        None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
+        None, "GPUs, such as 2,3; None uses those that vLLM does not use; a single GPU is shared"
     )
     num_processes: int | None = setting(
         None, "data-parallel processes (of each node); None is one per GPU of the trainer, one without GPUs", at_least=1
@@ -84,26 +84,26 @@ class TrainerConfig:
     num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", at_least=1)
     sharding: Sharding | None = setting(
         None,
-        "weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
-        "each of trainer.num_nodes holds all shards; offload: one layer at a time, from main memory; None is the "
-        "first of none, full and offload that fits, and none with trainer.num_nodes",
+        "weights on each GPU: none: all of them; full: a shard of each layer (FSDP); hybrid: the same, but each of "
+        "trainer.num_nodes nodes holds all shards; offload: one layer at a time, from main memory; None is the first "
+        "of none, full and offload that fits, or none with trainer.num_nodes",
     )
     vision_cache_gib: float | None = setting(
         None,
         "maximum main memory of each process for cached screenshot features, so that each screenshot is encoded once "
-        "per step; None is 2, or on GPUs what a step's screenshots take, if there is room",
+        "per step; None is 2, or on GPUs as much as a step's screenshots need, if there is room",
         at_least=0.0,
     )
     context_parallel: int = setting(
-        1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
+        1, "processes that share each row, for sequences too long for one; must divide their number", at_least=1
     )
     num_nodes: int | None = setting(
         None, "nodes of a Ray cluster that train (docs/more_machines.md); None trains on this machine", at_least=1
     )
     max_restarts: int = setting(
         2,
-        "start the trainer again after one of its processes died, at most this many times for one request; 0 ends "
-        "the run",
+        "restarts of the trainer after one of its processes dies, at most this many for one request; 0 ends the run "
+        "instead",
         at_least=0,
     )
     parity_limit: float | None = setting(
@@ -142,7 +142,7 @@ class LossConfig:
 
     name: LossName = setting(
         "importance_sampling",
-        "policy loss (python -m cua_rl.recipes.sft imitates)",
+        "policy loss (to imitate, use python -m cua_rl.recipes.sft)",
         for_group=True,
         not_offered=("cross_entropy",),
     )
@@ -224,10 +224,10 @@ class CheckpointSettings:
     """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
 
     save_every_epochs: int = setting(
-        0, "passes over the training tasks or data between additional checkpoints, 0 for none", at_least=0
+        0, "passes over the training tasks or data between additional checkpoints; 0 for none", at_least=0
     )
-    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
-    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
+    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk; 0 for all", at_least=0)
+    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this; 0 for none", at_least=0)
     resume_step: int | None = setting(
         None,
         "resume after this step, with its weights, optimizer and settings; later steps and checkpoints are deleted; "
@@ -237,7 +237,7 @@ class CheckpointSettings:
     )
     resume_with: Literal["same", "changes"] = setting(
         "same",
-        "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may have others, and then begins a "
+        "same: a resumed run keeps tasks, evaluation, loss and reward; changes: it may change them, and then begins a "
         "new curve with its own baseline",
         per_attempt=True,
     )
@@ -249,7 +249,7 @@ class LearningConfig:
 
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
     load_checkpoint_path: str | None = setting(
-        None, "folder weights/<step> of an earlier run, or run@step: start from its weights with a fresh optimizer"
+        None, "folder weights/<step> of an earlier run, or run@step, to start from with a fresh optimizer"
     )
     seed: int = setting(0, "seed of the order of tasks or data, task instances and initial adapter weights", at_least=0)
     learning_rate: float = setting(
@@ -262,8 +262,8 @@ class LearningConfig:
     log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs", per_attempt=True)
     wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
     wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
-    eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
-    save_every: int = setting(10, "steps between checkpoints that stay, 0 keeps only the last", at_least=0)
+    eval_every: int = setting(10, "steps between evaluations; 0 evaluates only before and after training", at_least=0)
+    save_every: int = setting(10, "steps between checkpoints that stay; 0 keeps only the last one", at_least=0)
     adam: OptimConfig = chz.field(default_factory=OptimConfig)
     trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
