@@ -23,9 +23,9 @@ type Amount = {
 };
 
 const AMOUNTS: readonly Amount[] = [
-  { label: "GPU time", hint: "of the run's GPUs while its steps and evaluations were at work, shared in proportion to the time of requests to the model", of: (cost) => cost.gpu_s, format: formatDuration, usd: ["gpu"] },
-  { label: "Device time", hint: "that rollouts had their devices for", of: (cost) => cost.device_s, format: formatDuration, usd: ["device"] },
-  { label: "Requests", hint: "duration of all requests to the model server, of which many overlap", of: (cost) => cost.sampling_s, format: formatDuration, usd: [] },
+  { label: "GPU time", hint: "of the run's GPUs while its steps and evaluations were in progress, shared in proportion to the time of requests to the model", of: (cost) => cost.gpu_s, format: formatDuration, usd: ["gpu"] },
+  { label: "Device time", hint: "time for which rollouts had their devices", of: (cost) => cost.device_s, format: formatDuration, usd: ["device"] },
+  { label: "Requests", hint: "duration of all requests to the model server, many of which overlap", of: (cost) => cost.sampling_s, format: formatDuration, usd: [] },
   { label: "Prompt tokens", hint: "images included; in brackets those that were found in the prefix cache", of: (cost) => cost.prompt_tokens, format: formatNumber, usd: ["prompt", "cached"] },
   { label: "Sampled tokens", hint: "that the model wrote", of: (cost) => cost.sampled_tokens, format: formatNumber, usd: ["sampled"] },
   { label: "Trained tokens", hint: "sampled tokens that were trained on", of: (cost) => cost.trained_tokens, format: formatNumber, usd: ["trained"] },
@@ -54,7 +54,7 @@ function CostStats({ cost, children }: { cost: Cost; children?: ReactNode }) {
         ))}
         {children}
       </dl>
-      {!priced && <p className="faint chart-note">Amounts without money: start the monitor with <span className="mono">prices=FILE</span> to see what they cost.</p>}
+      {!priced && <p className="faint chart-note">Amounts without prices: start the monitor with <span className="mono">prices=FILE</span> to see what they cost.</p>}
       {cost.num_unpriced_judgements > 0 && <p className="faint chart-note">{cost.num_unpriced_judgements.toLocaleString("en-US")} judgements have no recorded cost, and no price for their model.</p>}
       {cost.num_open > 0 && <p className="faint chart-note">{cost.num_open.toLocaleString("en-US")} rollouts still run, or were recorded without what they used; they count nothing yet.</p>}
     </>
@@ -107,7 +107,7 @@ export function SetCosts({ set }: { set: URLSearchParams }) {
     <Loaded query={query} height={420}>
       {({ cost, tasks, num_tasks, steps, num_steps }) =>
         cost.num_rollouts === 0 ? (
-          <Empty title="No rollout"><p>No rollout of these runs fits; remove a part of the filter.</p></Empty>
+          <Empty title="No rollout"><p>No rollout of these runs matches; remove a part of the filter.</p></Empty>
         ) : (
           <>
             <CostStats cost={cost} />

@@ -195,7 +195,7 @@ function Listed({ list, view }: { list: URLSearchParams; view: View }) {
       {(found) => {
         const items = [...before.items, ...found.items];
         const next = found.next_cursor;
-        if (items.length === 0) return <Empty title="No rollout"><p>No rollout of these runs fits; remove a part of the filter.</p></Empty>;
+        if (items.length === 0) return <Empty title="No rollout"><p>No rollout of these runs matches; remove a part of the filter.</p></Empty>;
         return (
           <Panel flush={view === ""}>
             {view === "" ? <SetTable items={items} /> : <div className="wall">{items.map((one) => <Card key={one.run_id + one.rollout_id} rollout={one} />)}</div>}

@@ -25,7 +25,7 @@ export function RunCharts({ run }: { run: Run }) {
             <Empty title={run.is_alive ? "No metrics yet" : "No metrics"}>
               <p>
                 {run.is_alive
-                  ? "The first figures appear here when the first step has ended. The Live tab shows what the rollouts do until then."
+                  ? "The first figures appear here when the first step has ended. The Live tab shows the rollouts until then."
                   : "The run ended before its first step or evaluation was complete."}
               </p>
             </Empty>

@@ -64,7 +64,7 @@ function rateText(rate: Rate): string {
 }
 
 function Verdict({ found }: { found: SetComparison }) {
-  if (found.difference === null) return <p className="dim">There is no difference to tell: one of the sets has no rollout with a verdict.</p>;
+  if (found.difference === null) return <p className="dim">There is no difference to compute: one of the sets has no rollout with a verdict.</p>;
   const isSure = found.low > 0 || found.high < 0;
   return (
     <p className="set-verdict" data-testid="difference">

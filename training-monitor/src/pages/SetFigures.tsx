@@ -20,7 +20,7 @@ type Props = { summary: SetSummary; set: URLSearchParams };
 
 /** A set of rollouts, counted; every bar, point and row leads to the smaller set that it stands for. */
 export function SetFigures({ summary, set }: Props) {
-  if (summary.num_rollouts === 0) return <Empty title="No rollout"><p>No rollout of these runs fits; remove a part of the filter.</p></Empty>;
+  if (summary.num_rollouts === 0) return <Empty title="No rollout"><p>No rollout of these runs matches; remove a part of the filter.</p></Empty>;
   const parts: readonly { title: string; counts: readonly Count[]; to: (name: string) => string; labels?: Record<string, string> }[] = [
     { title: "Verdicts", counts: summary.verdicts, to: (verdict) => narrowed(set, { verdict }), labels: VERDICTS },
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },

@@ -48,7 +48,7 @@ function Variants({ replay, runId }: { replay: Replay; runId: string }) {
   const widest = Math.max(1, ...replay.variants.map((one) => one.relative_norm ?? 0));
   const reach = Math.max(1e-12, ...replay.rollouts.flatMap((one) => one.changes.map((change) => Math.abs(change ?? 0))));
   return (
-    <div className="table-scroll" tabIndex={0} role="group" aria-label="The step in other ways">
+    <div className="table-scroll" tabIndex={0} role="group" aria-label="The step with other settings">
       <table className="data">
         <thead>
           <tr>

@@ -17,7 +17,7 @@ export function Branches({ rollout }: { rollout: Rollout }) {
   const fork = Math.max(0, ...tree.map((one) => one.fork_turn));
   if (tree.length < 2) return null;
   return (
-    <Panel title="Branches" actions={<span className="faint num">parted after turn {fork}</span>}>
+    <Panel title="Branches" actions={<span className="faint num">branched after turn {fork}</span>}>
       <dl className="facts" data-testid="branches">
         {tree.map((one) => (
           <div className="fact-pair" key={one.rollout_id}>

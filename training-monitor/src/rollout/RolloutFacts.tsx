@@ -30,7 +30,7 @@ export function RolloutFacts({ rollout, turn, reload }: { rollout: Rollout; turn
       </Panel>
       {rollout.judgement && <JudgementPanel judgement={rollout.judgement} />}
       <Notes of={{ runId: rollout.run_id, rolloutId: rollout.rollout_id, ...(turn === undefined ? {} : { turn }) }}>
-        {({ body, add, count }) => <Panel title={<>Notes {count > 0 && <span className="faint">{count}</span>}</>} actions={add}>{body || <p className="dim">No tag and no note yet.</p>}</Panel>}
+        {({ body, add, count }) => <Panel title={<>Notes {count > 0 && <span className="faint">{count}</span>}</>} actions={add}>{body || <p className="dim">No tags or notes yet.</p>}</Panel>}
       </Notes>
       <Panel title="Rollout">
         <dl className="facts">

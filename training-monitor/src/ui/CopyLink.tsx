@@ -29,7 +29,7 @@ export function CopyLink({ of }: { of: string }) {
         <Dialog label="Copy link" onClose={() => setShown(null)}>
           <div className="panel-body stack">
             <h2>Copy link</h2>
-            <p className="dim">The browser lets this page copy nothing. Ctrl C copies the address:</p>
+            <p className="dim">The browser does not let this page copy. Press Ctrl C to copy the address:</p>
             <input className="field" aria-label="Address" readOnly value={shown} onFocus={(event) => event.currentTarget.select()} />
             <div className="row"><button type="button" className="button" onClick={() => setShown(null)}>Close</button></div>
           </div>

@@ -315,7 +315,7 @@ export function FaultBoundsNote({ bounds }: { bounds: FaultBounds | null | undef
 export function LostNote({ rate }: { rate: Pick<Rate, "num_lost_tasks"> | null | undefined }) {
   if (!rate?.num_lost_tasks) return null;
   return (
-    <span className="warn nowrap" title="All attempts at them ended in faults: failed at the lower end of the interval, solved at the upper">
+    <span className="warn nowrap" title="All attempts at these tasks ended in faults: they count as failed at the lower end of the interval, as solved at the upper end">
       {plural(rate.num_lost_tasks, "task")} lost to faults
     </span>
   );
