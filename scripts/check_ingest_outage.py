@@ -35,15 +35,18 @@ from scripts.seed_monitor import MODEL, begin, run_source, train
 
 SAME = {
     "trainings": "SELECT run_name, status, total_steps, num_completed_steps FROM trainings",
-    "steps": "SELECT step, status, policy_version, trained_policy_version, num_datums, datums_sha256 FROM steps"
-    " ORDER BY 1",
+    "steps": "SELECT step, status, policy_version, trained_policy_version, num_datums, datums_sha256, trained_on,"
+    " adapter_sha256 FROM steps ORDER BY 1",
     "groups": "SELECT group_id, group_index, status, num_rollouts, num_faulty, num_successes, reward_mean"
     " FROM groups ORDER BY 1",
     "rollouts": "SELECT rollout_id, task_id, seed, member_index, status, num_turns, stop_reason, success, reward,"
-    " advantage, answer, error, duration_s, max_turns, parent_id, fork_turn FROM rollouts ORDER BY 1",
+    " advantage, answer, error, started_at, ended_at, duration_s, max_turns, parent_id, fork_turn, worker,"
+    " turn_advantages, turn_rewards, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, num_trained_tokens,"
+    " max_gap, min_logprob FROM rollouts ORDER BY 1",
     "turns": "SELECT r.rollout_id, turn_index, response_id, prompt_token_ids, prompt_chunks::text, sampled_tokens,"
     " sampling_logprobs, training_logprobs, policy_version, stop, text, failure_kind, t.request::text, t.action::text,"
-    " before_sha256, after_sha256, t.duration_s FROM turns t JOIN rollouts r ON r.id = t.rollout_pk ORDER BY 1, 2",
+    " before_sha256, after_sha256, t.duration_s, grammar, state, action_error, cached_tokens"
+    " FROM turns t JOIN rollouts r ON r.id = t.rollout_pk ORDER BY 1, 2",
     "validations": "SELECT r.rollout_id, query, expected, actual, v.success FROM validations v"
     " JOIN rollouts r ON r.id = v.rollout_pk ORDER BY 1",
     "judgements": "SELECT r.rollout_id, j.prompt_sha256, p.text, model, decides, j.success, agreement, votes::text,"

@@ -74,14 +74,15 @@ def _end_groups(
                 "turn_advantages": list(event.of_turns(index)) or None,
             }
             _insert_replay(connection, scope, parent.group_pk, rollout, position=position, credit=credit)
-        num_successes = sum(rollout.success for rollout in group.rollouts)
-        summary = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
+        begun = group.without_siblings
+        num_successes = sum(rollout.success for rollout in begun.rollouts)
+        summary = group_figures(begun.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
         figures[parent.group_pk] = {"status": "completed", "ended_at": ended_at, **summary}
     cancel_rollouts(connection, at, RolloutRow.group_pk.in_(figures))
     advanced = set(advance_statuses(connection, Group, figures, at))
     for group_pk in figures.keys() - advanced:  # reported again, or further attempts of an evaluation that went on
         ended = (RolloutRow.group_pk == group_pk, RolloutRow.status.in_(("completed", "failed")))
-        stored = connection.execute(select(RolloutRow.reward, RolloutRow.success).where(*ended)).all()
+        stored = connection.execute(select(*MEMBER_COLUMNS).where(*ended)).all()
         mine = (Group.id == group_pk, Group.status == "completed")
         connection.execute(update(Group).where(*mine).values(**stored_figures(stored)))
     for (event, _), parent in zip(ends, parents, strict=True):
@@ -189,8 +190,11 @@ def _insert_replay(
     )
 
 
+MEMBER_COLUMNS = (RolloutRow.rollout_id, RolloutRow.parent_id, RolloutRow.reward, RolloutRow.success)
+
+
 def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: int) -> dict[str, object]:
-    """Columns that summarise the members of an ended group."""
+    """Columns that summarise the members of an ended group, without siblings (`RolloutGroup.without_siblings`)."""
     return {
         "num_rollouts": len(rewards),
         "num_faulty": num_faulty,
@@ -201,11 +205,12 @@ def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: i
 
 
 def stored_figures(members: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, object]:
-    """`group_figures` of rows with `reward` and `success`, of which those without a reward had a fault."""
-    rewarded = [member for member in members if member.reward is not None]
+    """`group_figures` of rows with `MEMBER_COLUMNS`, of which those without a reward had a fault."""
+    rewarded = {member.rollout_id: member for member in members if member.reward is not None}
+    begun = [member for member in rewarded.values() if member.parent_id not in rewarded]
     return group_figures(
-        [member.reward for member in rewarded],
-        num_successes=sum(member.success is True for member in rewarded),
+        [member.reward for member in begun],
+        num_successes=sum(member.success is True for member in begun),
         num_faulty=len(members) - len(rewarded),
     )
 

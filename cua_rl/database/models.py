@@ -199,7 +199,7 @@ class Group(Base):
     seed: Mapped[int] = mapped_column(sa.BigInteger)
     status: Mapped[str]
     num_rollouts: Mapped[int | None]
-    """Members with a reward."""
+    """Members with a reward, as the figures below without those that go on from another one."""
     num_faulty: Mapped[int | None]
     num_successes: Mapped[int | None]
     reward_mean: Mapped[float | None]

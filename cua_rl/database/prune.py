@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from cua_rl.database.models import Checkpoint, Eval, Group, Replay, RolloutImage, RolloutRow, Screenshot, Step, Training
 from cua_rl.database.models import TurnRow as Turn
-from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.database.screenshots import SCREENSHOT_BYTES, require_store
 
 Keep = Literal["failures", "successes", "none"]
@@ -31,8 +31,8 @@ def choose_rollouts(
 ) -> Select[int]:
     """The keys of a run's rollouts that may be pruned.
 
-    Left out are running ones, those that a person has judged, those that a resumed run may train on (it goes on from
-    its newest checkpoint), and, of those that would be deleted, the ones that a later group replayed.
+    Left out are running ones, those that a person has judged or noted, those that a resumed run may train on (it goes
+    on from its newest checkpoint), and, of those that would be deleted, the ones that a later group replayed.
     """
     saved = select(func.max(Checkpoint.step)).where(Checkpoint.training_id == training_id).scalar_subquery()
     is_over = or_(Training.status == "completed", Training.image_token_id == 0, Eval.status == "completed")
@@ -41,6 +41,7 @@ def choose_rollouts(
         RolloutRow.status != "running",
         or_(is_over, Step.step <= saved),
         ~exists().where(RolloutOverride.rollout_pk == RolloutRow.id),
+        ~exists().where(NoteRow.rollout_pk == RolloutRow.id),
         ~exists().where(Replay.rollout_pk == RolloutRow.id) if is_deleting else RolloutRow.pruned_at.is_(None),
     ]
     if keep != "none":

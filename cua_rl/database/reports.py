@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.group_writer import count_ended_groups, ensure_group, stored_figures
+from cua_rl.database.group_writer import MEMBER_COLUMNS, count_ended_groups, ensure_group, stored_figures
 from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, Training, TurnRow, ValidationRow
 from cua_rl.database.rollout_writer import ensure_rollouts, insert_judgements, write_validations
 from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, insert_row, source_table
@@ -186,10 +186,12 @@ def write_rollout(
 
 def _update_group(connection: Connection, source: SourceRow, group_pk: int, at: datetime) -> None:
     """End the group with its last member, or reopen it with a new one; its source counts groups that have ended."""
-    query = select(RolloutRow.status, RolloutRow.reward, RolloutRow.success).where(RolloutRow.group_pk == group_pk)
+    query = select(RolloutRow.status, RolloutRow.position, *MEMBER_COLUMNS).where(RolloutRow.group_pk == group_pk)
     members = connection.execute(query).all()
     columns: dict[str, object] = {"status": "running", "ended_at": None}
-    if len(members) >= source.group_size and all(member.status != "running" for member in members):
+    # our own sender gives places when the group has ended, which may have begun with fewer members (branches)
+    is_whole = len(members) >= source.group_size or all(member.position is not None for member in members)
+    if is_whole and all(member.status != "running" for member in members):
         columns = {"status": "completed", "ended_at": at, **stored_figures(members)}
     if change_row(connection, Group, group_pk, columns, at):
         table = source.table

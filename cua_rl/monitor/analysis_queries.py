@@ -29,7 +29,8 @@ async def list_analyses(run: RunAccess) -> list[schemas.AnalysisPlace]:
 async def load_suite(run: RunAccess) -> schemas.Suite | None:
     """The suite of which the run is a model; None if nothing was compared."""
     query = select(Training.run_name, Training.id).where(Training.log_path == run.training.log_path)
-    keys = {name.rpartition("@")[2]: key for name, key in await run.session.execute(query)}
+    folder = PurePath(run.training.log_path).name
+    keys = {name.removeprefix(f"{folder}@"): key for name, key in await run.session.execute(query)}
     found = select(Analysis).where(Analysis.kind == "suite", Analysis.training_id.in_(keys.values()))
     rows = list(await run.session.scalars(found.order_by(Analysis.id.desc()).limit(_MOST)))
     if not rows:
@@ -45,7 +46,7 @@ async def load_suite(run: RunAccess) -> schemas.Suite | None:
         return schemas.SuiteComparison.model_validate(row.result | models | {"at": row.created_at})
 
     return schemas.Suite(
-        name=PurePath(run.training.log_path).name,
+        name=folder,
         accepted=model(rows[0].result["accepted"]),
         comparisons=[comparison(row) for row in rows],
     )

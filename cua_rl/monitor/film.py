@@ -98,5 +98,6 @@ def _aimed(action: Mapping[str, object]) -> Action | None:
     if "to_x" in given and "to_y" in given:
         return Drag(x=given["x"], y=given["y"], to_x=given["to_x"], to_y=given["to_y"])
     if action.get("type") == "Scroll":
-        return Scroll(**given)
+        far = {name: given.get(name, 0) for name in ("down_px", "right_px")}
+        return Scroll(x=given["x"], y=given["y"], **far)
     return Click(x=given["x"], y=given["y"])

@@ -128,6 +128,8 @@ class OursOfStep(OursOfEval):
     trained_policy_version: Count | None = None
     num_datums: Count | None = None
     datums_sha256: Name = None
+    trained_on: Name = None
+    adapter_sha256: Name = None
 
 
 class OursOfSource(OursOfStep):
@@ -146,6 +148,7 @@ class OursOfRollout(Ours):
     seed: Seed | None = None
     position: Count | None = None
     group_id: Name = None
+    worker: Name = None
     parent_id: Name = None
     fork_turn: Count | None = None
     judgement: JsonDict | None = None
@@ -165,6 +168,8 @@ class OursOfTurn(Ours):
     failure_message: Text = None
     prompt_matches_renderer: bool = True
     request: JsonDict = Field(default_factory=JsonDict)
+    grammar: Text = None
+    state: Text = None
     cached_tokens: Count = 0
     started_unix_s: Seconds = 0.0
     duration_s: Seconds = 0.0

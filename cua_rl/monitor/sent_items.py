@@ -6,7 +6,7 @@ An item names the items that it refers to (`references`), because their ids are 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 from uuid import uuid4
 
@@ -171,7 +171,7 @@ class ItemMaker:
             "status": "running",
             "current_phase": "task_execution",
             "start_time": _iso(at),
-            "cua_rl": {"group_id": event.group_id, "seed": event.task.seed, **_fork(event)},
+            "cua_rl": {"group_id": event.group_id, "seed": event.task.seed, "worker": event.worker, **_fork(event)},
         }
         yield self._rollout_item(event.source, event.rollout_id, _task_id(event.task), payload)
 
@@ -242,12 +242,13 @@ class ItemMaker:
                 "error_message": rollout.error if is_broken else None,
             },
         )
-        reward = rollout.reward
+        reward, began = rollout.reward, datetime.fromtimestamp(rollout.started_at, UTC)
         payload = {
             "group_num": rollout.group_index,
             "env_index": rollout.member_index,
             "status": "failed" if rollout.stop_reason.is_fault else "completed",
-            "end_time": _iso(at),
+            "start_time": _iso(began),
+            "end_time": _iso(began + timedelta(seconds=rollout.duration_s)),  # others of its group may end much later
             "rollout_time": rollout.duration_s,
             "num_turns": len(rollout.turns),
             "task_completed": rollout.stop_reason == "finished",
@@ -263,6 +264,7 @@ class ItemMaker:
                 "duration_s": rollout.duration_s,
                 "answer": rollout.answer,
                 "seed": rollout.seed,
+                "worker": rollout.worker,
                 "judgement": None if rollout.judgement is None else asdict(rollout.judgement),
                 **_fork(rollout),
                 **ours,
@@ -301,6 +303,8 @@ class ItemMaker:
                 "trained_policy_version": event.policy_version,
                 "num_datums": event.num_datums,
                 "datums_sha256": event.datums_sha256,
+                "trained_on": event.trained_on,
+                "adapter_sha256": event.adapter_sha256,
             },
         }
         source = events.RolloutSource(phase="step", step=event.step)

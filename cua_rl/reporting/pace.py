@@ -6,10 +6,11 @@ resume does not count. Evaluations that hold training up are taken out of it, an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 
 RECENT_STEPS = 10
+_MOST_DUE = 10_000  # other systems may say any number of steps
 Span = tuple[float, float]
 """Start and end in seconds; the end is infinite while it is in progress."""
 
@@ -54,7 +55,8 @@ class Attempt:
             return TimeLeft(seconds=steps_s, is_lower_bound=bool(owed)) if steps_s > 0 else None
         start, end = max(done, key=lambda span: span[1])
         # the one after the last step holds up the end of the run; others only what no step overlaps
-        costs = [end - start if step >= total_steps else self._held_up(start, end) for step in owed]
+        held_s = self._held_up(start, end)
+        costs = [end - start if step >= total_steps else held_s for step in owed]
         begun = [now - span[0] for span in self.evaluations if span[1] == inf]
         costs = [max(0.0, cost - elapsed) for cost, elapsed in zip(costs, begun + [0.0] * len(costs), strict=False)]
         return TimeLeft(seconds=steps_s + sum(costs), is_lower_bound=False)
@@ -79,6 +81,6 @@ class Attempt:
 
 
 def evaluations_due(*, eval_every: int, after: int, total_steps: int) -> list[int]:
-    """The steps from `after` on that an evaluation follows; the last step always."""
+    """The steps from `after` on that an evaluation follows; the last step always. No more than anybody waits for."""
     regular = range(-(-max(1, after) // eval_every) * eval_every, total_steps, eval_every) if eval_every else ()
-    return [*regular, *([total_steps] if after <= total_steps else [])]
+    return [*islice(regular, _MOST_DUE), *([total_steps] if after <= total_steps else [])]

@@ -40,7 +40,7 @@ def curriculum_metrics(groups: Sequence[RolloutGroup], num_wanted: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """The outcome of one group, replayed rollouts excluded."""
+    """The outcome of one group, without replayed rollouts and siblings."""
 
     task_id: str
     num_successes: int
@@ -51,11 +51,11 @@ class GroupOutcome:
 
 
 def build_outcome(group: RolloutGroup) -> GroupOutcome:
-    success = first_success(group)
+    success, begun = first_success(group), group.without_siblings.rollouts
     return GroupOutcome(
         task_id=group.task_id,
-        num_successes=sum(rollout.success for rollout in group.rollouts),
-        num_rollouts=len(group.rollouts),
+        num_successes=sum(rollout.success for rollout in begun),
+        num_rollouts=len(begun),
         success_id=None if success is None else success.rollout_id,
     )
 

@@ -34,7 +34,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     workers = Counter(rollout.worker for group in groups for rollout in group.faulty if rollout.worker is not None)
     bounds: dict[str, float] = {}
     if faults:
-        worst, best = zip(*map(_first_try_bounds, groups), strict=True)
+        worst, best = zip(*(_first_try_bounds(group.without_siblings) for group in groups), strict=True)
         bounds = {"reward/success_rate_worst": _mean(worst), "reward/success_rate_best": _mean(best)}
     return merge_metrics(
         metrics,
@@ -90,24 +90,25 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Rewards and success rates, how they vary over groups and categories, and the parts, 0 where there is none."""
-    rewards = [reward for group in groups for reward in group.rewards]
+    rewards, begun = [reward for group in groups for reward in group.rewards], [one.without_siblings for one in groups]
     parts: defaultdict[str, float] = defaultdict(float)
-    for group in groups:
+    for group in begun:
         for reward in (rollout.reward for rollout in group.rollouts if rollout.reward is not None):
             for name, value in reward.parts.items():
                 parts[name] += value / len(group.rollouts)
-    judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
+    judged = [[rollout.success for rollout in group.rollouts] for group in begun if group.rollouts]
+    ended = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
     by_category: defaultdict[str, list[list[bool]]] = defaultdict(list)
-    for group in groups:
+    for group in begun:
         by_category[group.category].append([rollout.success for rollout in group.rollouts])
     metrics = {
-        "reward/mean": mean_over_tasks(group.rewards for group in groups),
+        "reward/mean": mean_over_tasks(group.rewards for group in begun),
         "reward/std": pstdev(rewards) if rewards else 0.0,
         "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
         "reward/success_rate": mean_over_tasks(judged),
         "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
-        "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
-        "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
+        "reward/all_failed_group_frac": _mean([float(not any(group)) for group in ended]),
+        "reward/all_solved_group_frac": _mean([float(all(group)) for group in ended]),
     }
     metrics |= {f"reward/parts/{name}": total / len(judged) for name, total in parts.items()}
     return metrics | {

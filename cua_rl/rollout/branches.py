@@ -48,6 +48,10 @@ class BranchingSettings:
         """How many rollouts of a group have siblings, at least one rollout being whole."""
         return (group_size - 1) // (1 + self.num_siblings) if self.num_siblings else 0
 
+    def num_begun(self, group_size: int) -> int:
+        """How many rollouts of a group begin with its task."""
+        return group_size - self.num_parents(group_size) * self.num_siblings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:

@@ -103,7 +103,7 @@ async def run_group(
         return [member.result() for member in running_members]
 
     num_parents = job.branching.num_parents(job.group_size)
-    num_first = job.group_size - num_parents * job.branching.num_siblings
+    num_first = job.branching.num_begun(job.group_size)
     parents = range(num_first - num_parents, num_first)
     attempts = await run_members(dict.fromkeys(members or range(num_first), BEGINNING))
     if parents:

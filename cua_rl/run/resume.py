@@ -20,7 +20,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
-from cua_rl.types.rollout import AdapterRef, Rollout
+from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup
 
 OUTCOMES_NAME = "outcomes.jsonl"
 _REPLAY_CAPACITY = 2  # successes of a task
@@ -109,7 +109,7 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
     candidates = [
         WaitingGroup(
             scored=score_group(
-                replace(group, is_incomplete=len(group.rollouts) < config.sampling.min_group_size),
+                replace(group, is_incomplete=group.has_lost_members(config.sampling.min_group_size)),
                 config.advantages,
                 config.credit,
             ),
@@ -123,10 +123,16 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
         # with refill_groups, others may have been sampled in the place of one
         keeps = not config.max_steps_off_policy and config.max_refill_factor == 1
         now = [waiting for waiting in candidates if keeps and waiting.last_step == num_done + 1]
-        kept = [waiting for waiting in now if len(waiting.scored.group.rollouts) == config.group_size]
+        kept = [waiting for waiting in now if _has_all_members(config, waiting.scored.group)]
         return AsyncStart(done_ordinals=in_order | done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
     kept = fitting(candidates, num_done + 1, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
+
+
+def _has_all_members(config: CLIConfig, group: RolloutGroup) -> bool:
+    """Whether no fault took a member; a parent that ended before its fork turn has no siblings."""
+    num_begun = config.branching.num_begun(config.group_size)
+    return len(group.without_siblings.rollouts) == num_begun and not group.has_lost_members(config.group_size)
 
 
 def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Rollout, ...], last_step: int) -> bool:

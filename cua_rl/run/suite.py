@@ -55,7 +55,11 @@ class SuiteConfig(EvaluateConfig):
         "better; the power depends on it",
         within=(0.0, 1.0),
     )
-    accept: bool = setting(False, "accept the checkpoint unless there is an alarm; the first one is always accepted")
+    accept: bool = setting(
+        False,
+        "accept the checkpoint unless there is an alarm or faults left too few tasks for `power`; the first one is always "
+        "accepted",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ async def run_suite(config: SuiteConfig) -> SuiteResult | None:
         record["accepted"] = model.name
     else:
         result = compare_checkpoints(config, attempts, accepted, model.name)
-        if config.accept and not result.is_regression:
+        if may_accept(config, result):
             record["accepted"] = model.name
         promise = {"fall": config.fall, "churn": config.churn, "false_alarms": config.false_alarms}
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -147,6 +151,11 @@ def power_of(config: SuiteConfig, num_tasks: int) -> float:
     return regression_power(num_tasks, min(better + config.fall, 1.0 - better), better, config.false_alarms)
 
 
+def may_accept(config: SuiteConfig, result: SuiteResult) -> bool:
+    """Whether later checkpoints are compared with this one: not if faults have left too few tasks to find the fall."""
+    return config.accept and not result.is_regression and result.power >= config.power
+
+
 def require_power(config: SuiteConfig) -> None:
     """Raises `ConfigError` if a fall would be found less often than promised; says how many tasks are enough."""
     if (power := power_of(config, config.num_tasks)) >= config.power:
@@ -165,10 +174,11 @@ def describe(config: SuiteConfig, result: SuiteResult | None, accepted: str) -> 
     if result is None:
         return f"accepted: {accepted}, with which the next checkpoints are compared"
     verdict = "REGRESSION" if result.is_regression else "no regression"
+    few = f", fewer than power={config.power:g} needs" if result.power < config.power else ""
     return (
         f"{pair_sentence(result.pair)}\n{verdict}: one-sided p = {result.p_value:.2g} (McNemar's test, exact; alarm at "
         f"{config.false_alarms:g}); {result.pair.num_tasks} tasks find a fall of {100 * config.fall:g} points with "
-        f"probability {result.power:.2f} at a churn of {100 * config.churn:g} %\naccepted: {accepted}"
+        f"probability {result.power:.2f} at a churn of {100 * config.churn:g} %{few}\naccepted: {accepted}"
     )
 
 

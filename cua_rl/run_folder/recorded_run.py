@@ -48,7 +48,7 @@ class RecordedTraining:
         advantages = await load_advantages(self.session, self.key, step)
         return [
             ScoredGroup(
-                group=replace(group, is_incomplete=len(group.rollouts) < min_group_size),
+                group=replace(group, is_incomplete=group.has_lost_members(min_group_size)),
                 advantages=values.advantages,
                 turn_advantages=values.turn_advantages,
             )

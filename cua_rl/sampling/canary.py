@@ -136,7 +136,7 @@ def check_canary(
             models differ.
     """
     change = _mean_abs_difference(served, base)
-    if canary.changes_model and change < canary.min_change:
+    if canary.changes_model and not change >= canary.min_change:  # so that no number fails, here and below
         raise AdapterError(
             f"expected adapter {adapter.name!r} to change the canary's log-probabilities, got a mean difference of "
             f"{change:.2e} from the base model: its keys match no module of the served model, or it was loaded with "
@@ -146,7 +146,7 @@ def check_canary(
         return change, None
     trained, trained_base = canary.training_logprobs[1:], canary.training_base_logprobs[1:]
     base_difference = _mean_abs_difference(base, trained_base)
-    if base_difference > canary.limit:
+    if not base_difference <= canary.limit:
         raise AdapterError(
             f"expected the server's base model to give the trainer's log-probabilities within {canary.limit}, got a "
             f"mean difference of {base_difference:.3f}: another base model, or another precision"
@@ -157,7 +157,7 @@ def check_canary(
         [one - other for one, other in zip(trained, trained_base, strict=True)],
     )
     limit = canary.limit + _PART_OF_CHANGE * wanted
-    if difference > limit:
+    if not difference <= limit:
         raise AdapterError(
             f"expected adapter {adapter.name!r} to change the canary's log-probabilities as in the trainer, by "
             f"{wanted:.3f}, within {limit:.3f}; got {change:.3f}, with a mean difference of {difference:.3f}: "

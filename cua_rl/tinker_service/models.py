@@ -162,7 +162,9 @@ class Models:
         row = {"model_id": run.id, "seq_id": seq_id, "kind": kind, "body_sha256": digest}
 
         async def arrive(row: Mapping[str, object], waiting: Waiting) -> None:
-            if await self._store.add_request(row):
+            await self._store.add_request(row)
+            # one that is stored already may not have come here: its connection may have been lost when it was stored
+            if seq_id >= run.next_seq and seq_id not in run.waiting:
                 run.waiting[seq_id] = waiting
                 self._held_bytes += waiting.num_bytes
                 run.arrived.set()

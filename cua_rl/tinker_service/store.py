@@ -64,8 +64,8 @@ class Store:
         """Ids of all keys by their hashes."""
         return {row.key_sha256: row.id for row in await self.read(select(TinkerKey.key_sha256, TinkerKey.id))}
 
-    async def add_request(self, row: Mapping[str, object]) -> bool:
-        """Insert a request unless one with its number is there; returns whether it is new.
+    async def add_request(self, row: Mapping[str, object]) -> None:
+        """Insert a request unless one with its number is there.
 
         Raises `RequestRefused` if the one that is there is another.
         """
@@ -80,7 +80,6 @@ class Store:
             known = await self.read(select(TinkerRequest.body_sha256).where(*of_request))
             if known[0].body_sha256 != row["body_sha256"]:
                 raise RequestRefused(400, f"expected a new seq_id, got {seq_id}, which another request has")
-        return is_new
 
     async def note_snapshot(self, model_id: str, seq_id: int, folder: str) -> None:
         """The state after a request is in a folder: the bodies of requests up to it are not needed any more."""

@@ -269,6 +269,17 @@ class RolloutGroup:
         return [rollout.reward.total for rollout in self.rollouts if rollout.reward is not None]
 
     @property
+    def without_siblings(self) -> "RolloutGroup":
+        """Without members that go on from others of the group: how many there are depends on what those do, so that a
+        success rate with them is not the policy's.
+        """
+        ids = {rollout.rollout_id for rollout in self.rollouts}
+        rollouts, faulty = (
+            tuple(one for one in members if one.parent_id not in ids) for members in (self.rollouts, self.faulty)
+        )
+        return replace(self, rollouts=rollouts, faulty=faulty)
+
+    @property
     def compared(self) -> tuple[Rollout, ...]:
         """Everything that gets an advantage: the members with a reward, then the replayed rollouts."""
         return (*self.rollouts, *self.replayed)
@@ -276,6 +287,11 @@ class RolloutGroup:
     @property
     def compared_rewards(self) -> list[float]:
         return [rollout.reward.total for rollout in self.compared if rollout.reward is not None]
+
+    def has_lost_members(self, min_group_size: int) -> bool:
+        """Whether fewer than so many members have a reward; a group may have begun with fewer (branches)."""
+        num_begun = len({rollout.member_index for rollout in (*self.rollouts, *self.faulty)})
+        return len(self.rollouts) < min(min_group_size, num_begun)
 
     @property
     def is_constant(self) -> bool:

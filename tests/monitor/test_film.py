@@ -111,3 +111,11 @@ def test_whatever_a_sender_calls_an_action_gives_a_frame(action: dict[str, Any])
 def test_a_rollout_of_text_alone_has_no_film_and_says_so() -> None:
     with pytest.raises(NotFoundError, match="expected a rollout with screenshots, got 'one' without"):
         make_film(_rollout([(None, None)], None), {})
+
+
+@pytest.mark.parametrize("more", [{"to_x": 5}, {"to_y": 5, "down_px": 40}])
+def test_a_scroll_with_fields_of_another_action_is_drawn_as_a_scroll(more: dict[str, int]) -> None:
+    screen = _screen(200, 400, (0, 0, 120))
+    scroll = {"type": "Scroll", "x": 100, "y": 300, **more}
+
+    assert len(_frames(make_film(_rollout([(screen, scroll)], None), {screen.sha256: screen}))) == 1

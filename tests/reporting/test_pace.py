@@ -67,3 +67,10 @@ def test_evaluations_are_due_after_every_so_many_steps_and_after_the_last() -> N
     assert evaluations_due(eval_every=4, after=7, total_steps=8) == [8]
     assert evaluations_due(eval_every=0, after=2, total_steps=8) == [8]
     assert evaluations_due(eval_every=0, after=9, total_steps=8) == []
+
+
+def test_evaluations_of_any_number_of_steps_fit_into_memory() -> None:
+    due = evaluations_due(eval_every=2, after=0, total_steps=10**15)
+
+    assert (due[:2], due[-1]) == ([2, 4], 10**15)
+    assert len(due) < 10**6

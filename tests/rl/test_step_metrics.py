@@ -1,12 +1,14 @@
 """What a step says about its rollouts, in numbers worked by hand."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from cua_rl.metrics import check_names
+from cua_rl.rl.curriculum import build_outcome
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.types.rollout import Rollout, StopReason
+from cua_rl.types.rollout import Rollout, RolloutGroup, StopReason
 from tests.builders import group, model_turn, prompt, rollout, text
 
 
@@ -80,3 +82,34 @@ def test_a_step_that_lost_every_rollout_has_metrics_too() -> None:
 
     check_names(metrics)
     assert (metrics["reward/mean"], metrics["rollout/num_turns/max"], metrics["time/rollout_s/max"]) == (0.0, 0.0, 0.0)
+
+
+def test_siblings_whose_number_depends_on_their_parent_do_not_shift_success_and_reward() -> None:
+    """A policy that solves the task in its first turn, or else never: half of its rollouts are solved."""
+    groups: list[RolloutGroup] = []
+    for outcomes in product((1.0, 0.0), repeat=4):  # all equally likely; the last one is the parent
+        members = [
+            replace(attempt(reward, num_turns=1 if reward else 3, member_index=place), rollout_id=f"r{place}")
+            for place, reward in enumerate(outcomes)
+        ]
+        if not all(outcomes[:3]) and not outcomes[3]:  # it goes on beyond its first turn, where siblings begin
+            siblings = [attempt(0.0, num_turns=3, member_index=place) for place in (4, 5)]
+            members += [
+                replace(one, rollout_id=f"s{place}", parent_id="r3", fork_turn=1) for place, one in enumerate(siblings)
+            ]
+        groups.append(replace(group(*members), category="app"))
+
+    metrics = rollout_metrics(groups)
+
+    names = ("reward/mean", "reward/success_rate", "reward/success_rate/app", "reward/parts/success")
+    assert {metrics[name] for name in names} == {0.5}
+    assert metrics["rollout/num_rollouts"] == 16 * 4 + 7 * 2
+    outcomes = [build_outcome(one) for one in groups]
+    assert {one.num_rollouts for one in outcomes} == {4}
+    assert sum(one.num_successes for one in outcomes) == 32
+
+
+def test_members_of_a_rollout_that_was_taken_over_count_as_their_parent_is_in_no_group_of_theirs() -> None:
+    taken_over = [replace(attempt(1.0), parent_id="elsewhere", fork_turn=1, rollout_id=name) for name in "ab"]
+
+    assert rollout_metrics([group(*taken_over)])["reward/success_rate"] == 1.0

@@ -11,7 +11,7 @@ import pytest
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.attempts import Attempt
-from cua_rl.run.suite import SuiteConfig, compare_checkpoints, describe, power_of, require_power, run_suite
+from cua_rl.run.suite import SuiteConfig, compare_checkpoints, describe, may_accept, power_of, require_power, run_suite
 from cua_rl.types.errors import ConfigError
 
 NUM_COMPARISONS = 200
@@ -67,6 +67,19 @@ def test_tasks_lost_to_faults_are_left_out_and_lower_the_power() -> None:
     assert (result.pair.num_tasks, result.p_value, result.is_regression) == (config.num_tasks - 100, 1.0, False)
     assert result.power < config.power
     assert "no regression" in describe(config, result, "accepted")
+
+
+@pytest.mark.parametrize(("num_lost", "expected"), [(0, True), (100, False)])
+def test_a_checkpoint_that_faults_have_kept_from_being_compared_is_not_accepted(num_lost: int, expected: bool) -> None:
+    config = SuiteConfig(accept=True)
+    before: list[bool | None] = [True] * config.num_tasks
+    now = [None] * num_lost + before[num_lost:]
+    attempts = [*attempts_of("accepted", before), *attempts_of("candidate", now)]
+
+    result = compare_checkpoints(config, attempts, "accepted", "candidate")
+
+    assert may_accept(config, result) is expected
+    assert ("fewer than power=0.8 needs" in describe(config, result, "accepted")) is not expected
 
 
 def test_too_few_tasks_for_the_promise_are_refused_with_how_many_are_enough() -> None:

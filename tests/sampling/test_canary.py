@@ -95,3 +95,11 @@ def test_the_canary_with_an_image_is_rendered_by_the_server_and_compared_after_t
     assert sum(canary_datum(prompt).loss_mask) == len(tokens) - 1
     with pytest.raises(AdapterError, match="chat templates differ"):
         parse_canary(answer([*ids[:-1], ids[-1] + 1]), canary)
+
+
+@pytest.mark.parametrize("broken", ["trained", "served", "served_base"])
+def test_what_is_not_a_number_is_refused(broken: str) -> None:
+    nothing = {broken: (float("nan"),) * 4}
+
+    with pytest.raises(AdapterError):
+        check(**{"trained": STRONG, "served": STRONG, **nothing})

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -58,3 +59,7 @@ async def test_a_tree_is_a_tree_in_the_database_and_its_datums_are_rebuilt_bit_f
         "AND parent.group_pk = child.group_pk WHERE child.fork_turn > 0"
     )
     assert run_sql(url, tree) == [(2,)]
+    begun = group.rollouts[:3]
+    figures = "SELECT num_rollouts, num_successes, num_faulty, reward_mean FROM groups"
+    mean = fmean(one.reward.total for one in begun if one.reward is not None)
+    assert run_sql(url, figures) == [(3, sum(one.success for one in begun), 1, mean)]

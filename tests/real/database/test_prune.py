@@ -199,7 +199,12 @@ async def test_rollouts_are_deleted_on_demand_and_their_images_with_them(url: st
 
 async def test_choices_by_step_age_and_people(url: str) -> None:
     groups = await record_steps(url, ENDED)
-    (judged, *_) = groups[0].rollouts
+    judged, noted, *_ = groups[0].rollouts
+    run_sql(
+        url,
+        "INSERT INTO notes (training_id, rollout_pk, tag, actor) "
+        f"SELECT training_id, id, 'show this', 'me' FROM rollouts WHERE rollout_id = '{noted.rollout_id}'",
+    )
     run_sql(
         url,
         "INSERT INTO rollout_overrides (rollout_pk, reason, actor) "
@@ -213,7 +218,7 @@ async def test_choices_by_step_age_and_people(url: str) -> None:
     await prune(url, keep="none", before_step=2, older_than_days=1.0)
 
     first = {one.rollout_id for one in (*groups[0].rollouts, *groups[0].faulty)}
-    assert {one for (one,) in run_sql(url, pruned)} == first - {judged.rollout_id}
+    assert {one for (one,) in run_sql(url, pruned)} == first - {judged.rollout_id, noted.rollout_id}
 
 
 async def test_what_a_resumed_run_may_train_on_stays(url: str) -> None:

@@ -56,6 +56,22 @@ async def test_every_model_of_a_suite_has_its_comparisons_the_newest_first(monit
     assert found["comparisons"][0]["accepted"] == {"name": "a", "run_id": None}
 
 
+async def test_models_of_a_suite_may_have_names_with_an_at_sign(monitor: Monitor) -> None:
+    for name in ("runs/x@24", "runs/y@24"):
+        began = replace(start(), run_name=f"suite@{name}", log_path="/suites/suite", total_steps=0)
+        async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+            await recorder.record(began)
+            await recorder.flush()
+    found = suite_result([True] * 9, [True] * 9, accepted="runs/x@24", first="runs/x@24", second="runs/y@24")
+    save(monitor.url, "2", found, kind="suite")
+
+    suite = await monitor.json("/api/runs/1/suite")
+
+    (compared,) = suite["comparisons"]
+    shown = (suite["accepted"], compared["accepted"], compared["candidate"])
+    assert [one["run_id"] for one in shown] == ["1", "1", "2"]
+
+
 async def test_a_step_made_again_has_its_variants_side_by_side_and_the_newest_replay_counts(monitor: Monitor) -> None:
     await record(monitor, *source_of("step", 1, (EASY, (True, False, True))))
     rollouts = [

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
-from cua_rl.events import BatchTaken, Event, TrainingEnded
+from cua_rl.events import BatchTaken, Event, SourceStarted, TrainingEnded
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from scripts.check_ingest_outage import SAME
@@ -22,7 +23,10 @@ from tests.real.monitor.events import make_step_events, with_images
 
 def events() -> list[Event]:
     tree = with_images(grown_group())
-    of_tree = [*source_events(tree, 3), step_end(tree, 3)]
+    begun, *others = source_events(tree, 3)
+    assert isinstance(begun, SourceStarted)
+    # it began with fewer members than groups have at most, because another parent ended before its fork turn
+    of_tree = [replace(begun, group_size=8), *others, step_end(tree, 3)]
     return [start(), *make_step_events(1), *make_step_events(2), *of_tree, TrainingEnded(status="completed")]
 
 

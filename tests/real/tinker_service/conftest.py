@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest_asyncio
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from cua_rl.database.session import make_engine
 from cua_rl.tinker_service.app import ServedModel, Service
@@ -89,14 +90,21 @@ class Client(Wire):
 
 @asynccontextmanager
 async def running(
-    url: str, folder: Path, *, max_models: int = 4, step_s: float = 60.0, wait_s: float = 20.0, room: int = 2**29
+    url: str,
+    folder: Path,
+    *,
+    max_models: int = 4,
+    step_s: float = 60.0,
+    wait_s: float = 20.0,
+    room: int = 2**29,
+    make_store: Callable[[AsyncEngine], Store] = Store,
 ) -> AsyncGenerator[Client]:
     """The service on a database and a folder, which may have been another one's before; left as if it were killed.
 
     What waits in memory has `room` bytes.
     """
     engine = make_engine(url, pool_size=4)
-    store, host, server, reader = Store(engine), FakeHost(), FakeServer(), make_reader()
+    store, host, server, reader = make_store(engine), FakeHost(), FakeServer(), make_reader()
     for number, key in enumerate(KEYS):
         await store.add_key(str(number), key)
     models = Models(

@@ -1,10 +1,26 @@
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
+from cua_rl.tinker_service.store import Store
 from tests.real.database.conftest import run_sql
-from tests.real.tinker_service.conftest import Client, running
+from tests.real.tinker_service.conftest import PROTOBUF, Client, running
 from tests.tinker_service.clients import DEADLY, text_pass
+
+
+class LosingStore(Store):
+    """Loses its connection once, after a request is stored and before it learns that."""
+
+    is_losing = False
+
+    async def add_request(self, row: Mapping[str, object]) -> None:
+        await super().add_request(row)
+        if self.is_losing:
+            self.is_losing = False
+            raise OperationalError("COMMIT", {}, ConnectionError("the server closed the connection"))
 
 
 async def weight_of(client: Client, model_id: str, seq_id: int) -> float:
@@ -31,6 +47,23 @@ async def test_a_service_that_is_killed_after_any_request_goes_on_and_takes_no_s
         assert await weight_of(client, model_id, 7) == 4.5
     assert run_sql(url, "SELECT num_completed_steps FROM trainings") == [(3,)]
     assert run_sql(url, "SELECT num_steps FROM tinker_models") == [(3,)]
+
+
+async def test_a_request_of_which_the_service_does_not_learn_that_it_is_stored_is_carried_out_when_it_is_repeated(
+    url: str, tmp_path: Path
+) -> None:
+    async with running(url, tmp_path, make_store=LosingStore) as client:
+        assert isinstance(client.store, LosingStore)
+        model_id = await client.create(await client.session())
+        client.store.is_losing = True
+        lost = await client.send("POST", "forward_backward", content=text_pass(model_id, 1), headers=PROTOBUF)
+        assert lost.status_code == 500
+        again = await asyncio.gather(*(client.train(text_pass(model_id, 1)) for _ in range(3)))
+        stepped = await client.result(await client.step(model_id, 2))
+        assert "metrics" in stepped.json(), stepped.text
+        for one in again:
+            assert "error" not in (await client.result(one)).text
+        assert await weight_of(client, model_id, 3) == 1.5
 
 
 async def test_requests_that_waited_for_an_earlier_one_still_wait_for_it_after_a_kill(url: str, tmp_path: Path) -> None:
