@@ -390,6 +390,8 @@ class TurnRow(Base):
     action_error: Mapped[str | None]
     state: Mapped[str | None]
     """The device's name for the state that the turn saw; None if it has none."""
+    target_box: Mapped[list[int] | None]
+    """Of the element that the action aims at, where an imported data set tells it: left, top, right, bottom."""
     before_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     after_sha256: Mapped[str | None] = mapped_column(sa.Text, sa.ForeignKey("screenshots.sha256"), index=True)
     created_at: Mapped[datetime] = _now()

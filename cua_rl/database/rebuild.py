@@ -177,6 +177,7 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
             after=None if row.after_sha256 is None else images[row.after_sha256],
             durations_s=row.durations_s,
             more_actions=decode_more_actions(row.action),
+            target_box=tuple(row.target_box or ()),
         )
         failure = None
         if row.failure_kind is not None and row.failure_message is not None:

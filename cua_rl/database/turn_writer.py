@@ -133,6 +133,7 @@ def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
         "action": encode_actions(turn.agent.action, turn.agent.more_actions),
         "action_error": turn.agent.action_error,
         "state": turn.state or None,
+        "target_box": list(turn.agent.target_box) or None,
         "before_sha256": None if turn.agent.before is None else turn.agent.before.sha256,
         "after_sha256": None if turn.agent.after is None else turn.agent.after.sha256,
     }

@@ -32,9 +32,9 @@ def read_gui_odyssey(value: Row, recorder: Recorder) -> ForeignTrajectory:
     steps = as_rows(value["steps"])
     for step in steps:
         recorder.see(_in_folder(recorder, str(step["screenshot"]), "../screenshots"))
-        recorder.act(
-            _odyssey_action(str(step["action"]), step["info"]), thought=step.get("low_level_instruction") or None
-        )
+        action = _odyssey_action(str(step["action"]), step["info"])
+        thought, box = step.get("low_level_instruction") or None, tuple(step.get("sam2_bbox") or ())
+        recorder.act(action, thought=thought, box=box)
     success = bool(steps) and steps[-1]["action"] == "COMPLETE"
     return recorder.finish(f"gui_odyssey/{value['episode_id']}", kind="android", success=success)
 
@@ -106,11 +106,11 @@ def read_mind2web(value: Row, recorder: Recorder) -> ForeignTrajectory:
     recorder.tell(str(rows[0]["confirmed_task"]))
     for place, row in enumerate(rows):
         recorder.see(row["screenshot"])
-        centre = _mind2web_centre(row) if int(row["target_action_index"]) == place else None
+        box = _mind2web_box(row) if int(row["target_action_index"]) == place else ()
         operation = as_row(json.loads(row["operation"]))
-        given: Row = {"coordinate": centre}
+        given: Row = {"coordinate": [sum(box[0::2]) / 2, sum(box[1::2]) / 2]}
         match operation.get("original_op") or operation["op"]:
-            case _ if centre is None:
+            case _ if not box:
                 name = "left_out"
             case "CLICK" | "HOVER" as kind:
                 name = str(kind).lower()
@@ -120,20 +120,20 @@ def read_mind2web(value: Row, recorder: Recorder) -> ForeignTrajectory:
                 name, given = "enter", {}
             case _:
                 name = "select_option"
-        recorder.act(ForeignAction(name=name, given=given))
+        recorder.act(ForeignAction(name=name, given=given), box=box)
     return recorder.finish(f"mind2web/{rows[0]['annotation_id']}", kind="browser")
 
 
-def _mind2web_centre(row: Row) -> list[float] | None:
-    """The middle of the element, in pixels of the page; None if it has no box."""
+def _mind2web_box(row: Row) -> tuple[float, ...]:
+    """The element's left, top, right and bottom, in pixels of the page; empty if it has no box."""
     elements = [as_row(json.loads(one)) for one in row["pos_candidates"]]
     elements.sort(key=lambda one: not one.get("is_original_target"))
     for element in elements:
         attributes = as_row(json.loads(element["attributes"]))
         x, y, width, height = map(float, str(attributes["bounding_box_rect"]).split(","))
         if width > 0 and height > 0:
-            return [x + width / 2, y + height / 2]
-    return None
+            return x, y, x + width, y + height
+    return ()
 
 
 def read_osworld(value: Row, recorder: Recorder) -> ForeignTrajectory:

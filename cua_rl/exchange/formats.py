@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cua_rl.environments.device import DeviceKind
+from cua_rl.exchange.accessibility_trees import find_element
 from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.data_sets import (
     read_agentnet,
@@ -130,14 +131,17 @@ def _read_android_control(value: Row, recorder: Recorder) -> ForeignTrajectory:
             f"after them, got {len(shots)}; import with unreadable=skip, which leaves such episodes out"
         )
     told = [*map(str, value.get("step_instructions") or ()), *[None] * len(shots)]
+    trees: Sequence[object] = value.get("accessibility_trees") or [None] * len(shots)
     recorder.tell(_instruction(value["goal"]))
     for place, (shot, display) in enumerate(zip(shots, shown, strict=True)):
         recorder.see(shot, display=display)
         if place < len(actions):
-            name = str(actions[place]["action_type"])
+            action, tree = actions[place], trees[place]
+            name, is_at_point = str(action["action_type"]), {"x", "y"} <= action.keys()
+            box = find_element(tree, action["x"], action["y"]) if is_at_point and isinstance(tree, str) else ()
             # the data set's own description of its actions: type clicks, types and presses enter, input_text only types
             enters: Row = {"press_enter": True} if name == "type" else {}
-            recorder.act(ForeignAction(name=name, given=actions[place] | enters), thought=told[place])
+            recorder.act(ForeignAction(name=name, given=action | enters), thought=told[place], box=box)
     return recorder.finish(f"android_control/{value.get('episode_id', recorder.where)}", kind="android")
 
 

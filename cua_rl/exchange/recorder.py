@@ -78,6 +78,8 @@ class ForeignStep:
     screen: Screen
     action: ForeignAction
     thought: str | None = None
+    box: tuple[float, ...] = ()
+    """Left, top, right, bottom of the element that the action aims at, in pixels as its point; empty if not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,14 @@ class Recorder:
         if self.steps and not self.is_seen_after:
             self.screen = None
 
-    def act(self, action: ForeignAction, *, thought: str | None = None, call_id: object = None) -> None:
+    def act(
+        self,
+        action: ForeignAction,
+        *,
+        thought: str | None = None,
+        call_id: object = None,
+        box: tuple[float, ...] = (),
+    ) -> None:
         """An action; raises `ConfigError` for one that is a step and was not preceded by a screenshot."""
         name = str(action.given.get("action") or action.name)
         if name == "zoom":
@@ -164,7 +173,7 @@ class Recorder:
                 f"expected a screenshot before action {len(self.steps) + 1} of {self.where}, got {name!r}; import with "
                 "unreadable=skip, which leaves such trajectories out"
             )
-        self.steps.append(ForeignStep(screen=self.screen, action=action, thought=told))
+        self.steps.append(ForeignStep(screen=self.screen, action=action, thought=told, box=box))
         self.is_seen_after = False
 
     def finish(self, name: str, *, kind: DeviceKind | None, success: bool = True) -> ForeignTrajectory:

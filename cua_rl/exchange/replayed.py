@@ -44,6 +44,7 @@ class _Call:
     arguments: Arguments
     before: EncodedImage
     after: EncodedImage | None
+    target_box: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +172,9 @@ def _read_calls(trajectory: ForeignTrajectory, kind: DeviceKind) -> tuple[list[_
             if not calls:
                 raise
             return calls, lacking.name
+        width, height = step.screen.display or (screen.width_px, screen.height_px)
+        scales = (screen.width_px / width, screen.height_px / height) * 2
+        box = tuple(round(side * scale) for side, scale in zip(step.box, scales, strict=bool(step.box)))
         for place, arguments in enumerate(parts):
             cursor = cast("list[int] | None", arguments.get("coordinate", cursor))
             is_last = place == len(parts) - 1
@@ -180,6 +184,7 @@ def _read_calls(trajectory: ForeignTrajectory, kind: DeviceKind) -> tuple[list[_
                     arguments=arguments,
                     before=screen,
                     after=following if is_last else screen,
+                    target_box=box if "coordinate" in arguments else (),
                 )
             )
         if parts and parts[-1]["action"] in ("terminate", "answer"):
@@ -224,6 +229,10 @@ def _make_turn(
             duration_s=0.0,
         ),
         agent=replace(
-            turn.agent, response_id=response_id, after=turn.agent.after if has_after else None, durations_s={}
+            turn.agent,
+            response_id=response_id,
+            after=turn.agent.after if has_after else None,
+            durations_s={},
+            target_box=call.target_box,
         ),
     )

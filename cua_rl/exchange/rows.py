@@ -119,6 +119,7 @@ def _encode_turn(turn: Turn, places: Mapping[str, int], image_token_id: int) -> 
         "action": encode_actions(agent.action, agent.more_actions),
         "action_error": agent.action_error,
         "state": turn.state,
+        "target_box": list(agent.target_box),
         "before": None if agent.before is None else places[agent.before.sha256],
         "after": None if agent.after is None else places[agent.after.sha256],
         "durations_s": dict(agent.durations_s),
@@ -177,6 +178,7 @@ def _decode_turn(row: Row, images: Sequence[EncodedImage]) -> Turn:
             after=None if after is None else images[after],
             durations_s=row["durations_s"],
             more_actions=decode_more_actions(row["action"]),
+            target_box=tuple(row.get("target_box", ())),  # files of earlier versions have none
         ),
         state=row.get("state", ""),
     )

@@ -5,7 +5,7 @@ Framing: https://www.tensorflow.org/tutorials/load_data/tfrecord; message: tenso
 
 import gzip
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from io import BytesIO
@@ -22,6 +22,7 @@ from cua_rl.types.errors import ConfigError
 
 _MAX_RECORD_BYTES = 2**30
 _GZIP = b"\x1f\x8b"
+_FIELD = descriptor_pb2.FieldDescriptorProto
 _LISTS = ("bytes_list", "float_list", "int64_list")
 
 
@@ -60,36 +61,43 @@ def _read_records(file: IO[bytes]) -> Iterator[bytes]:
         yield record[:length]
 
 
+def message_class(name: str, messages: Mapping[str, Mapping[int, tuple[str, object, bool]]]) -> Any:
+    """The class of a message, whose fields are given by their numbers: name, type or message, whether it is a list.
+
+    Fields that are not given are skipped.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="read", syntax="proto3")
+    for message, fields in messages.items():
+        described = file.message_type.add(name=message)
+        for number, (field, kind, is_list) in fields.items():
+            label = _FIELD.LABEL_REPEATED if is_list else _FIELD.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                described.field.add(
+                    name=field, number=number, label=label, type=_FIELD.TYPE_MESSAGE, type_name=f".read.{kind}"
+                )
+            else:
+                described.field.add(name=field, number=number, label=label, type=cast("Any", kind))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{name}"))
+
+
 @cache
 def _example_class() -> Any:
     """The message `Example`; its map of features has the same bytes as a list of entries."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
-
-    def add(message: str, *fields: tuple[str, object, bool]) -> None:
-        described = file.message_type.add(name=message)
-        for number, (name, kind, is_list) in enumerate(fields, start=1):
-            label = field.LABEL_REPEATED if is_list else field.LABEL_OPTIONAL
-            if isinstance(kind, str):
-                described.field.add(
-                    name=name, number=number, label=label, type=field.TYPE_MESSAGE, type_name=f".tensorflow.{kind}"
-                )
-            else:
-                described.field.add(name=name, number=number, label=label, type=cast("Any", kind))
-
-    add("BytesList", ("value", field.TYPE_BYTES, True))
-    add("FloatList", ("value", field.TYPE_FLOAT, True))
-    add("Int64List", ("value", field.TYPE_INT64, True))
-    add(
-        "Feature",
-        *((name, kind, False) for name, kind in zip(_LISTS, ("BytesList", "FloatList", "Int64List"), strict=True)),
+    kinds = ("BytesList", "FloatList", "Int64List")
+    types = (_FIELD.TYPE_BYTES, _FIELD.TYPE_FLOAT, _FIELD.TYPE_INT64)
+    lists = zip(_LISTS, kinds, strict=True)
+    return message_class(
+        "Example",
+        {
+            **{kind: {1: ("value", held, True)} for kind, held in zip(kinds, types, strict=True)},
+            "Feature": {number: (name, kind, False) for number, (name, kind) in enumerate(lists, start=1)},
+            "Entry": {1: ("key", _FIELD.TYPE_STRING, False), 2: ("value", "Feature", False)},
+            "Features": {1: ("feature", "Entry", True)},
+            "Example": {1: ("features", "Features", False)},
+        },
     )
-    add("Entry", ("key", field.TYPE_STRING, False), ("value", "Feature", False))
-    add("Features", ("feature", "Entry", True))
-    add("Example", ("features", "Features", False))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def android_control_episode(example: Row, where: str) -> Row:
@@ -108,7 +116,10 @@ def android_control_episode(example: Row, where: str) -> Row:
         "goal": texts["goal"][0],
         "actions": texts["actions"],
         "step_instructions": texts["step_instructions"],
-        "screenshots": [b64encode(picture).decode() for picture in example["screenshots"]],
+        **{
+            name: [b64encode(one).decode() for one in example.get(name, ())]
+            for name in ("screenshots", "accessibility_trees")
+        },
     }
 
 

@@ -192,6 +192,9 @@ class _Foreign:
                 if made.ends_before is not None:
                     self._count(f"end before {made.ends_before}, which our tools lack", named.where)
                 for what, number in {
+                    "actions with the box of the element that they aim at": sum(
+                        bool(turn.agent.target_box) for turn in made.record.rollout.turns
+                    ),
                     "actions only look at the screen: no turns": named.num_looks,
                     "first actions go to an app or page: no turns, the rollouts begin there": named.num_starts,
                     "first actions without a screenshot before them: no turns, rollouts begin later": named.num_unseen,

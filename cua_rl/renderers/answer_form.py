@@ -16,6 +16,8 @@ _NOT_ENFORCED = frozenset({"uniqueItems", "contains", "not", "if", "dependentReq
 """Keywords of JSON schemas that xgrammar takes and leaves to the model."""
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _DATA = ("enum", "const", "default", "examples")
+_BLANKS_OF_A_CALL, _BLANKS_OF_A_FORMAT = 2, 64
+"""In a row, in JSON: a model that is free to go on with blanks can do so until `max_tokens`. Formats are indented."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def write_grammar(form: AnswerForm, *, thinks: bool, uses_tags: bool) -> str:
         calls: JsonDict = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
         formats.append({**calls, "stop_after_first": form.one_call})
     if form.schema is not None and not form.must_call:
-        formats.append({"type": "json_schema", "json_schema": _with_items(form.schema)})
+        formats.append(_json(_with_items(form.schema), _BLANKS_OF_A_FORMAT))
     answer: JsonDict = formats[0] if len(formats) == 1 else {"type": "or", "elements": formats}
     if thinks:
         thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
@@ -82,7 +84,7 @@ def write_grammar(form: AnswerForm, *, thinks: bool, uses_tags: bool) -> str:
 
 def _call(tool: Tool, *, uses_tags: bool) -> JsonDict:
     schema = _with_items({"type": "object", **tool.parameters})
-    content: JsonDict = {"type": "json_schema", "json_schema": schema}
+    content = _json(schema, _BLANKS_OF_A_CALL)
     if uses_tags:
         begin, end = f"<tool_call>\n<function={tool.name}>\n", "\n</function>\n</tool_call>"
         content["style"] = "qwen_xml"
@@ -90,6 +92,10 @@ def _call(tool: Tool, *, uses_tags: bool) -> JsonDict:
         name = json.dumps(tool.name, ensure_ascii=False)
         begin, end = f'<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>"
     return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _json(schema: object, max_blanks: int) -> JsonDict:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": max_blanks}
 
 
 def _read_choice(choice: object, *, is_chat: bool) -> tuple[str, list[str] | None, bool]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -45,6 +45,7 @@ from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import load_successes
 from cua_rl.task_loader import load_tasks
+from cua_rl.types.actions import Action
 from cua_rl.types.errors import ConfigError, DatabaseError
 from cua_rl.types.rollout import Datum, ImageChunk, Rollout
 
@@ -67,6 +68,10 @@ class OpenedData:
     description: str
     longest_tokens: int
     """Tokens of the longest conversation; with demonstrations, which are made as needed, of the first one."""
+    boxes: Mapping[tuple[str, Action], tuple[int, ...]] = field(
+        default_factory=dict[tuple[str, Action], tuple[int, ...]]
+    )
+    """Of elements that recorded actions aim at, by the sha256 of the screenshot and the action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +288,12 @@ async def _open_rollouts(
         f"in run {training.run_name!r} "
         f"(of {successes.num_successes}, {successes.num_repeats} of them repeats)",
         longest_tokens=longest_tokens,
+        boxes={
+            (turn.agent.before.sha256, turn.agent.action): turn.agent.target_box
+            for rollout in successes.rollouts
+            for turn in rollout.turns
+            if turn.agent.target_box and turn.agent.before is not None and turn.agent.action is not None
+        },
     )
 
 

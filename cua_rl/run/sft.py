@@ -90,9 +90,12 @@ async def _run(prepared: PreparedSft, folder: LogDirectory, checkpoint: Checkpoi
             )
         )
         held_out = await prepared.data.dataset.held_out()
-        steps = list(islice(held_out_steps(held_out, prepared.renderer), prepared.config.num_eval_actions))
+        steps = list(
+            islice(held_out_steps(held_out, prepared.renderer, prepared.data.boxes), prepared.config.num_eval_actions)
+        )
         if prepared.server is not None:
-            display.note(f"compares the actions of {num_of(len(steps), 'held-out step')}")
+            boxes = num_of(sum(bool(step.target_box) for step in steps), "box", "boxes")
+            display.note(f"compares the actions of {num_of(len(steps), 'held-out step')}, {boxes} of elements known")
         async with starting("trainer and model server" if steps else "trainer", display.status):
             trainer, exam = await _start(stack, prepared, folder, checkpoint, steps)
         loop = SftLoop(prepared=prepared, folder=folder, trainer=trainer, exam=exam, log=log, display=display)

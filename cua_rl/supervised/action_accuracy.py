@@ -1,12 +1,13 @@
 """Action accuracy: on how many held-out steps the greedy answer asks for the recorded action.
 
-Each step is asked for behind the recorded conversation up to it. Actions are compared by the rules of Android in the
-Wild (arXiv:2307.10088; google-research, android_in_the_wild/action_matching.py) without its boxes of elements, and by
-stricter ones where it compares only types or axes.
+Each step is asked for behind the recorded conversation up to it. Clicks are right in the box of the element that is
+aimed at, as in AndroidControl (arXiv:2406.03679), where a data set tells it. Else actions are compared by the rules of
+Android in the Wild (arXiv:2307.10088; google-research, android_in_the_wild/action_matching.py), and by stricter ones
+where it compares only types or axes.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import hypot
@@ -38,6 +39,8 @@ class HeldOutStep:
     num_answer_tokens: int
     action: Action | Finish
     cursor: tuple[int, int] | None
+    target_box: tuple[int, ...] = ()
+    """Of the element that the action aims at: left, top, right, bottom in pixels of the screen; empty if not known."""
 
     @property
     def screen(self) -> EncodedImage:
@@ -56,7 +59,9 @@ class ActionExam:
         """The metrics of the adapter that was published last; raises `SamplingError`."""
         given = await asyncio.gather(*map(self._answer, self.steps))
         pairs = list(zip(self.steps, given, strict=True))
-        right = [(step.action, same_action(step.action, action, step.screen)) for step, action in pairs]
+        right = [
+            (step.action, same_action(step.action, action, step.screen, step.target_box)) for step, action in pairs
+        ]
         parts = {
             "": [is_right for _, is_right in right],
             "/type": [type(action) is type(step.action) for step, action in pairs],
@@ -74,8 +79,13 @@ class ActionExam:
         return _read_action(self.renderer, generated.sequences[0].tokens, step.screen, step.cursor)
 
 
-def held_out_steps(datums: Sequence[Datum], renderer: Renderer) -> Iterator[HeldOutStep]:
-    """Every answer of these conversations that asks for one of our actions on a screenshot, in their order."""
+def held_out_steps(
+    datums: Sequence[Datum], renderer: Renderer, boxes: Mapping[tuple[str, Action], tuple[int, ...]]
+) -> Iterator[HeldOutStep]:
+    """Every answer of these conversations that asks for one of our actions on a screenshot, in their order.
+
+    `boxes` are those of the elements that are aimed at, by the sha256 of the screenshot and the action.
+    """
     for datum in datums:
         ids, cursor = datum.model_input.token_ids(renderer.image_token_id), None
         for is_answer, run in groupby(range(len(ids)), datum.loss_mask.__getitem__):
@@ -85,7 +95,13 @@ def held_out_steps(datums: Sequence[Datum], renderer: Renderer) -> Iterator[Held
                 continue
             action = _read_action(renderer, answer, prompt.images[-1], cursor)
             if action is not None:
-                yield HeldOutStep(prompt=prompt, num_answer_tokens=len(answer), action=action, cursor=cursor)
+                yield HeldOutStep(
+                    prompt=prompt,
+                    num_answer_tokens=len(answer),
+                    action=action,
+                    cursor=cursor,
+                    target_box=() if isinstance(action, Finish) else boxes.get((prompt.images[-1].sha256, action), ()),
+                )
                 cursor = (None if isinstance(action, Finish) else cursor_after(action)) or cursor
 
 
@@ -110,11 +126,19 @@ def _read_action(
     return None if isinstance(action, ParseFailure) else action
 
 
-def same_action(recorded: Action | Finish, given: Action | Finish | None, screen: EncodedImage) -> bool:
-    """Whether an answer does what was recorded: of one type, and where that has one, at one place, with one text."""
+def same_action(
+    recorded: Action | Finish, given: Action | Finish | None, screen: EncodedImage, target_box: Sequence[int] = ()
+) -> bool:
+    """Whether an answer does what was recorded: of one type, and where that has one, at one place, with one text.
+
+    The place is the box of the element that is aimed at, if that is known.
+    """
     if type(recorded) is not type(given):
         return False
     if isinstance(recorded, _AtPoint) and isinstance(given, _AtPoint):
+        if target_box:
+            left, top, right, bottom = target_box
+            return left <= given.x <= right and top <= given.y <= bottom
         across, down = (recorded.x - given.x) / screen.width_px, (recorded.y - given.y) / screen.height_px
         return hypot(across, down) <= MAX_TAP_DISTANCE
     match recorded, given:

@@ -175,6 +175,8 @@ class AgentTurn:
     """Seconds per stage: respond, ground, execute, observe."""
     more_actions: tuple[Action, ...] = ()
     """Further actions on the same answer."""
+    target_box: tuple[int, ...] = ()
+    """Left, top, right and bottom of the element that the action aims at in `before`, where a data set tells them."""
 
     @property
     def actions(self) -> tuple[Action, ...]:

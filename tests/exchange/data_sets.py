@@ -228,7 +228,27 @@ def write_many_records(path: Path, *examples: bytes) -> Path:
     return path
 
 
-def android_control_example(*actions: dict[str, Any], size: tuple[int, int] = (192, 320)) -> bytes:
+def accessibility_tree(*windows: tuple[int, Sequence[tuple[tuple[int, int, int, int], Sequence[int]]]]) -> bytes:
+    """An AndroidAccessibilityForest as google-deepmind/android_env, android_env/proto/a11y, written by hand.
+
+    A window is its layer with nodes, a node its bounds with the numbers of its fields that are true.
+    """
+
+    def number(place: int, value: int) -> bytes:
+        return varint(place << 3) + varint(value)
+
+    def node(bounds: tuple[int, int, int, int], flags: Sequence[int]) -> bytes:
+        rect = b"".join(number(side, value) for side, value in enumerate(bounds, start=1))
+        name = field(3, b"android.widget.Button")
+        return field(1, number(1, 7) + field(2, rect) + name + b"".join(number(flag, 1) for flag in flags))
+
+    return b"".join(
+        field(1, number(4, layer) + field(5, b"Chrome") + field(11, b"".join(node(*one) for one in nodes)))
+        for layer, nodes in windows
+    )
+
+
+def android_control_example(*actions: dict[str, Any], size: tuple[int, int] = (192, 320), tree: bytes = b"") -> bytes:
     """An episode as google-research/google-research, android_control/README.md."""
     number = len(actions) + 1
     return example(
@@ -236,7 +256,7 @@ def android_control_example(*actions: dict[str, Any], size: tuple[int, int] = (1
             "episode_id": [7],
             "goal": [b"Buy tea."],
             "screenshots": [draw(place) for place in range(number)],
-            "accessibility_trees": [b"\x0a"] * number,
+            "accessibility_trees": [tree] * number,
             "screenshot_widths": [size[0]] * number,
             "screenshot_heights": [size[1]] * number,
             "actions": [json.dumps(action).encode() for action in actions],

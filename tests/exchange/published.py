@@ -115,7 +115,7 @@ def android_control_record(*actions: dict[str, Any]) -> dict[str, Any]:
         "episode_id": 7,
         "goal": "Buy tea.",
         "screenshots": [shot(place) for place in range(number)],
-        "accessibility_trees": ["CqctCgo="] * number,
+        "accessibility_trees": [""] * number,
         "screenshot_widths": [WIDTH_PX] * number,
         "screenshot_heights": [HEIGHT_PX] * number,
         "actions": [json.dumps(action) for action in actions],

@@ -32,6 +32,7 @@ from cua_rl.types.conversation import EncodedImage, ToolCall
 from cua_rl.types.errors import ConfigError
 from tests.exchange.data_sets import (
     AGUVIS_STEP,
+    accessibility_tree,
     agentnet,
     aguvis,
     android_control_example,
@@ -270,6 +271,63 @@ async def test_tfrecords_of_android_control_are_read_like_their_json(tmp_path: P
         turn.model.text for turn in same.record.rollout.turns
     ]
     assert record.record.task == same.record.task
+
+
+def boxes_of(made: Replayed) -> list[tuple[int, ...]]:
+    return [turn.agent.target_box for turn in made.record.rollout.turns]
+
+
+async def test_boxes_of_elements_come_in_pixels_of_the_screenshot_from_each_set_that_has_them(tmp_path: Path) -> None:
+    # 192 x 320 pixels
+    episode = odyssey(("CLICK", [[500, 250]]), ("SCROLL", [[500, 750], [500, 250]]), ("CLICK", [[500, 250]]))
+    episode["steps"][0]["sam2_bbox"] = [250, 125, 750, 375]
+    (made,) = await imported(write_odyssey(tmp_path / "odyssey", episode))
+    assert boxes_of(made) == [(48, 40, 144, 120), (), ()]
+
+    (made,) = await imported(write_mind2web(tmp_path, mind2web_row(0, "86,70,20.4,20", "TYPE", value="tea")))
+    assert boxes_of(made) == [(86, 70, 106, 90), ()]  # of the click before the text
+
+    seen, clickable, editable, long_clickable = 23, 14, 15, 19
+    tree = accessibility_tree(
+        (1, [((0, 0, 192, 320), [seen, clickable]), ((0, 0, 192, 20), [seen, clickable])]),
+        (
+            3,  # in front, whatever its place
+            [
+                ((10, 40, 110, 80), [seen, clickable]),
+                ((10, 40, 60, 80), [seen]),  # its label
+                ((20, 50, 30, 60), [clickable]),  # hidden
+                ((110, 40, 150, 80), [seen, editable]),
+                ((110, 40, 150, 80), [seen, long_clickable]),
+            ],
+        ),
+        (2, [((0, 30, 192, 90), [seen, clickable])]),
+    )
+    at = [(25, 55), (130, 60), (110, 60), (96, 85), (96, 10), (96, 200)]
+    actions = [{"action_type": "click", "x": x, "y": y} for x, y in at] + [{"action_type": "wait"}]
+    path = write_records(tmp_path / "android_control-00000-of-00020", android_control_example(*actions, tree=tree))
+    (made,) = await imported(path)
+    assert boxes_of(made) == [
+        (10, 40, 110, 80),
+        (110, 40, 150, 80),
+        (110, 40, 150, 80),  # an edge belongs to both; the smaller one
+        (0, 30, 192, 90),
+        (0, 0, 192, 20),
+        (0, 0, 192, 320),
+        (),
+        (),
+    ]
+    half = android_control_example(
+        *actions[:1], size=(384, 640), tree=accessibility_tree((1, [((0, 0, 50, 90), [seen, clickable])]))
+    )
+    (made,) = await imported(write_records(tmp_path / "half-00000-of-00020", half))
+    assert boxes_of(made)[0] == (0, 0, 25, 45)  # screenshots of half the size of the display
+
+
+async def test_accessibility_trees_in_another_form_are_refused(tmp_path: Path) -> None:
+    record = android_control_record({"action_type": "click", "x": 96, "y": 160})
+    (tmp_path / "one.json").write_text(json.dumps(record | {"accessibility_trees": ["CqctCgo="] * 2}))
+    with pytest.raises(ConfigError, match="expected accessibility trees of AndroidControl in base64, got 'CqctCgo='"):
+        await imported(tmp_path)
 
 
 async def test_tfrecords_of_android_in_the_wild_become_episodes(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_actions_are_the_same_by_type_place_direction_and_text(
     assert same_action(recorded, given, SCREEN) is is_same
 
 
+@pytest.mark.parametrize(
+    ("given", "is_right"),
+    [
+        (Click(x=300, y=100), True),  # far from the recorded click, on the same wide element
+        (Click(x=600, y=140), True),  # its last pixel
+        (Click(x=601, y=100), False),
+        (Click(x=100, y=141), False),  # near, beside it
+        (LongPress(x=300, y=100), False),
+    ],
+)
+def test_a_click_is_right_in_the_box_of_the_element_that_was_aimed_at(given: Action, is_right: bool) -> None:
+    assert same_action(Click(x=100, y=120), given, SCREEN, (60, 90, 600, 140)) is is_right
+
+
 def shown(number: int) -> Message:
     image = EncodedImage(data=draw(number), format="png", width_px=WIDTH_PX, height_px=HEIGHT_PX)
     return Message(role="user", content=(image,))
@@ -96,7 +110,7 @@ def test_a_step_has_the_conversation_before_its_answer_as_the_model_would_be_ask
     )
     datum = build_supervised_datum(RENDERER, Demonstration(items=items, tools=()), name="one")
 
-    steps = list(held_out_steps([datum], RENDERER))
+    steps = list(held_out_steps([datum], RENDERER, {}))
 
     assert [step.action for step in steps] == [
         MoveMouse(x=96, y=80),
@@ -110,17 +124,19 @@ def test_a_step_has_the_conversation_before_its_answer_as_the_model_would_be_ask
 
 
 @pytest.mark.parametrize(
-    ("answer", "whole", "kind", "click", "text"),
+    ("answer", "box", "whole", "kind", "click", "text"),
     [
         # of two clicks, one text and an end: the near click; both clicks are of its type
-        (called(action="left_click", coordinate=[480, 510]), 0.25, 0.5, 0.5, 0),
-        (called(action="type", text="TEA"), 0.25, 0.25, 0, 1),
-        (called(action="terminate", status="failure"), 0, 0.25, 0, 0),
-        (called(action="fly"), 0, 0, 0, 0),
+        (called(action="left_click", coordinate=[480, 510]), (), 0.25, 0.5, 0.5, 0),
+        # (92, 163) is within the box of what the far one aimed at, too
+        (called(action="left_click", coordinate=[480, 510]), (80, 20, 190, 180), 0.5, 0.5, 1, 0),
+        (called(action="type", text="TEA"), (), 0.25, 0.25, 0, 1),
+        (called(action="terminate", status="failure"), (), 0, 0.25, 0, 0),
+        (called(action="fly"), (), 0, 0, 0, 0),
     ],
 )
 async def test_the_shares_of_steps_whose_answers_are_right(
-    answer: ToolCall, whole: float, kind: float, click: float, text: float
+    answer: ToolCall, box: tuple[int, ...], whole: float, kind: float, click: float, text: float
 ) -> None:
     recorded = [
         called(action="left_click", coordinate=[500, 500]),
@@ -130,7 +146,8 @@ async def test_the_shares_of_steps_whose_answers_are_right(
     ]
     items = [item for number, call in enumerate(recorded) for item in (shown(number), call)]
     datum = build_supervised_datum(RENDERER, Demonstration(items=tuple(items), tools=()), name="one")
-    steps = list(held_out_steps([datum], RENDERER))
+    boxes: dict[tuple[str, Action], tuple[int, ...]] = {(datum.model_input.images[1].sha256, Click(x=173, y=32)): box}
+    steps = list(held_out_steps([datum], RENDERER, boxes))
     fake = FakeVllm(RENDERER, default_answer=write_answer(reasoning=None, text=None, tool_calls=[answer]))
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url, ExternalServer(url) as server:
         async with SamplingClient(server) as sampler:

@@ -58,7 +58,9 @@ class Engine:
     renderer: Renderer
     folder: Path
 
-    async def train(self, agent: object, devices: DeviceBackend, tasks: list[Task], *, max_turns: int = 3) -> Trained:
+    async def train(
+        self, agent: object, devices: DeviceBackend, tasks: list[Task], *, max_turns: int = 3, max_tokens: int = 48
+    ) -> Trained:
         """Publish the policy, let the agent work in groups, and train one step, as the loop does.
 
         Rewards go up with the place in the group, so that every group teaches something.
@@ -72,7 +74,7 @@ class Engine:
             recorder=FakeRecorder(),
             max_turns=max_turns,
         )
-        params = SamplingParams(max_tokens=48, temperature=1.0)
+        params = SamplingParams(max_tokens=max_tokens, temperature=1.0)
         plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
         groups = await collect_groups(tasks, partial(run_group, runner, job=plan), _with_spread)
         scored = [score_group(group, "mean") for group in groups]

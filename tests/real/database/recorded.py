@@ -113,6 +113,7 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
         action_error=None if action else "could not be parsed",
         after=make_observation(rng) if action else None,
         durations_s={"respond": rng.random(), "execute": 0.1 + 0.2},
+        target_box=(10, 20, 30, 40) if index == 1 else (),
     )
     return Turn(index=index, model=model, agent=done, state="" if index % 2 else f"state {index}\x00")
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -197,6 +198,39 @@ async def test_what_the_environment_or_the_verifier_causes_is_a_fault(
     rollout = await play(bench, {"task": VOWELS, "agent": ANSWER} | payload, "my blue sky")
 
     assert (rollout.stop_reason, rollout.reward) in [(StopReason.DEVICE_ERROR, None), (StopReason.TASK_ERROR, None)]
+    assert reason in str(rollout.error) + bench.log()
+
+
+REWARD = "/logs/verifier/reward"
+
+
+@pytest.mark.parametrize(
+    ("script", "reward", "reason"),
+    [
+        (f"echo 'all is well' >{REWARD}.json", None, "VerifierOutputParseError"),
+        (f"echo high >{REWARD}.txt", None, "VerifierOutputParseError"),
+        (f"""echo '{{"reward": NaN}}' >{REWARD}.json""", None, "Non-finite reward nan"),
+        (f"""echo '{{"reward": 1e999}}' >{REWARD}.json""", None, "Non-finite reward inf"),
+        (f"""echo '{{"speed": 1}}' >{REWARD}.json""", None, "expected the reward 'reward', got"),
+        ("kill -9 $$", None, "RewardFileNotFoundError"),
+        (f"sleep 900; echo 1 >{REWARD}.txt", None, "VerifierTimeoutError"),
+        (f"head -c 9000000 /dev/urandom; echo 0.25 >{REWARD}.txt", 0.25, ""),
+        (f"echo 0.75 >{REWARD}.txt; exit 3", 0.75, ""),
+    ],
+)
+async def test_an_odd_verifier_is_a_fault_unless_it_pays(
+    script: str, reward: float | None, reason: str, bench: Bench
+) -> None:
+    with TemporaryDirectory(dir=EXAMPLE.parents[2] / "build", prefix="harbor-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(DOUBLES / "harbor_tasks" / "no_reward", folder / "task")
+        (folder / "task" / "tests" / "test.sh").write_text(f"#!/bin/bash\n{script}\n")
+        payload = {"task": {"path": str(folder / "task")}, "agent": ANSWER, "verifier": {"override_timeout_sec": 20}}
+        rollout = await play(bench, payload, "my blue sky")
+
+    assert (rollout.reward and rollout.reward.total) == reward, rollout.error
+    assert (rollout.error is None) == (reward is not None)
     assert reason in str(rollout.error) + bench.log()
 
 

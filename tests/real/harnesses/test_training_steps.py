@@ -1,27 +1,43 @@
-"""Programs of others, in environments of their own, train for a step: `make test-harnesses` makes those."""
+"""Programs of others train for a step, unmodified: vendors' computer-use loops, and Harbor on tasks of a registry.
 
+`python -m tests.sampling.clients.loops` makes the environments of the loops and says which checkouts they need;
+`make test-harnesses` makes Harbor's.
+"""
+
+import os
 import re
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from cua_rl.agent.external import AgentCommand
+from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.ignored_fields import Api
+from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.types.rollout import Turn
+from cua_rl.types.rollout import SamplingParams, Turn
 from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
 from tests.real.harnesses.harbor_registry import EXAMPLE, PYTHON, TASKS, open_registry, reward_of
+from tests.sampling.clients.loops import LOOPS, device_backend
+from tests.sampling.clients.record import ENVIRONMENTS, PROGRAMS
+from tests.sampling.test_clients import GOAL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
-MAX_MODEL_LEN = 16_384  # system prompts of others are long
+MAX_MODEL_LEN = 16_384  # Anthropic's demo has a long system prompt
+NUM_TASKS, MAX_TURNS, MAX_TOKENS = 2, 3, 128
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -69,3 +85,56 @@ async def test_three_tasks_of_a_registry_of_harbor_train_a_step_and_their_verifi
     for one in (member for group in trained.groups for member in group.rollouts):
         assert one.validation is not None
         assert one.validation.score == reward_of(one.task_id, one.turns[0].model.text)
+
+
+class CallingGateway(Gateway):
+    """Lets every answer be a call of the computer tool, as a `tool_choice` of the loop would: the tiny model has never
+    seen the tool.
+    """
+
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
+        """Answer as the gateway does."""
+        choice = {"type": "tool", "name": "computer"} if api == "messages" else {"type": "computer_use_preview"}
+        return await super().answer(rollout_id, {**request, "tool_choice": choice}, api, is_trained=is_trained)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def caller(engine: Engine) -> AsyncGenerator[Engine]:
+    """The engine behind such a gateway."""
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0)
+    gateway = CallingGateway(engine.sampler, engine.renderer, params)
+    async with gateway.serve():
+        yield replace(engine, gateway=gateway)
+
+
+def lacking(name: str) -> str:
+    """Why a loop cannot run here; empty if it can."""
+    if not (ENVIRONMENTS / name).exists():
+        return f"no environment of {name}; python -m tests.sampling.clients.loops makes it"
+    checkout = LOOPS[name].checkout
+    return "" if checkout is None or checkout in os.environ else f"no checkout of {name}; name one in {checkout}"
+
+
+HERE = [pytest.param(name, marks=pytest.mark.skipif(bool(lacking(name)), reason=lacking(name))) for name in LOOPS]
+
+
+@pytest.mark.parametrize("name", HERE)
+async def test_a_vendors_loop_trains_a_step_and_its_turns_merge(name: str, caller: Engine, tmp_path: Path) -> None:
+    loop = LOOPS[name]
+    argv = (str(ENVIRONMENTS / name / "bin" / "python"), str(PROGRAMS / loop.program))
+    variables = () if loop.checkout is None else (loop.checkout,)
+    agent = ExternalAgent(AgentCommand(argv=argv, log_folder=tmp_path, variables=variables))
+    backend, sources = device_backend("phone", tmp_path)
+    tasks = load_tasks(sources, seed=0, split="train", device=backend.abilities).batch(0, NUM_TASKS)
+    async with backend:
+        trained = await caller.train(agent, backend, tasks, max_turns=MAX_TURNS, max_tokens=MAX_TOKENS)
+
+    turns = assert_trained(trained, num_groups=NUM_TASKS)
+    assert all(turn.model.grammar for turn in turns)
+    assert any(turn.agent.action is not None for turn in turns), [turn.model.text for turn in turns]
+    assert any(datum.model_input.images for datum in trained.batch.datums)
+    rollouts = [member for group in trained.groups for member in group.rollouts]
+    pairs = [pair for one in rollouts for pair in pairwise(turn.model for turn in one.turns)]
+    forks = [fork_reason(last, following, caller.renderer.image_token_id) for last, following in pairs]
+    assert pairs, [[turn.model.text for turn in one.turns] for one in rollouts]
+    assert forks.count(None) / len(forks) >= GOAL, forks

@@ -279,6 +279,26 @@ def test_forced_answers_are_those_that_the_renderer_writes_and_reads(folder: Pat
     assert takes(folder, several, f"Let me see. {written(CALLS[0])}") == begins_thinking
 
 
+@pytest.mark.parametrize(
+    ("form", "head", "tail", "most"),
+    [
+        (
+            AnswerForm(tools=TOOLS, must_call=TOOLS),
+            '<tool_call>\n{"name": "click", "arguments": {',
+            '"x": 5}}\n</tool_call>',
+            2,
+        ),
+        (AnswerForm(tools=(), schema={"properties": {"x": {"type": "integer"}}}), "{", '"x": 5}', 64),
+    ],
+)
+def test_a_model_cannot_go_on_with_blanks_for_ever(
+    folder: Path, form: AnswerForm, head: str, tail: str, most: int
+) -> None:
+    grammar = write_grammar(form, thinks=False, uses_tags=False)
+    assert takes(folder, grammar, f"{head}{' ' * most}{tail}")
+    assert not takes(folder, grammar, f"{head}{' ' * (most + 1)}{tail}")
+
+
 def test_a_call_written_by_the_grammar_of_an_unknown_object_can_be_read(
     folder: Path, renderer: Qwen3VLRenderer
 ) -> None:

@@ -58,6 +58,8 @@ class Loop:
     program: str
     packages: tuple[str, ...]
     api: Literal["responses", "messages"]
+    checkout: str | None = None
+    """The variable that names a checkout of its repository, if it is no package."""
 
 
 LOOPS: Mapping[str, Loop] = {
@@ -66,11 +68,13 @@ LOOPS: Mapping[str, Loop] = {
         program="openai_cua.py",
         packages=("requests==2.34.2", "python-dotenv==1.2.4", "pillow==13.0.0"),
         api="responses",
+        checkout="OPENAI_CUA_SAMPLE_APP",
     ),
     "anthropic_demo": Loop(
         program="anthropic_demo.py",
         packages=("anthropic==2.11.0",),
         api="messages",
+        checkout="ANTHROPIC_QUICKSTARTS",
     ),
     "langgraph_cua": Loop(program="langgraph_agent.py", packages=("langgraph-cua==0.0.1",), api="responses"),
 }
