@@ -25,7 +25,7 @@ from benchmarks.sampling_throughput import cpu_seconds, make_request, require_an
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.run_folder.model_folder import find_model
 from cua_rl.sampling.address import server_client
-from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
@@ -37,7 +37,7 @@ class RoundRobinClient(SamplingClient):
 
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
-    ) -> ServerReply:
+    ) -> tuple[Mapping[str, object], AdapterRef | None]:
         return await super().respond(path, payload, adapter=adapter, sticky_key=uuid4().hex)
 
 

@@ -242,9 +242,5 @@ def student_quantile(degrees: int) -> float:
     if degrees <= len(_STUDENT):
         return _STUDENT[degrees - 1]
     z = Z_95  # Fisher's expansion, accurate to 1e-4 from here on
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))

@@ -30,15 +30,11 @@ def find_files(path: Path) -> list[Path]:
     found = sorted(path.rglob("traj.jsonl")) or sorted(
         file
         for file in (path / "annotations" if (path / "annotations").is_dir() else path).rglob("*")
-        if _is_data(file)
+        if file.suffix in (".json", ".jsonl", ".parquet") or _is_tfrecord(file)
     )
     if not found:
         raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
     return found
-
-
-def _is_data(file: Path) -> bool:
-    return file.suffix in (".json", ".jsonl", ".parquet") or _is_tfrecord(file)
 
 
 def _is_tfrecord(file: Path) -> bool:

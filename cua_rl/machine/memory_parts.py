@@ -10,8 +10,7 @@ from cua_rl.machine.gpus import GpuPlacement, plan_gpus
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, ModelSizes
 from cua_rl.machine.prefix_cache import LARGEST_NUM_ROLLOUTS, RolloutShape, simulate_prefix_cache
-from cua_rl.run_folder.checkpoints import max_lora_rank
-from cua_rl.sampling.config import DEFAULT_NUM_SEQS, ServerConfig
+from cua_rl.sampling.config import DEFAULT_NUM_SEQS, ServerConfig, max_lora_rank
 from cua_rl.training.config import VISION_CACHE_GIB, Sharding, TrainerConfig
 
 GIB = 2**30

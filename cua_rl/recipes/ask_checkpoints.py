@@ -12,25 +12,22 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import chz
 
-from cua_rl.command_line.fields import check_numbers, setting
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.reporting.asked import AskedTurn, print_asked, write_asked_plot
 from cua_rl.reporting.json_lines import write_text
-from cua_rl.run.asking import find_models, load_recorded, open_questions, save_answers
+from cua_rl.run.asking import AskedRun, find_models, load_recorded, open_questions, save_answers
 from cua_rl.run_folder.recorded_run import find_base, open_training
-from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import ParityError
 
 
 @chz.chz
-class AskConfig:
+class AskConfig(AskedRun):
     """Ask checkpoints about recorded turns."""
 
-    log_path: Path = chz.field(doc="folder of a run of recipes.train")
     rollout_id: str = chz.field(doc="rollout with the turn; a prefix of its id is enough")
     turn: int | None = setting(None, "turn to answer, counted from 1 as in the monitor; None answers every turn")
     checkpoints: list[str] = setting(
@@ -39,15 +36,6 @@ class AskConfig:
         factory=list[str],
     )
     num_samples: int = setting(4, "answers of each checkpoint to a turn", at_least=1)
-    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
-    base_url: str | None = setting(
-        None, "URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
-    )
-    server: ServerConfig = chz.field(default_factory=ServerConfig)
-
-    @chz.validate
-    def _numbers_make_sense(self) -> None:
-        check_numbers(self)
 
 
 async def cli_main(config: AskConfig, environ: Mapping[str, str] = os.environ) -> None:

@@ -14,23 +14,21 @@ from pathlib import Path
 
 import chz
 
-from cua_rl.command_line.fields import check_numbers, setting, with_values
+from cua_rl.command_line.fields import setting, with_values
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.reporting.step_line import num_of
 from cua_rl.run.asking import BASE, adapter_of, find_models, open_questions
-from cua_rl.run.recovery import Found, Search, SearchSettings, load_failed
-from cua_rl.run.takeover import find_task, open_demonstrations, prepare_takeover
+from cua_rl.run.recovery import Found, Search, load_failed
+from cua_rl.run.takeover import ContinuedRun, find_task, open_demonstrations, prepare_takeover
 from cua_rl.run_folder.log_directory import read_checkpoints
 from cua_rl.run_folder.recorded_run import find_base, open_training
-from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import DeviceError
 
 
 @chz.chz
-class RecoverConfig:
+class RecoverConfig(ContinuedRun):
     """Find out how failed rollouts could have succeeded."""
 
-    log_path: Path = chz.field(doc="folder of a run of recipes.train")
     by: str | None = setting(
         None,
         "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
@@ -39,28 +37,13 @@ class RecoverConfig:
     num_rollouts: int = setting(16, "failed rollouts to recover from, the latest first, one of each group", at_least=1)
     num_turns: int = setting(3, "turns of each to go on from until a sibling succeeds, the last first", at_least=1)
     num_siblings: int = setting(4, "rollouts that go on from each of these turns", at_least=1)
-    max_turns: int | None = setting(
-        None, "maximum turns, including repeated ones; None is as many as the rollout was allowed", at_least=1
-    )
     max_concurrent_rollouts: int = setting(16, "most rollouts and devices at a time", at_least=1)
     seed: int = setting(0, "seed of the answers", at_least=0)
-    demonstrations: Path | None = setting(
-        None, "folder of demonstrations, to which these rollouts are added; None is <log_path>-demonstrations"
-    )
-    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
-    base_url: str | None = setting(
-        None, "URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
-    )
-    server: ServerConfig = chz.field(default_factory=ServerConfig)
-
-    @chz.validate
-    def _numbers_make_sense(self) -> None:
-        check_numbers(self)
 
 
 async def cli_main(config: RecoverConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Search, record, print; raises `DeviceError` if faults ended every rollout."""
-    folder = (config.demonstrations or Path(f"{config.log_path}-demonstrations")).expanduser().absolute()
+    folder = config.folder
     async with open_training(config.log_path, environ, "log_path") as run:
         failed = await load_failed(run, config.num_rollouts)
         base = await asyncio.to_thread(find_base, run, config.model_name)
@@ -77,7 +60,6 @@ async def cli_main(config: RecoverConfig, environ: Mapping[str, str] = os.enviro
             max_concurrent_rollouts=config.max_concurrent_rollouts,
         )
         prepared = replace(prepared, config=wanted)
-        settings = SearchSettings(num_siblings=config.num_siblings, num_turns=config.num_turns, seed=config.seed)
         print(f"{model.name} goes on from {num_of(len(failed), 'failed rollout')} of {run.folder.name}", flush=True)
         adapter = adapter_of(model)
         async with (
@@ -88,7 +70,9 @@ async def cli_main(config: RecoverConfig, environ: Mapping[str, str] = os.enviro
         ):
             search = Search(
                 failed=list(zip(failed, tasks, strict=True)),
-                settings=settings,
+                num_siblings=config.num_siblings,
+                num_turns=config.num_turns,
+                seed=config.seed,
                 prepared=prepared,
                 demonstrations=demonstrations,
                 adapter=adapter,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import chz
 
-from cua_rl.cluster import check_address, open_cluster
 from cua_rl.command_line.fields import Given, check_numbers, setting, with_presets
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import accept_value, explain_field
@@ -70,9 +69,7 @@ async def cli_main(config: ServeModelConfig, environ: Mapping[str, str] = os.env
         log_path=log_path,
     )
     if num_replicas is not None:
-        check_address("num_replicas", "server", config.server.gpus, environ)
-        async with open_cluster(log_path.parent, num_cpus=0, environ=environ) as cluster:
-            await keep_replicas(cluster, wanted, num_replicas, key)
+        await keep_replicas(wanted, num_replicas, key, environ)
     async with open_server(wanted, environ) as server:
         announce(server.base_url)
         await keep_serving(server)

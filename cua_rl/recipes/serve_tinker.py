@@ -36,7 +36,6 @@ from cua_rl.run.resolve import plan_trainer, rounding_limit
 from cua_rl.run.rollouts import make_servers, start_engines
 from cua_rl.run.trainer_nodes import open_trainer
 from cua_rl.run.training import prove_adapters
-from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.log_directory import LogDirectory, prepare_log_directory, run_folder
 from cua_rl.run_folder.model_folder import (
     fetch_weights,
@@ -49,7 +48,7 @@ from cua_rl.run_folder.model_folder import (
 )
 from cua_rl.sampling.canary import require_canary_room
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig, max_lora_rank
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.tinker_service.app import ServedModel, Service
 from cua_rl.tinker_service.data import Reader

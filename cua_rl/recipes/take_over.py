@@ -14,23 +14,21 @@ from pathlib import Path
 
 import chz
 
-from cua_rl.command_line.fields import check_numbers, setting
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.run.asking import adapter_of, find_models, load_recorded, open_questions
 from cua_rl.run.by_hand import Lines, read_lines
 from cua_rl.run.hand_page import serve_page
-from cua_rl.run.takeover import make_person, prepare_takeover, take_over
+from cua_rl.run.takeover import ContinuedRun, make_person, prepare_takeover, take_over
 from cua_rl.run_folder.recorded_run import find_base, open_training
-from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import DeviceError, TaskError
 from cua_rl.types.rollout import Rollout, StopReason
 
 
 @chz.chz
-class TakeOverConfig:
+class TakeOverConfig(ContinuedRun):
     """Go on from a turn of a recorded rollout, by hand or with another checkpoint."""
 
-    log_path: Path = chz.field(doc="folder of a run of recipes.train")
     rollout_id: str = chz.field(doc="rollout to take over; a prefix of its id is enough")
     turn: int = setting(1, "first turn that is not repeated, counted from 1 as in the monitor", at_least=1)
     by: str | None = setting(
@@ -38,28 +36,13 @@ class TakeOverConfig:
         "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
         "you, at this terminal",
     )
-    demonstrations: Path | None = setting(
-        None, "folder of demonstrations, to which this rollout is added; None is <log_path>-demonstrations"
-    )
-    max_turns: int | None = setting(
-        None, "maximum turns, including repeated ones; None is as many as the rollout was allowed", at_least=1
-    )
-    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
-    base_url: str | None = setting(
-        None, "by=...: URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
-    )
-    server: ServerConfig = chz.field(default_factory=ServerConfig)
-
-    @chz.validate
-    def _numbers_make_sense(self) -> None:
-        check_numbers(self)
 
 
 async def cli_main(
     config: TakeOverConfig, environ: Mapping[str, str] = os.environ, *, lines: Callable[[], Lines] | None = None
 ) -> None:
     """Take over, print, record; raises `DeviceError` or `TaskError` for a fault. `lines` are typed by default."""
-    folder = (config.demonstrations or Path(f"{config.log_path}-demonstrations")).expanduser().absolute()
+    folder = config.folder
     async with open_training(config.log_path, environ, "log_path") as run:
         recorded = await load_recorded(run, config.rollout_id)
         base = await asyncio.to_thread(find_base, run, config.model_name)

@@ -14,7 +14,6 @@ from cua_rl.rl.advantages import divide_by_batch_std, penalise_divergence
 from cua_rl.rl.config import LoopConfig
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
-from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types.rollout import Datum
@@ -60,13 +59,7 @@ class TrainStepResult:
 
 
 async def train_step(
-    trainer: Trainer,
-    batch: Batch,
-    config: LoopConfig,
-    *,
-    step: int,
-    max_steps: int,
-    policy_version: int | None = None,
+    trainer: Trainer, batch: Batch, config: LoopConfig, *, step: int, max_steps: int, policy_version: int | None = None
 ) -> TrainStepResult:
     """Train on `batch` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
@@ -90,7 +83,7 @@ async def train_step(
         before = await trainer.forward(datums, temperature=loss.temperature)
         metrics = merge_metrics(metrics, await asyncio.to_thread(gate.check, datums, before))
     proximal = before if loss.has_behaviour_weight else None
-    optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, max_steps))
+    optim = with_values(config.adam, learning_rate=config.learning_rate_at(step, max_steps))
     rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
     rows: dict[int, tuple[float, ...]] = {}
     part_metrics: list[dict[str, float]] = []
@@ -233,11 +226,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def _measure_move(
-    trainer: Trainer,
-    datums: Sequence[Datum],
-    before: Rows,
-    config: LoopConfig,
-    replayed_ids: Collection[str],
+    trainer: Trainer, datums: Sequence[Datum], before: Rows, config: LoopConfig, replayed_ids: Collection[str]
 ) -> dict[str, float]:
     """How far replayed rollouts are from the policy, and, with `compute_post_kl`, how far the step moved it."""
     replayed, rows = choose_datums(datums, before, lambda datum: datum.rollout_id in replayed_ids)

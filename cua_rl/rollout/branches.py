@@ -115,11 +115,11 @@ def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int
 
 
 async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> tuple[Moment, ...]:
-    """What siblings need to go on from here; nothing in a harness, whose program does the turns again.
+    """What siblings need to go on from here; nothing if they do the turns again.
 
     Raises `DeviceError` if the device cannot be copied.
     """
-    if isinstance(device, HarnessWorld):
+    if repeats_turns(device):
         return ()
     if not isinstance(device, CopiedDevice):
         raise DeviceError(
@@ -142,9 +142,14 @@ def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
     watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
 
 
+def repeats_turns(device: Device) -> bool:
+    """Whether siblings do their parent's turns again, as programs of harnesses do, which have worlds of their own."""
+    return isinstance(device, HarnessWorld)
+
+
 def retell(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
-    """The device for an agent that comes to the fork by itself; programs of harnesses act in worlds of their own."""
-    is_retold = bool(fork.turns or fork.arrival) and not isinstance(device, HarnessWorld)
+    """The device for an agent that comes to the fork by itself."""
+    is_retold = bool(fork.turns or fork.arrival) and not repeats_turns(device)
     return RetoldDevice(device, fork=fork, taken=taken) if is_retold else device
 
 

@@ -12,11 +12,12 @@ from math import fsum
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import chz
 from sqlalchemy import select
 
 from cua_rl.agent.action_format import ScreenAnswer
 from cua_rl.agent.device_step import cursor_after
-from cua_rl.command_line.fields import with_values
+from cua_rl.command_line.fields import check_numbers, setting, with_values
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.database.analysis_models import Analysis
 from cua_rl.database.models import Eval, Group, RolloutRow, Step
@@ -46,6 +47,22 @@ from cua_rl.types.rollout import AdapterRef, Rollout, SamplingParams
 
 BASE = "base"
 """Names the model without an adapter."""
+
+
+@chz.chz
+class AskedRun:
+    """A recorded run and a server of its base model: the settings that recipes which query its checkpoints share."""
+
+    log_path: Path = chz.field(doc="folder of a run of recipes.train")
+    model_name: str | None = setting(None, "base model, a folder or hub id, if it is not where the run found it")
+    base_url: str | None = setting(
+        None, "URL of a running vLLM server (with runtime LoRA updating) of the base model; None starts one"
+    )
+    server: ServerConfig = chz.field(default_factory=ServerConfig)
+
+    @chz.validate
+    def _numbers_make_sense(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +175,7 @@ class Questions:
         generated = await self.client.generate(given.prompt, params, image_token_id=image_token_id, adapter=adapter)
 
         async def post(request: Mapping[str, object]) -> Mapping[str, object]:
-            return (await self.client.respond(GENERATE_PATH, request, adapter=adapter)).body
+            return (await self.client.respond(GENERATE_PATH, request, adapter=adapter))[0]
 
         answer = given.sampled_tokens
         logprobs = await score_answer(post, given.prompt, answer, limits.temperature, image_token_id)

@@ -11,7 +11,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cua_rl.cluster import PACKAGE, ActorLost, Cluster, ClusterLost, digest_of, node_address, require_code
+from cua_rl.cluster import (
+    PACKAGE,
+    ActorLost,
+    Cluster,
+    ClusterLost,
+    check_address,
+    digest_of,
+    node_address,
+    open_cluster,
+    require_code,
+)
 from cua_rl.command_line.fields import with_values
 from cua_rl.host.processes import free_port
 from cua_rl.host.scratch import make_scratch_folder
@@ -19,10 +29,9 @@ from cua_rl.host.system import refuse_inspection
 from cua_rl.machine.gpus import plan_gpus, visible_gpus
 from cua_rl.machine.model_sizes import load_model_sizes
 from cua_rl.run.preflight import require_vllm_args
-from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.model_folder import fetch_weights, find_max_model_len, find_model, start_limit_s
 from cua_rl.sampling.address import API_KEY_VARIABLE
-from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig, max_lora_rank
 from cua_rl.sampling.server import VllmServer
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError, CuaError, boundary
@@ -125,13 +134,17 @@ class Replica:
         await self._stack.aclose()
 
 
-async def keep_replicas(cluster: Cluster, wanted: Served, num_replicas: int, key: str) -> None:
+async def keep_replicas(wanted: Served, num_replicas: int, key: str, environ: Mapping[str, str]) -> None:
     """Keep servers on nodes, each at a port of its own, until cancelled, and say where they are.
 
     Raises `CuaError` if one cannot be started for the first time.
     """
     assert wanted.server.port is not None, "a preset ensures that"
-    async with asyncio.TaskGroup() as kept:
+    check_address("num_replicas", "server", wanted.server.gpus, environ)
+    async with (
+        open_cluster(wanted.log_path.parent, num_cpus=0, environ=environ) as cluster,
+        asyncio.TaskGroup() as kept,
+    ):
         for index in range(num_replicas):
             server = with_values(wanted.server, port=wanted.server.port + index)
             log_path = wanted.log_path.with_stem(f"{wanted.log_path.stem}-{index + 1}")

@@ -33,10 +33,10 @@ from cua_rl.run.judge import has_judge, prepare_judge
 from cua_rl.run.preflight import prepare_prompts
 from cua_rl.run.rollout_config import IN_PIXELS
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder, max_lora_rank
+from cua_rl.run_folder.checkpoints import AdapterFolder, find_saved, load_adapter_folder
 from cua_rl.run_folder.log_directory import load_settings, run_folder
 from cua_rl.run_folder.model_folder import find_max_model_len, find_model, make_image_renderer, pinned_name
-from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig, max_lora_rank
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task

@@ -27,7 +27,7 @@ from cua_rl.run.devices import find_experts, require_own_model
 from cua_rl.run.prepared_training import check_trainer
 from cua_rl.run.resolve import plan_trainer
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run_folder.checkpoints import find_checkpoint, max_lora_rank
+from cua_rl.run_folder.checkpoints import find_checkpoint
 from cua_rl.run_folder.earlier_attempt import EarlierAttempt
 from cua_rl.run_folder.log_directory import run_folder
 from cua_rl.run_folder.model_folder import (
@@ -39,7 +39,7 @@ from cua_rl.run_folder.model_folder import (
     require_trainable,
 )
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
-from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig, max_lora_rank
 from cua_rl.supervised.action_accuracy import ANSWER_ROOM
 from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples

@@ -120,10 +120,8 @@ async def prepare_training(
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
     judge = await prepare_judge(config, train_tasks, held_out, log_dir=config.log_dir)
     _require_free_ports(config)
-    num_turns = min(
-        config.max_turns,
-        max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
-    )
+    tasks = (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)
+    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     if config.training == "local":
         check_trainer(config.trainer, environ, is_here=config.machine is None)
         require_canary_room(renderer, max_model_len)

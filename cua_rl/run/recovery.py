@@ -19,16 +19,6 @@ from cua_rl.types.rollout import AdapterRef, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    """How long to search."""
-
-    num_siblings: int
-    num_turns: int
-    """Turns of a rollout from which is gone on, at most."""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What came of a failed rollout: from which turn siblings succeeded, counted from 1; None if from none."""
 
@@ -82,7 +72,10 @@ class Search:
     """Failed rollouts of a run with their tasks, and what goes on from them, and where that is recorded."""
 
     failed: Sequence[tuple[Recorded, Task]]
-    settings: SearchSettings
+    num_siblings: int
+    num_turns: int
+    """Turns of a rollout from which is gone on, at most."""
+    seed: int
     prepared: PreparedTakeover
     demonstrations: Demonstrations
     adapter: AdapterRef | None
@@ -96,7 +89,7 @@ class Search:
 
     async def _recover(self, recorded: Recorded, task: Task) -> Found:
         """Go on from one turn after the other, until siblings succeed."""
-        places = fork_places(min(len(recorded.rollout.turns), task.max_turns), self.settings.num_turns)
+        places = fork_places(min(len(recorded.rollout.turns), task.max_turns), self.num_turns)
         groups: list[RolloutGroup] = []
         num_successes = 0
         for place in places:
@@ -117,9 +110,9 @@ class Search:
         job = replace(self.prepared, recorded=recorded, task=task, place=place).job(
             self.demonstrations.step, self.adapter
         )
-        job = replace(job, group_index=next(self._numbers), params=replace(job.params, seed=self.settings.seed))
+        job = replace(job, group_index=next(self._numbers), params=replace(job.params, seed=self.seed))
         origin = recorded.rollout.rollout_id, place
         return [
             replace(job, rollout_id=uuid4().hex, member_index=member, params=job.params.seeded(*origin, member))
-            for member in range(self.settings.num_siblings)
+            for member in range(self.num_siblings)
         ]

@@ -13,9 +13,8 @@ from cua_rl.renderers.families import find_family
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.model_folder import find_max_model_len
-from cua_rl.sampling.config import ServerConfig
+from cua_rl.sampling.config import ServerConfig, max_lora_rank
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 

@@ -34,7 +34,6 @@ from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ModelServer
 from cua_rl.supervised.action_accuracy import ACTION_ACCURACY, ActionExam, HeldOutStep, held_out_steps
-from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.config import LossConfig
 from cua_rl.types.rollout import Datum
@@ -218,7 +217,7 @@ class SftLoop:
 
     async def _train(self, step: int, datums: Sequence[Datum]) -> dict[str, float]:
         config = self.prepared.config
-        optim = with_values(config.adam, learning_rate=learning_rate_at(step, config, self.prepared.max_steps))
+        optim = with_values(config.adam, learning_rate=config.learning_rate_at(step, self.prepared.max_steps))
         started = time.monotonic()
         output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
         taken = await self.trainer.optim_step(optim)

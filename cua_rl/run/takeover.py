@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import chz
+
 from cua_rl.agent.action_format import ToolCalls, reach
 from cua_rl.agent.device_step import cursor_after
+from cua_rl.command_line.fields import setting
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.recorder import DatabaseRecorder
@@ -25,7 +28,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rollout.branches import Fork
 from cua_rl.rollout.run import RolloutJob, RolloutRunner
-from cua_rl.run.asking import Recorded, conversation_of
+from cua_rl.run.asking import AskedRun, Recorded, conversation_of
 from cua_rl.run.by_hand import Lines, Person
 from cua_rl.run.devices import PreparedDevices, open_devices, prepare_devices
 from cua_rl.run.judge import prepare_judge
@@ -45,6 +48,23 @@ from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, Turn
 
 _SAME = ("renderer", "server.max_pixels")
 """Settings of the runs whose rollouts are taken over: demonstrations that are learned from together have the same."""
+
+
+@chz.chz
+class ContinuedRun(AskedRun):
+    """A recorded run whose rollouts others continue, and the folder that records the continuations."""
+
+    max_turns: int | None = setting(
+        None, "maximum turns, including repeated ones; None is as many as the rollout was allowed", at_least=1
+    )
+    demonstrations: Path | None = setting(
+        None, "folder of demonstrations, to which these rollouts are added; None is <log_path>-demonstrations"
+    )
+
+    @property
+    def folder(self) -> Path:
+        """Of the demonstrations."""
+        return (self.demonstrations or Path(f"{self.log_path}-demonstrations")).expanduser().absolute()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

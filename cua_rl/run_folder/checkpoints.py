@@ -11,7 +11,6 @@ from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
 from cua_rl.types.errors import ConfigError, boundary
 
 MANIFEST_NAME = "checkpoint.json"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -161,11 +160,3 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
         changes_model=changes_model,
         reaches_vision=any(".visual." in name for name in header),
     )
-
-
-def max_lora_rank(rank: int) -> int:
-    """The smallest `--max-lora-rank` that vLLM accepts and that fits `rank`."""
-    fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
-    if not fitting:
-        raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")
-    return fitting[0]

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.reporting.step_line import num_of
-from cua_rl.run_folder.checkpoints import max_lora_rank
 from cua_rl.run_folder.earlier_attempt import CHANGED, Curve, curve_at, settings_at
 from cua_rl.run_folder.model_folder import repository_of
+from cua_rl.sampling.config import max_lora_rank
 from cua_rl.types.json_values import is_array, is_object
 
 ExportKind = Literal["merged", "adapter"]

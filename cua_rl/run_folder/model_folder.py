@@ -117,7 +117,7 @@ def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[L
     """Raise `ConfigError` for a model of a family that the trainer does not know, or not without an adapter."""
     if not lora_modules:
         raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
-    kind = _model_type(model_path)
+    kind = str(json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type"))
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
@@ -133,10 +133,6 @@ def require_trainable(model_path: Path, lora_rank: int, lora_modules: Sequence[L
             f"lora_rank: expected at least 1 for a model of type {kind!r}, got 0, which trains all weights: "
             f"{FAMILIES[kind].full_training_problem}; train an adapter"
         )
-
-
-def _model_type(model_path: Path) -> str:
-    return str(json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type"))
 
 
 def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels: int | None = None) -> Renderer:

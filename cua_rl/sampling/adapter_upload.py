@@ -61,7 +61,9 @@ class AdapterUpload:
         match method, words:
             case "GET", [""]:
                 return HTTPStatus.OK, {}
-            case "GET", [name] if _NAME.fullmatch(name) and self._is_whole(name):
+            case "GET", [name] if _NAME.fullmatch(name) and all(
+                (self._folder / name / file).is_file() for file in ADAPTER_FILES
+            ):
                 return HTTPStatus.OK, {"path": str(self._folder / name)}
             case "DELETE", [name] if _NAME.fullmatch(name):
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
@@ -80,9 +82,6 @@ class AdapterUpload:
             case _:
                 message = f"expected {UPLOAD_PATH}/NAME/FILE with FILE one of {', '.join(ADAPTER_FILES)}"
                 return HTTPStatus.NOT_FOUND, {"error": {"message": message}}
-
-    def _is_whole(self, name: str) -> bool:
-        return all((self._folder / name / file).is_file() for file in ADAPTER_FILES)
 
     async def _store(self, path: Path, receive: Receive) -> bool:
         """Write the body to `path`, atomically; False if it is too long or ends early."""

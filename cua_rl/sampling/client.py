@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Self
 from uuid import uuid4
@@ -28,14 +27,6 @@ _MAX_MOVES = 2
 _MAX_UNHEALTHY = 3
 """Consecutive failed health checks after which a replica counts as lost."""
 _CHECKS_PER_LOG_LINE = 6  # attempts to rejoin between two lines in the log: half a minute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReply:
-    """An answer of the server, and the adapter that produced it (None: the base model)."""
-
-    body: Mapping[str, object]
-    adapter: AdapterRef | None
 
 
 class SamplingClient:
@@ -175,8 +166,11 @@ class SamplingClient:
 
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
-    ) -> ServerReply:
-        """Post for this adapter, else the current one; equal keys reach one replica. Raises `SamplingError`."""
+    ) -> tuple[Mapping[str, object], AdapterRef | None]:
+        """Post for this adapter, else the current one, and return it with the answer; equal keys reach one replica.
+
+        Raises `SamplingError`.
+        """
         used = adapter or self.current
         if used is not None:
             self.pin(used)
@@ -190,7 +184,7 @@ class SamplingClient:
                             await replica.unload_all_but(self._uses, num_kept=self._max_adapters - 1)
                         await replica.load(used)
                     name = replica.server.model.name if used is None else replica.name_of(used)
-                    return ServerReply(body=await replica.sample(name, path, payload), adapter=used)
+                    return await replica.sample(name, path, payload), used
                 except ReplicaLost as lost:
                     await self._lose(replica, lost)
                     if num_moves == _MAX_MOVES:
@@ -206,8 +200,8 @@ class SamplingClient:
         self, turn: TurnRequest, *, adapter: AdapterRef | None = None, sticky_key: str = ""
     ) -> tuple[Sampled, AdapterRef | None]:
         """The answer of a turn and the adapter that gave it, as `respond`."""
-        reply = await self.respond(RESPONSES_PATH, turn.payload, adapter=adapter, sticky_key=sticky_key)
-        return parse_sampled(reply.body), reply.adapter
+        body, used = await self.respond(RESPONSES_PATH, turn.payload, adapter=adapter, sticky_key=sticky_key)
+        return parse_sampled(body), used
 
     async def generate(
         self,
@@ -221,7 +215,7 @@ class SamplingClient:
         """Continue a prompt with this adapter, else the current one; raises as `draw_samples`."""
 
         async def ask(request: Mapping[str, object]) -> Mapping[str, object]:
-            return (await self.respond(GENERATE_PATH, request, adapter=adapter, sticky_key=sticky_key)).body
+            return (await self.respond(GENERATE_PATH, request, adapter=adapter, sticky_key=sticky_key))[0]
 
         return await draw_samples(ask, prompt, params, image_token_id)
 

@@ -9,11 +9,13 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
+from cua_rl.types.errors import ConfigError
 
 DEFAULT_NUM_SEQS, DEFAULT_IMAGES = 128, 32
 _CONTEXT_TOKENS = 4096
 GPU_MEMORY_UTILIZATION = 0.85
 START_TIMEOUT_S = 300.0
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 
 
 @chz.chz
@@ -77,3 +79,11 @@ class ServerConfig:
     def context_tokens(self) -> int:
         """`max_model_len`, or the default of a server that is started by itself."""
         return self.max_model_len or _CONTEXT_TOKENS
+
+
+def max_lora_rank(rank: int) -> int:
+    """The smallest `--max-lora-rank` that vLLM accepts and that fits `rank`."""
+    fitting = [allowed for allowed in _LORA_RANKS if allowed >= rank]
+    if not fitting:
+        raise ConfigError(f"lora_rank: expected at most {_LORA_RANKS[-1]}, got {rank}; lower it")
+    return fitting[0]

@@ -18,12 +18,7 @@ from cua_rl.host.users import computing_environment
 from cua_rl.renderers.families import find_family
 from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
-from cua_rl.sampling.config import (
-    DEFAULT_IMAGES,
-    DEFAULT_NUM_SEQS,
-    GPU_MEMORY_UTILIZATION,
-    ServerConfig,
-)
+from cua_rl.sampling.config import DEFAULT_IMAGES, DEFAULT_NUM_SEQS, GPU_MEMORY_UTILIZATION, ServerConfig
 from cua_rl.types.errors import ConfigError
 
 _FOR_DOWNLOADS = ("HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")

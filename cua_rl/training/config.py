@@ -4,6 +4,7 @@ One class each for people, the run and the processes: the run fills in what is `
 """
 
 from dataclasses import dataclass
+from math import cos, pi
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +14,7 @@ from cua_rl.command_line.fields import setting
 from cua_rl.renderers.families import LoraModule
 
 LossName = Literal[
-    "importance_sampling",
-    "ppo",
-    "cispo",
-    "gspo",
-    "decoupled_ppo",
-    "dppo",
-    "dro",
-    "stable_reinforce",
-    "cross_entropy",
+    "importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "dppo", "dro", "stable_reinforce", "cross_entropy"
 ]
 Loader = Literal["hf", "unsloth"]
 Kernels = Literal["torch", "compiled"]
@@ -267,3 +260,21 @@ class LearningConfig:
     adam: OptimConfig = chz.field(default_factory=OptimConfig)
     trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
+
+    def learning_rate_at(self, step: int, max_steps: int) -> float:
+        """The learning rate of `step`, counted from 1: linear warm-up over `warmup_steps`, then the schedule.
+
+        "linear" and "cosine" decay to 0, as in Transformers, and reach it after the last step, not in it: at rate 0 the
+        rollouts of a step would be wasted. The first step after the warm-up has the full rate, and so has a single one.
+        """
+        highest, warmup_steps = self.learning_rate, self.warmup_steps
+        if step <= warmup_steps:
+            return highest * step / (warmup_steps + 1)
+        progress = (step - 1 - warmup_steps) / max(1, max_steps - warmup_steps)
+        match self.learning_rate_schedule:
+            case "constant":
+                return highest
+            case "linear":
+                return highest * (1 - progress)
+            case "cosine":
+                return highest * (1 + cos(pi * progress)) / 2

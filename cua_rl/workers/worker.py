@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,6 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
+
+from sqlalchemy import Connection
 
 from cua_rl.cluster import PACKAGE, digest_of, node_address
 from cua_rl.command_line.fields import with_values
@@ -226,26 +228,20 @@ async def open_workplace(
     if others := [part for part, digest in own.items() if digest != setup.identity[part]]:
         raise ConfigError(f"expected the run's {' and '.join(others)} on {socket.gethostname()}, got others; copy them")
     await check_connection(url)
-    ahead_s = await asyncio.to_thread(require_attempt, url, setup.scope) - setup.clock_ahead_s
-    if abs(ahead_s) < _CLOCK_TOLERANCE_S:
-        ahead_s = 0.0
-    else:
-        logger.warning("worker=%s the clock of %s is wrong by %.0f s", name, socket.gethostname(), ahead_s)
+    ahead_s = await _measure_clock(setup, url, name)
     async with AsyncExitStack() as stack:
         recorder = DatabaseRecorder(
             url,
             image_token_id=renderer.image_token_id,
             scope=setup.scope,
-            write=lambda connection, scope, events: write_worker_events(
-                connection, scope, [event_in_run_time(timed, ahead_s) for timed in events]
-            ),
+            write=partial(_write, ahead_s),
             linger_s=LINGER_S,
             flush_linger_s=FLUSH_LINGER_S,
         )
         recorder = await stack.enter_async_context(recorder)
         servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
-        client = SamplingClient(*servers, namespace=setup.namespace, stall_timeout_s=config.devices.turn_timeout_s)
-        sampler = await stack.enter_async_context(client)
+        sampler = SamplingClient(*servers, namespace=setup.namespace, stall_timeout_s=config.devices.turn_timeout_s)
+        await stack.enter_async_context(sampler)
         devices = await stack.enter_async_context(open_devices(prepared, max_devices=num_slots))
         runners = open_runners(
             config,
@@ -268,6 +264,19 @@ async def open_workplace(
             device_metrics=devices.pool.take_metrics,
             clock_ahead_s=ahead_s,
         )
+
+
+async def _measure_clock(setup: WorkerSetup, url: str, name: str) -> float:
+    """How far this clock is ahead of the run's, 0 if by little; raises `ConfigError` as `require_attempt` does."""
+    ahead_s = await asyncio.to_thread(require_attempt, url, setup.scope) - setup.clock_ahead_s
+    if abs(ahead_s) < _CLOCK_TOLERANCE_S:
+        return 0.0
+    logger.warning("worker=%s the clock of %s is wrong by %.0f s", name, socket.gethostname(), ahead_s)
+    return ahead_s
+
+
+def _write(ahead_s: float, connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+    return write_worker_events(connection, scope, [event_in_run_time(timed, ahead_s) for timed in events])
 
 
 def event_in_run_time(timed: TimedEvent, ahead_s: float) -> TimedEvent:

@@ -16,7 +16,7 @@ from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.asking import Recorded
 from cua_rl.run.prepared_sft import build_recorded_examples
-from cua_rl.run.recovery import Found, Search, SearchSettings, fork_places
+from cua_rl.run.recovery import Found, Search, fork_places
 from cua_rl.run.takeover import Demonstrations, PreparedTakeover
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.tasks.task import Task
@@ -63,7 +63,9 @@ async def search(task: Task, recorder: FakeRecorder) -> tuple[list[Found], list[
         )
         found = await Search(
             failed=[(one, task) for one in failed],
-            settings=SearchSettings(num_siblings=NUM_SIBLINGS, num_turns=3, seed=1),
+            num_siblings=NUM_SIBLINGS,
+            num_turns=3,
+            seed=1,
             prepared=prepared,
             demonstrations=Demonstrations(step=1, runner=runner, recorder=recorder),
             adapter=None,

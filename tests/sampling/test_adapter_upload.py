@@ -117,8 +117,8 @@ async def test_a_client_without_the_files_waits_until_their_owner_sends_them_to_
             await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
         fake.adapters.clear()
         async with serve(tmp_path / "after"):
-            reply = await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
-    assert reply.adapter == elsewhere
+            _, used = await follower.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
+    assert used == elsewhere
     assert fake.adapters == {"policy-000001-run": str(tmp_path / "after" / "policy-000001-run")}
 
 

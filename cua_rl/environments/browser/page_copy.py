@@ -52,13 +52,14 @@ AIM = """
 focus => {
   const active = document.querySelectorAll('*')[focus];
   if (!active || active === document.activeElement || active === document.body) return null;
-  globalThis.cuaHold = event => {
+  const hold = event => {
     event.stopImmediatePropagation();
     if (event.type === 'click') event.preventDefault();
   };
-  for (const kind of ['down', 'up', 'move', 'over', 'enter'])
-    for (const name of ['pointer' + kind, 'mouse' + kind]) addEventListener(name, cuaHold, true);
-  addEventListener('click', cuaHold, true);
+  globalThis.cuaHeld = new AbortController();
+  const kinds = ['down', 'up', 'move', 'over', 'enter'];
+  for (const name of ['click', ...kinds.flatMap(kind => ['pointer' + kind, 'mouse' + kind])])
+    addEventListener(name, hold, { capture: true, signal: cuaHeld.signal });
   const { x, y, width, height } = active.getBoundingClientRect();
   return [x + width / 2, y + height / 2];
 }
@@ -68,10 +69,8 @@ Nothing on the page hears of it until `RELEASE`."""
 
 RELEASE = """
 () => {
-  for (const kind of ['down', 'up', 'move', 'over', 'enter'])
-    for (const name of ['pointer' + kind, 'mouse' + kind]) removeEventListener(name, cuaHold, true);
-  removeEventListener('click', cuaHold, true);
-  delete globalThis.cuaHold;
+  cuaHeld.abort();
+  delete globalThis.cuaHeld;
 }
 """
 

@@ -30,7 +30,13 @@ PARITY_LIMIT = 0.005
 
 @pytest.fixture(scope="module")
 def folder(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = Run(tmp_path_factory.mktemp("asked") / "run", "max_steps=2", "sampling.seed=1", f"base_url={server.base_url}", "monitor=false")
+    run = Run(
+        tmp_path_factory.mktemp("asked") / "run",
+        "max_steps=2",
+        "sampling.seed=1",
+        f"base_url={server.base_url}",
+        "monitor=false",
+    )
     assert run.finish() == 0, run.output()
     return run.folder
 

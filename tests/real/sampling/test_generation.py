@@ -150,7 +150,7 @@ async def test_an_answer_that_is_given_has_the_logprobs_that_it_has_when_it_is_s
     answer = tiny_renderer.encode("It is open now.<|im_end|>")
 
     async def ask(request: Mapping[str, object]) -> Mapping[str, object]:
-        return (await client.respond(GENERATE_PATH, request, adapter=trained)).body
+        return (await client.respond(GENERATE_PATH, request, adapter=trained))[0]
 
     # greedy sampling reports what it would at temperature 1
     for temperature, reported_at in ((1.0, 1.0), (0.5, 0.5), (0.0, 1.0)):

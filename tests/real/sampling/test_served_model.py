@@ -73,14 +73,14 @@ async def test_a_served_model_gets_adapters_over_http_and_rejoins_after_a_crash(
         assert remote.model.takes_adapters
         # the first rollout goes to the first server, the second one to the other
         for key in ("a", "b"):
-            assert (await client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)).adapter is not None
+            assert (await client.respond(RESPONSES_PATH, REQUEST, sticky_key=key))[1] is not None
 
         engine = next(
             one for one in psutil.Process(process.pid).children(recursive=True) if "vllm" in one.name().lower()
         )
         engine.kill()
         asks = [client.respond(RESPONSES_PATH, REQUEST, sticky_key="b") for _ in range(3)]
-        assert all(reply.adapter is not None for reply in await asyncio.gather(*asks))
+        assert all(used is not None for _, used in await asyncio.gather(*asks))
         assert client.replicas == (own,)
 
         async with asyncio.timeout(patience(240)):

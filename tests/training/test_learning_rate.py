@@ -2,13 +2,12 @@ from math import cos, pi
 
 import pytest
 
-from cua_rl.supervised.learning_rate import learning_rate_at
 from cua_rl.training.config import LearningConfig, RateSchedule
 
 
 def rates(schedule: RateSchedule, warmup_steps: int = 0, max_steps: int = 5) -> list[float]:
     config = LearningConfig(learning_rate=2.0, learning_rate_schedule=schedule, warmup_steps=warmup_steps)
-    return [learning_rate_at(step, config, max_steps) for step in range(1, max_steps + 1)]
+    return [config.learning_rate_at(step, max_steps) for step in range(1, max_steps + 1)]
 
 
 def test_a_line_falls_by_equal_steps_and_is_at_zero_after_the_last_one() -> None:
