@@ -1,8 +1,9 @@
 """Become a Postgres server: `python postgres_launcher.py JSON`, with the fields of `Launch`.
 
-Locks the data folder, creates the cluster if there is none, gives its tables to a role without superuser rights, and
-replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long as any process of that server. The
-server obeys files beside its socket; settings in the data folder, which may come from elsewhere, have no effect.
+Locks the data folder, creates the cluster if there is none, gives its tables to a role without superuser rights, makes
+another one that may only read, and replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long
+as any process of that server. The server obeys files beside its socket; settings in the data folder, which may come
+from elsewhere, have no effect.
 
 Postgres refuses to run as root. Started by root, it gets a user without capabilities, which reaches a data folder
 below, say, /root only through a descriptor that was opened before. Standard library only.
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import pwd
+import resource
 import shutil
 import stat
 import subprocess
@@ -27,11 +29,18 @@ EXIT_REFUSED = 78
 """The data folder holds what we never put there."""
 ROLE = "cua_rl"
 """The role of runs and monitors: owns the database, but can neither read files nor start programs."""
+READER = "cua_rl_reader"
+"""The role of people's own queries (`monitor/sql_queries.py`): may call no function that changes or holds anything."""
+ASK = "public.cua_rl_ask"
+"""Rows of a query; its error messages, which may quote values of hundreds of megabytes, are cut on the server."""
+MEMORY_BYTES = 2 * 2**30
+"""What each connection may hold besides the shared buffers: a query that asks for more fails, and nothing else does."""
 
 _LOCK_WAIT_S = 3.0  # the server of a controller that was just killed needs a moment to shut down
 _ACCESS = f"""\
-# Only the user who started the server may connect, and only as a role without superuser rights.
+# Only the user who started the server may connect, and only as roles without superuser rights.
 local all {ROLE} peer map=controller
+local postgres {READER} peer map=controller
 """
 _INSTRUCTIONS = ("recovery.signal", "standby.signal", "postgresql.auto.conf", "backup_label", "tablespace_map")
 """Files of a data folder that the server obeys whatever its command line says."""
@@ -41,12 +50,28 @@ _MADE_IN_PUBLIC = (  # an earlier version made the tables as superuser; indexes 
     "UNION ALL SELECT format('ALTER ROUTINE %s', oid::regprocedure) FROM pg_proc "
     "WHERE pronamespace = 'public'::regnamespace"
 )
+_VOLATILE = (  # functions that change settings, take locks, wait, send or write: for the owner of the tables alone
+    "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND provolatile = 'v' "
+    "AND proname <> 'random' AND has_function_privilege('public', oid, 'EXECUTE')"
+)
 _OWN_EVERYTHING = f"""\
 DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{ROLE}') THEN CREATE ROLE {ROLE}; END IF; END $$
 ALTER ROLE {ROLE} LOGIN CREATEDB
 ALTER DATABASE postgres OWNER TO {ROLE}
 ALTER SCHEMA public OWNER TO {ROLE}
 DO $$ DECLARE made text; BEGIN FOR made IN {_MADE_IN_PUBLIC} LOOP EXECUTE made || ' OWNER TO {ROLE}'; END LOOP; END $$
+DO $$ DECLARE f text; BEGIN FOR f IN {_VOLATILE} LOOP EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO {ROLE}', f); \
+EXECUTE format('REVOKE EXECUTE ON ROUTINE %s FROM PUBLIC', f); END LOOP; END $$
+REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC
+DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{READER}') THEN CREATE ROLE {READER}; END IF; END $$
+ALTER ROLE {READER} LOGIN CONNECTION LIMIT 3
+ALTER ROLE {READER} SET default_transaction_read_only = on
+ALTER ROLE {READER} SET temp_file_limit = '256MB'
+ALTER ROLE {READER} SET log_min_messages = 'panic'
+ALTER ROLE {READER} SET log_min_error_statement = 'panic'
+CREATE OR REPLACE FUNCTION {ASK}(query text) RETURNS SETOF text[] LANGUAGE plpgsql STABLE AS $$ BEGIN \
+RETURN QUERY EXECUTE query; EXCEPTION WHEN OTHERS THEN \
+RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = left(SQLERRM, 500); END $$
 """
 """What the superuser does once, one statement a line."""
 
@@ -94,6 +119,9 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(folder, True)
     settings = [*configuration, *(f"--{setting}" for setting in launch.settings)]
     command = [*launch.as_user, f"{launch.bin_dir}/postgres", "-D", name, "-k", launch.socket_dir, *settings]
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     os.execvp(command[0], command)
 
 
@@ -143,7 +171,11 @@ def _find_link(data_dir: Path) -> Path | None:
 def _write_configuration(folder: Path) -> tuple[str, ...]:
     """Write all files that configure the server, and return its options that name them."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    texts = {"config_file": "", "hba_file": _ACCESS, "ident_file": f'controller "{user}" {ROLE}\n'}
+    texts = {
+        "config_file": "",
+        "hba_file": _ACCESS,
+        "ident_file": "".join(f'controller "{user}" {role}\n' for role in (ROLE, READER)),
+    }
     for name, text in texts.items():
         (folder / name).write_text(text)
     return tuple(f"--{name}={folder / name}" for name in texts)

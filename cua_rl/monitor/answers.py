@@ -16,6 +16,7 @@ from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
 from cua_rl.monitor.schemas import Problem
 from cua_rl.monitor.set_comparison import SetError
+from cua_rl.monitor.sql_queries import SqlClosedError, SqlError
 from cua_rl.types.errors import DatabaseError
 from cua_rl.types.json_values import is_array, is_object
 
@@ -55,7 +56,9 @@ def add_refusals(app: FastAPI) -> None:
     """Map our errors, and an unreachable database, to responses."""
     app.add_exception_handler(NotFoundError, _answer(404))
     app.add_exception_handler(CursorError, _answer(422))
-    app.add_exception_handler(SetError, _answer(422))
+    for refusal in (SetError, SqlError):
+        app.add_exception_handler(refusal, _answer(422))
+    app.add_exception_handler(SqlClosedError, _answer(409))
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (DatabaseError, OperationalError, InterfaceError, PoolTimeoutError):
         app.add_exception_handler(kind, _away)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from cua_rl.monitor import benchmark_routes, ingest, live, notes, rollout_routes, run_routes, security
+from cua_rl.monitor import benchmark_routes, ingest, live, notes, rollout_routes, run_routes, security, sql_routes
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed, listening
@@ -67,6 +67,7 @@ def make_app(
     app.include_router(notes.router)
     app.include_router(rollout_routes.router)  # before those whose {phase} would take their addresses
     app.include_router(run_routes.router)
+    app.include_router(sql_routes.router)
     _add_pages(app, static)
     return app
 

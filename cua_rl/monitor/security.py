@@ -231,6 +231,13 @@ class BodyRoute(APIRoute):
         return _admit_anybody(request)
 
 
+class ReadRoute(BodyRoute):
+    """A route for those who may read, and ask with a body."""
+
+    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
+        return _admit_reader(request)
+
+
 class WriteRoute(BodyRoute):
     """A route for those who may write."""
 
@@ -240,6 +247,12 @@ class WriteRoute(BodyRoute):
 
 @asynccontextmanager
 async def _admit_anybody(request: Request) -> AsyncGenerator[BodyBudget]:
+    yield BodyBudget(_BODY_LIMIT_BYTES)
+
+
+@asynccontextmanager
+async def _admit_reader(request: Request) -> AsyncGenerator[BodyBudget]:
+    await require_read(request, await given_token(request, await _bearer(request)))
     yield BodyBudget(_BODY_LIMIT_BYTES)
 
 

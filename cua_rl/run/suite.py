@@ -57,8 +57,8 @@ class SuiteConfig(EvaluateConfig):
     )
     accept: bool = setting(
         False,
-        "accept the checkpoint unless there is an alarm or faults left too few tasks for `power`; the first one is always "
-        "accepted",
+        "accept the checkpoint unless there is an alarm, or faults left too few tasks for `power`; the first one is "
+        "always accepted",
     )
 
 

@@ -30,6 +30,7 @@ from scripts.red_team.doors import (
     attack_image,
     attack_ingest,
     attack_monitor_bodies,
+    attack_queries,
     attack_session,
 )
 from scripts.red_team.findings import Finding, Findings, Targets
@@ -68,6 +69,7 @@ ATTACKS: tuple[tuple[int, Callable[[Targets], Findings]], ...] = (
     (20, attack_inspection),
     (9, attack_other_desktop),
     (8, attack_files),
+    (25, attack_queries),
     (11, attack_ingest),
     (12, attack_session),
     (13, attack_secrets),

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+import psycopg
 
 from cua_rl.database.session import make_writer_engine
 from cua_rl.monitor.projects import create_project
@@ -34,6 +35,20 @@ from scripts.red_team.targets import WRITE_TOKEN, status_of
 _WRONG: tuple[Any, ...] = (True, -1.5, "no \x00 text", [], [[1, None]], {"a": {"b": [1]}}, 10**30)
 _JSON = {"Content-Type": "application/json"}
 HOLD_S = 3.0
+_QUERIES = (
+    *("DELETE FROM rollouts", "WITH gone AS (DELETE FROM rollouts RETURNING id) SELECT * FROM gone"),
+    *("SELECT 1; DROP TABLE turns", "SELECT 1) AS asked; DROP TABLE turns; --", "COPY rollouts TO PROGRAM 'true'"),
+    *("SELECT token_sha256 FROM projects", "SELECT key_sha256 FROM tinker_keys", "SELECT rolpassword FROM pg_authid"),
+    *("SELECT pg_read_file('/etc/passwd')", "SELECT pg_ls_dir('/')", "SELECT lo_import('/etc/passwd')"),
+    *("SELECT * FROM dblink('', 'SELECT 1') AS t(a int)", "SET ROLE cua_rl", "SELECT current_setting('hba_file')"),
+    *("SELECT set_config('role', 'cua_rl', false)", "SELECT set_config('statement_timeout', '0', false)"),
+    *("SELECT pg_sleep(60)", "SELECT pg_advisory_lock(1)", "SELECT id FROM rollouts FOR UPDATE"),
+    *("SELECT pg_terminate_backend(pid) FROM pg_stat_activity", "SELECT pg_notify('cua_rl', '{}')"),
+    "SELECT query_to_xml('SELECT * FROM projects', true, true, '')",
+    "SELECT " + ", ".join(["repeat('x', 700000000)"] * 5),
+    "SELECT count(*) FROM generate_series(1, 100000000)",
+    "SELECT count(*) FROM generate_series(1, 100000) AS a, generate_series(1, 1000000) AS b",
+)
 
 
 def gateway_of(targets: Targets) -> tuple[Server, str]:
@@ -152,6 +167,21 @@ def attack_monitor_bodies(targets: Targets) -> Findings:
     cost, status = cost_of(monitor, partial(upload, monitor, "/api/ingest/batch", 60))
     yield check_cost(10, "60 MB without a token", cost)
     yield check(10, "60 MB without a token: answer", "401, 413 or hung up", status, status in (0, 401, 403, 413))
+
+
+def attack_queries(targets: Targets) -> Findings:
+    """Row 25: queries in SQL that write, read keys, files or others' rows, wait, or take what the machine has."""
+    base = targets.run.monitor
+    with psycopg.connect(targets.run.database_url) as owner:
+        (before,) = owner.execute("SELECT count(*) FROM rollouts").fetchone() or (0,)
+        for sql in _QUERIES:
+            status = status_of("POST", f"{base}/api/runs/1/sql", json={"sql": sql})
+            yield check(25, sql, "422", status, status == 422)
+        (after,) = owner.execute("SELECT count(*) FROM rollouts").fetchone() or (0,)
+    yield check(25, "rollouts after them", "no fewer", f"{before} to {after}", after >= before)
+    others = "SELECT count(*) FROM pg_stat_activity WHERE usename <> session_user AND query NOT LIKE '<insufficient%'"
+    rows = httpx.post(f"{base}/api/runs/1/sql", json={"sql": others}, trust_env=False, timeout=60).json().get("rows")
+    yield check(25, "queries of others that one sees", "none", rows, rows == [["0"]])
 
 
 def attack_ingest(targets: Targets) -> Findings:

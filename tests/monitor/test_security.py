@@ -18,6 +18,8 @@ from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, Sessions
 READ, WRITE = "a-read-token-for-tests", "a-write-token-for-tests"
 OPEN = ("/api/session",)
 """What may be asked without a token: whether one is needed, and signing in with one."""
+ASKED = ("/api/runs/run_id/sql",)
+"""What has a body and only reads, as tests/real/monitor/test_sql_queries.py shows."""
 
 
 def rules(read_token: str | None, hosts: Sequence[str] = LOOPBACK_HOSTS) -> AccessRules:
@@ -55,7 +57,7 @@ async def test_where_reading_needs_a_token_no_route_of_the_api_answers_without_i
 async def test_no_route_writes_without_the_write_token() -> None:
     async with asking(rules(READ), headers={"Authorization": f"Bearer {READ}"}) as client:
         schema = (await client.get("/api/openapi.json")).json()
-        writes = [one for one in operations(schema) if one[0] != "get" and one[1] not in OPEN]
+        writes = [one for one in operations(schema) if one[0] != "get" and one[1] not in (*OPEN, *ASKED)]
         answers = [await client.request(*one, json={"success": True, "reason": "r", "actor": "a"}) for one in writes]
 
     assert len(writes) == 3  # verdicts, notes

@@ -37,7 +37,7 @@ export async function signIn(token: string): Promise<void> {
 }
 
 /** Fetch JSON from the monitor's API. Throws `ApiError`. */
-export async function request<T>(path: string, options: { method?: string; body?: unknown } = {}): Promise<T> {
+export async function request<T>(path: string, options: { method?: string; body?: unknown; signal?: AbortSignal } = {}): Promise<T> {
   const headers: Record<string, string> = { accept: "application/json" };
   if (options.body !== undefined) headers["content-type"] = "application/json";
   let response: Response;
@@ -45,6 +45,7 @@ export async function request<T>(path: string, options: { method?: string; body?
     response = await fetch(path, {
       method: options.method ?? "GET",
       headers,
+      ...(options.signal ? { signal: options.signal } : {}),
       ...(options.body === undefined ? {} : { body: JSON.stringify(options.body) }),
     });
   } catch {

@@ -29,6 +29,7 @@ export const exportPath = (runId: string, rolloutId: string, kind: "page" | "fil
 export const notesPath = (runId: string, rolloutId?: string) => `${run(runId)}/notes${query({ rollout_id: rolloutId })}`;
 export const notePath = (runId: string, noteId: number) => `${run(runId)}/notes/${noteId}`;
 export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
+export const sqlPath = (runId: string) => `${run(runId)}/sql`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;
 export const comparePath = (runIds: readonly string[]) =>

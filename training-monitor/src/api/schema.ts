@@ -558,6 +558,30 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{run_id}/sql": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Sql Page
+         * @description What a query about the run's database can read, and queries to begin with.
+         */
+        get: operations["get_sql_page_api_runs__run_id__sql_get"];
+        put?: never;
+        /**
+         * Ask In Sql
+         * @description The rows of one SELECT. A client that goes away ends its query.
+         */
+        post: operations["ask_in_sql_api_runs__run_id__sql_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}/step/{step}/change": {
         parameters: {
             query?: never;
@@ -2537,6 +2561,13 @@ export interface components {
             step: number;
             success: components["schemas"]["Rate"];
         };
+        /** SavedQuery */
+        SavedQuery: {
+            /** Name */
+            name: string;
+            /** Sql */
+            sql: string;
+        };
         /**
          * ScreenshotRef
          * @description A screenshot; its bytes are at /api/screenshots/{sha256}.
@@ -2881,6 +2912,81 @@ export interface components {
             phase: "baseline" | "step" | "eval";
             /** Step */
             step: number;
+        };
+        /**
+         * SqlAnswer
+         * @description Rows of a query, with values as Postgres writes them.
+         */
+        SqlAnswer: {
+            /** Columns */
+            columns: components["schemas"]["SqlColumn"][];
+            /**
+             * Cut
+             * @description the limit that ended the list; null if these are all rows
+             */
+            cut: ("rows" | "size") | null;
+            /** Duration S */
+            duration_s: number;
+            /** Rows */
+            rows: (string | null)[][];
+        };
+        /** SqlColumn */
+        SqlColumn: {
+            /** Is Number */
+            is_number: boolean;
+            /** Name */
+            name: string;
+            /** Type */
+            type: string;
+        };
+        /** SqlField */
+        SqlField: {
+            /** Name */
+            name: string;
+            /**
+             * Refers To
+             * @description table and column
+             */
+            refers_to: string | null;
+            /** Type */
+            type: string;
+        };
+        /**
+         * SqlPage
+         * @description What a query about a run's database can read, and queries to begin with.
+         */
+        SqlPage: {
+            /**
+             * Closed
+             * @description why the database takes no queries; null if it takes them
+             */
+            closed: string | null;
+            /** Max Rows */
+            max_rows: number;
+            /** Saved */
+            saved: components["schemas"]["SavedQuery"][];
+            /** Tables */
+            tables: components["schemas"]["SqlTable"][];
+            /** Time Limit S */
+            time_limit_s: number;
+        };
+        /** SqlQuestion */
+        SqlQuestion: {
+            /**
+             * Sql
+             * @description one SELECT
+             */
+            sql: string;
+        };
+        /**
+         * SqlTable
+         * @description A table and its columns, as far as a query can read them.
+         */
+        SqlTable: {
+            /** Columns */
+            columns: components["schemas"]["SqlField"][];
+            /** Name */
+            name: string;
         };
         /** StatusChange */
         StatusChange: {
@@ -6317,6 +6423,198 @@ export interface operations {
             };
             /** @description Not Found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_sql_page_api_runs__run_id__sql_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlPage"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    ask_in_sql_api_runs__run_id__sql_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SqlQuestion"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlAnswer"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };

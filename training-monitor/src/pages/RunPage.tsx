@@ -9,6 +9,7 @@ import { useShortcuts } from "../ui/keys";
 import { Notes } from "../ui/Notes";
 import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCosts } from "./Costs";
+import { RunAsk } from "./RunAsk";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
@@ -18,7 +19,7 @@ import { RunTasks } from "./RunTasks";
 import { RunTimeline } from "./RunTimeline";
 import { RunVerdicts } from "./RunVerdicts";
 
-const TABS = ["", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config"] as const;
+const TABS = ["", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "ask"] as const;
 type Tab = (typeof TABS)[number];
 const TAB_NAMES: Record<Tab, string> = {
   "": "Charts",
@@ -29,6 +30,7 @@ const TAB_NAMES: Record<Tab, string> = {
   cost: "Cost",
   verdicts: "Verdicts",
   config: "Configuration",
+  ask: "SQL",
 };
 
 export function RunPage({ runId }: { runId: string }) {
@@ -136,6 +138,8 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
       return <RunVerdicts run={run} />;
     case "config":
       return <RunConfig run={run} />;
+    case "ask":
+      return <RunAsk run={run} />;
   }
 }
 

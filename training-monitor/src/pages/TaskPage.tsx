@@ -151,7 +151,7 @@ export function CountBars({ counts, rest }: { counts: readonly Bar[]; rest?: Par
         <li key={one.name}>
           <i style={{ width: `${(one.count / most) * 100}%` }} />
           <span className="count-name" title={words(one.name)}>{one.to ? <Link data-row to={one.to}>{one.label ?? words(one.name)}</Link> : (one.label ?? words(one.name))}</span>
-          <b>{one.count.toLocaleString("en-US")}</b>
+          <b>{formatNumber(one.count)}</b>
         </li>
       ))}
     </ul>
