@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import chz
+import psutil
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
@@ -179,12 +180,18 @@ async def cut(host: Host, seconds: float) -> None:
 
 async def kill_rank(node: OwnedProcess, rank: int) -> None:
     """Kill one trainer process of a node."""
-    ranks = processes_of(node.command_pid(), "cua_rl.training.worker")
-    next(process for process in ranks if process.environ().get("RANK") == str(rank)).kill()
+
+    def ranks() -> list[psutil.Process]:
+        found = processes_of(node.command_pid(), "cua_rl.training.worker")
+        return [process for process in found if process.environ().get("RANK") == str(rank)]
+
+    await wait_until(ranks, f"for rank {rank}")
+    ranks()[0].kill()
 
 
 async def kill_in(program: OwnedProcess, word: str) -> None:
-    """Kill the first process of a program with this word on its command line."""
+    """Kill the first process of a program with this word on its command line, once there is one."""
+    await wait_until(lambda: processes_of(program.command_pid(), word), f"for {word!r} of {program.name}")
     processes_of(program.command_pid(), word)[0].kill()
 
 

@@ -52,7 +52,7 @@ def read_summary(run_folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
+async def wait_until(condition: Callable[[], object], what: str) -> None:
     """Poll until `condition` holds."""
     deadline = time.monotonic() + TIMEOUT_S
     while not await asyncio.to_thread(condition):
