@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import httpx
@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from cua_rl.database.models import Training
-from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.databases import Databases, NotFoundError
 from cua_rl.monitor.run_summaries import summarise
 from cua_rl.monitor.schemas import RunSummary
 
@@ -52,8 +52,8 @@ async def _announce(
     databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str
 ) -> _Known:
     """Tell of alerts that are not known; returns those that are now."""
-    runs, is_whole = await _load_running(databases)
-    now: _Known = {} if is_whole else dict(known)
+    runs, unanswered = await _load_running(databases, known)
+    now: _Known = {run_id: known[run_id] for run_id in unanswered}
     for run in runs:
         now[run.run_id] = {alert.kind for alert in run.alerts}
         before = known.get(run.run_id, now[run.run_id])
@@ -70,10 +70,9 @@ async def _announce(
     return now
 
 
-async def _load_running(databases: Databases) -> tuple[list[RunSummary], bool]:
-    """The runs that go on, and whether all databases answered."""
+async def _load_running(databases: Databases, known: Iterable[str]) -> tuple[list[RunSummary], set[str]]:
+    """The runs that go on, and the ids of known ones of which nobody can say whether they do."""
     found: list[RunSummary] = []
-    is_whole = True
     for database in databases.all:
         query = select(Training).where(Training.status == "running").order_by(Training.id.desc()).limit(_NEWEST)
         try:
@@ -81,8 +80,15 @@ async def _load_running(databases: Databases) -> tuple[list[RunSummary], bool]:
                 found += await summarise(session, database, list(await session.scalars(query)))
         except SQLAlchemyError as error:
             logger.info("a database does not answer (%s), its runs are not watched for now", type(error).__name__)
-            is_whole = False
-    return found, is_whole
+    unanswered: set[str] = set()
+    for run_id in set(known) - {run.run_id for run in found}:  # ended, or killed together with its own database
+        try:
+            async with databases.open_run(run_id) as run:
+                is_running = run.training.status == "running"
+                found += await summarise(run.session, run.database, [run.training]) if is_running else []
+        except (SQLAlchemyError, NotFoundError):
+            unanswered.add(run_id)
+    return found, unanswered
 
 
 async def _has_sent(client: httpx.AsyncClient, webhook: str, said: Mapping[str, str]) -> bool:

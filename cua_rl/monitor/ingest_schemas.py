@@ -176,6 +176,7 @@ class OursOfTurn(Ours):
     durations_s: dict[str, Seconds] = Field(default_factory=dict[str, float])
     action: JsonDict | None = None
     action_error: Text = None
+    target_box: list[Annotated[int, Field(ge=-(2**31), lt=2**31)]] | None = None
 
 
 class Sent(BaseModel):

@@ -177,7 +177,8 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         found.append(RolloutRow.error.is_not(None))  # of which there is an index
     found += _second_opinions(runs, wanted)
     if wanted.failure_kind is not None:
-        unread = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
+        of = aliased(RolloutRow)
+        unread = select(TurnRow.rollout_pk).join(of, is_own_turn(of)).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
     if wanted.stragglers is not None:
         found.append(RolloutRow.id.in_(_stragglers(runs)) == wanted.stragglers)
@@ -216,6 +217,11 @@ def _given(values: dict[Any, Any]) -> list[ColumnElement[bool]]:
 def _between(column: Any, least: float | None, most: float | None) -> list[ColumnElement[bool]]:
     ends = ((least, column.__ge__), (most, column.__le__))
     return [compare(end) for end, compare in ends if end is not None]
+
+
+def is_own_turn(rollout: Any) -> ColumnElement[bool]:
+    """True for turns of a rollout but those that it shares with its parent, which count there."""
+    return and_(TurnRow.rollout_pk == rollout.id, TurnRow.turn_index >= rollout.fork_turn)
 
 
 def is_newest_verdict() -> ColumnElement[bool]:

@@ -23,6 +23,7 @@ from cua_rl.monitor.rollout_sets import (
     RunsOfDatabase,
     conditions,
     is_newest_verdict,
+    is_own_turn,
 )
 from cua_rl.monitor.schemas import Rate
 
@@ -36,7 +37,7 @@ Tally = dict[str, dict[int, tuple[int, int]]]
 
 _TASKS = outerjoin(RolloutRow, TaskRow, RolloutRow.task_pk == TaskRow.id)
 _CHECKS = join(RolloutRow, ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
-_UNREAD = join(RolloutRow, TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+_UNREAD = join(RolloutRow, TurnRow, and_(is_own_turn(RolloutRow), TurnRow.failure_kind.is_not(None)))
 _JUDGED = join(RolloutRow, JudgementRow, JudgementRow.rollout_pk == RolloutRow.id)
 _IS_JUDGED = and_(~JudgementRow.decides, JudgementRow.success.is_not(None), RolloutRow.success.is_not(None))
 _REVIEWED = join(RolloutRow, RolloutOverride, RolloutOverride.rollout_pk == RolloutRow.id)

@@ -12,7 +12,7 @@ from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
 from cua_rl.monitor.figures import finite
 from cua_rl.monitor.rollout_schemas import ScreenshotRef
-from cua_rl.monitor.rollout_sets import VERDICT, RolloutFilter, RunsOfDatabase, conditions
+from cua_rl.monitor.rollout_sets import VERDICT, RolloutFilter, RunsOfDatabase, conditions, is_own_turn
 from cua_rl.monitor.token_texts import find_token_texts
 from cua_rl.types.json_values import mapping
 
@@ -88,7 +88,7 @@ async def load_first_actions(runs: Sequence[RunsOfDatabase], wanted: RolloutFilt
         query = (
             select(RolloutRow.training_id, RolloutRow.rollout_id, VERDICT.label("verdict"))
             .add_columns(TurnRow.before_sha256, TurnRow.action)
-            .join(TurnRow, TurnRow.rollout_pk == RolloutRow.id)
+            .join(TurnRow, is_own_turn(RolloutRow))
             .where(*conditions(one, wanted), TurnRow.turn_index == 0, TurnRow.before_sha256.is_not(None))
             .order_by(RolloutRow.id.desc())
             .limit(_NUM_CLICKS)

@@ -13,7 +13,7 @@ from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns, curve_ends, finite_mean, make_rate, make_task_rate, task_fields
 from cua_rl.monitor.rollout_queries import failed_rollouts
-from cua_rl.monitor.rollout_sets import CAUSE
+from cua_rl.monitor.rollout_sets import CAUSE, is_own_turn
 from cua_rl.monitor.run_summaries import group_sums, parse_sums, task_sums
 from cua_rl.monitor.schemas import Rate
 
@@ -130,7 +130,7 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
     num_failed, failed = await failed_rollouts(run, task_id, limit)
     unparsed = (
         select(TurnRow.failure_kind, func.count())
-        .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+        .join(RolloutRow, and_(is_own_turn(RolloutRow), TurnRow.failure_kind.is_not(None)))
         .join(Group, RolloutRow.group_pk == Group.id)
         .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id, scope.condition)
         .group_by(TurnRow.failure_kind)

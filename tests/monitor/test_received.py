@@ -1,6 +1,7 @@
 """What other programs send, in our words."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cua_rl.database.columns import escape_json
-from cua_rl.events import Phase, RolloutSource
+from cua_rl.events import Phase, RolloutSource, TurnTaken
 from cua_rl.monitor.ingest_schemas import (
     ITEM_CLASSES,
     OursOfRollout,
+    OursOfTurn,
     Sent,
     SentAction,
     SentEnvironment,
@@ -29,6 +31,8 @@ from cua_rl.monitor.received import (
     training_report,
     turn_columns,
 )
+from cua_rl.monitor.sent_items import ItemMaker
+from tests.builders import IMAGE_TOKEN, model_turn, prompt, rollout, text
 
 
 @pytest.mark.parametrize(
@@ -158,3 +162,12 @@ def test_whatever_is_sent_is_refused_or_has_the_types_of_its_columns(
     for name, shape in SHAPES.items():
         assert columns.get(name) is None or isinstance(columns[name], shape), (name, columns[name])
     json.dumps(escape_json(columns), default=str, allow_nan=False)
+
+
+def test_every_column_of_a_turn_that_our_sender_names_is_stored() -> None:
+    made = rollout(model_turn(prompt(text(1, 2))))
+    item = list(
+        ItemMaker(image_token_id=IMAGE_TOKEN).make(TurnTaken(rollout_id="r", turn=made.turns[0]), datetime.now(UTC))
+    )[-1]
+
+    assert set(item.payload["cua_rl"]) - {"images"} <= set(OursOfTurn.model_fields)

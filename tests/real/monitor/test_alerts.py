@@ -6,13 +6,14 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cua_rl.events import Event
 from cua_rl.monitor.alert_watch import watching
-from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.databases import Databases, RunFolder, open_database
 from tests.patience import patience
 from tests.real.database.conftest import run_sql
 from tests.real.monitor.conftest import Monitor
@@ -123,3 +124,30 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
     await databases.close()
     assert "status 500" in caplog.text
     assert "a-secret-path" not in caplog.text
+
+
+async def test_a_killed_run_whose_own_database_has_stopped_with_it_is_looked_for_there(monitor: Monitor) -> None:
+    await record(monitor, *_steps(3, {"reward/mean": 0.5}))
+    run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour'")
+    own, databases = open_database(monitor.url, "killed"), Databases([])
+    folder = RunFolder(key="killed", path=Path("killed"))
+    databases.add_folder(folder)
+    databases.add(own)
+
+    async def open_again() -> None:
+        """As `show_folder` does for whoever wants to see the run."""
+        await folder.wanted.wait()
+        databases.add(open_database(monitor.url, "killed"))
+
+    async with (
+        _webhook(200) as (address, got),
+        watching(databases, address, "http://monitor", every_s=0.1),
+        asyncio.timeout(patience(20)),
+        asyncio.TaskGroup() as tasks,
+    ):
+        await databases.remove(own)
+        run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() - interval '1 hour'")
+        tasks.create_task(open_again())
+        _, said = await got.get()
+    assert (said["run_id"], said["kind"], "its process is gone" in said["text"]) == ("killed.1", "stalled", True)
+    await databases.close()

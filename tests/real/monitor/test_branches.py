@@ -1,6 +1,7 @@
 """A tree of rollouts at the monitor: who went on from whom, where, and what became of them."""
 
 from cua_rl.database.recorder import DatabaseRecorder
+from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, source_events, start, step_end
 from tests.real.database.test_branches import grown_group
 from tests.real.monitor.conftest import Monitor
@@ -39,3 +40,24 @@ async def test_a_rollout_shows_its_tree_and_where_it_parted(monitor: Monitor) ->
     for branch, expected in (("yes", branches), ("no", {*members} - branches)):
         found = await monitor.json("/api/rollouts", run_id="1", branch=branch)
         assert {item["rollout_id"] for item in found["items"]} == expected
+
+
+async def test_turns_that_branches_share_count_once_in_figures_of_turns(monitor: Monitor) -> None:
+    group = with_images(grown_group())
+    async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+        for event in [start(), *source_events(group), step_end(group)]:
+            await recorder.record(event)
+        await recorder.flush()
+    broken = "failure_kind = 'malformed_json', failure_message = 'it is none'"
+    run_sql(monitor.url, "UPDATE turns SET failure_kind = NULL, failure_message = NULL")
+    run_sql(monitor.url, f"UPDATE turns SET {broken} WHERE turn_index = 0")
+    begun = [one for one in (*group.rollouts, *group.faulty) if one.parent_id is None]
+
+    found = await monitor.json("/api/rollouts/summary", run_id="1")
+    assert found["turn_failures"] == [{"name": "malformed_json", "count": len(begun)}]
+    found = await monitor.json("/api/rollouts", run_id="1", failure_kind="malformed_json")
+    assert {one["rollout_id"] for one in found["items"]} == {one.rollout_id for one in begun}
+    found = await monitor.json("/api/runs/1/tasks/open_settings")
+    assert found["turn_failures"] == [{"name": "malformed_json", "count": len(begun)}]
+    found = await monitor.json("/api/rollouts/first_actions", run_id="1")
+    assert found["num_rollouts"] == sum(one.turns[0].agent.before is not None for one in begun)
