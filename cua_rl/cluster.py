@@ -1,4 +1,4 @@
-"""Ray, which places and starts processes beyond one process group: a run's own cluster on this machine, or yours.
+"""Ray, which starts processes on the nodes of a cluster: the run's own on this machine, or yours.
 
 A cluster runs whatever it is sent, so all of them ask for a token. With RAY_ADDRESS a run uses that cluster, whose
 token and TLS are set by Ray's own variables (RAY_AUTH_*, RAY_USE_TLS, RAY_TLS_*). Without, it starts one: a token of
@@ -131,7 +131,7 @@ class Cluster:
         """Raise `ClusterLost` if it is lost."""
         if self.is_lost:
             raise ClusterLost(
-                f"expected this machine's node of the Ray cluster for a whole run, got its end; {self._advice}"
+                f"expected this machine's node of the Ray cluster to outlast the run, but it ended; {self._advice}"
             )
 
     async def outlive(self, answer: Awaitable[Any]) -> Any:
@@ -205,7 +205,7 @@ class Cluster:
             there = ", ".join(f"{one.address}: {one.num_cpus:g} CPUs, {one.num_gpus:g} GPUs" for one in self.nodes())
             raise ConfigError(
                 f"expected a Ray cluster with room for {list(rooms)} on different nodes within {timeout_s:g} s, got "
-                f"{there}; add nodes, or ask for less"
+                f"{there}; add nodes, or request less"
             ) from None
         return group
 
@@ -258,7 +258,7 @@ def check_cluster(setting: str, environ: Mapping[str, str] = os.environ) -> None
     # nodes of a cluster listen on the network and run whatever they are sent, without a token by anyone
     if environ.get("RAY_ADDRESS") and mode not in ("token", "k8s"):
         raise ConfigError(
-            f"{setting}: expected a Ray cluster that asks for a token, got {_MODE}={mode!r} with RAY_ADDRESS; set it "
+            f"{setting}: expected a Ray cluster that requires a token, got {_MODE}={mode!r} with RAY_ADDRESS; set it "
             "to token on all nodes before `ray start`, and here (docs/more_machines.md)"
         )
 

@@ -1,4 +1,4 @@
-"""How models are told what they can do, and how their answers are read: one format per family (`agent.action_format`).
+"""Action formats of model families (`agent.action_format`): how prompts describe actions, and how answers are parsed.
 
 A format opens a conversation, has the `tools` of its requests, parses answers, and says what the model reads next. Here
 are those whose answers are calls of a tool; `ui_tars.py` and `holo.py` have others.

@@ -1,4 +1,4 @@
-"""One step on the device: an action that an agent asked for, and its result."""
+"""Executes one action of an agent on the device, and returns its result."""
 
 import time
 from dataclasses import dataclass

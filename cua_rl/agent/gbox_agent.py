@@ -1,4 +1,4 @@
-"""GBoxAgent: looks at a device, asks the model, acts, until the model says it is done.
+"""GBoxAgent: takes a screenshot, asks the model, acts, until the model says that it is done.
 
 It speaks the OpenAI Responses API and knows nothing of training: the gateway that answers it records what the model
 read and sampled.

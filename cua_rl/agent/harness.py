@@ -1,4 +1,4 @@
-"""Harnesses: programs with their own environment and score. Each runs a whole rollout against the gateway.
+"""Harnesses: programs with their own environment and score, each of which runs a whole rollout against the gateway.
 
 HarnessAgent ──► program ── Responses or Chat ──► gateway ── every answer ──► RolloutWatch ──► turns
       ▲             └── acts in its own environment, which we do not observe
@@ -224,12 +224,12 @@ def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
         raise AgentError(f"the harness was ended by signal {end.status - 128}, {end.said}")
     is_late = end.status is None and not watch.is_out_of_turns
     if is_late and watch.num_turns == 0:
-        raise TimeoutError(f"expected the harness to ask the model within task_timeout_s, it did not; {end.said}")
+        raise TimeoutError(f"expected a model request from the harness within task_timeout_s, got none; {end.said}")
     is_out_of_time = is_late and (result is None or result.fault is None)  # its own, not the model server's
     if is_out_of_time or watch.is_out_of_turns or watch.is_out_of_context:
         return result if result is not None and result.reward is not None else HarnessResult(reward=0.0, success=False)
     if end.status == BAD_CONFIGURATION and watch.num_turns == 0:  # later, the policy can cause it
-        raise ConfigError(f"harness: expected one that can run, it ended with status 78: {mask_known(end.said)}")
+        raise ConfigError(f"harness: expected a program that can run, got exit status 78: {mask_known(end.said)}")
     if result is not None and result.fault is not None:
         kind = {"environment": DeviceError, "model": SamplingError, "harness": AgentError}[result.fault.kind]
         raise kind(f"the harness reports a fault of its {result.fault.kind}: {result.fault.message[:500]}")

@@ -1,4 +1,4 @@
-"""Holo's own way to act: answers are one JSON object with a note, a thought and a call, not calls of tools.
+"""Holo's action format: an answer is one JSON object with a note, a thought and a call, not a tool call.
 
 Holo1.5 acts on web pages in pixels of the screenshot as it sees it (github.com/hcompai/surfer-h-cli,
 `skills/navigation_models.py`; github.com/hcompai/hai-cookbook, `utils/navigation.py`), Holo3 on any device from 0 to

@@ -1,4 +1,4 @@
-"""gbox-mini-agent works on executions of a gym server; the gateway at its model address records what it asks.
+"""gbox-mini-agent, which acts in executions of a gym server; the gateway at its model address records its requests.
 
 Answers, tokens and screenshots come from the gateway. The agent's own reports only add the actions, so a lost report
 costs no training data.

@@ -1,4 +1,4 @@
-"""A leased device as offered to an agent outside this process.
+"""A leased device, as an agent outside this process sees it.
 
 `OfferedDevice` returns screenshots and executes actions. `TurnJoin` joins these actions with the model's answers, in
 order of time, to turns.

@@ -1,4 +1,4 @@
-"""UI-TARS-1.5's own way to act: no tools, but a thought and one call as text, which its weights were trained on.
+"""UI-TARS-1.5's action format: no tools, but a thought and one call as text, as in its training.
 
 Coordinates are pixels of the screenshot as the model sees it, after its image processor has resized it. Prompts,
 actions and coordinates are those of github.com/bytedance/UI-TARS (Apache License 2.0), whose wording is in

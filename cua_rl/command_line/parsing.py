@@ -174,7 +174,7 @@ def _read_secret(name: str, path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: expected a file, got {str(path)!r} ({error}); check the path") from None
     if not text or "\n" in text:
-        raise ConfigError(f"{name}: expected one line in {str(path)!r}, got another number; write only the secret")
+        raise ConfigError(f"{name}: expected one line in {str(path)!r}, got more or none; write only the secret")
     return text
 
 

@@ -161,7 +161,7 @@ def explain_field(config_class: type[Any], name: str) -> str:
     group_class = names.all[group].group
     assert group_class is not None, "a setting that is no field of the class itself lies in a group"
     return (
-        f"{config_class.__name__}: expected {name} inside its group, got it beside; write "
+        f"{config_class.__name__}: expected {name} inside its group, got it outside; write "
         f"{config_class.__name__}({group}={group_class.__name__}({leaf}=...))"
     )
 
@@ -214,8 +214,8 @@ def format_help(
         "the environment or .env" if secret is None else f"the environment, .env, or a private file: {secret}_file=PATH"
     )
     lines = [
-        "Settings, as key=value, --key value or --key=value; later ones win.",
-        "--config FILE.yaml reads settings from a file; the command line wins over it.",
+        "Settings, as key=value, --key value or --key=value; the last one wins.",
+        "--config FILE.yaml reads settings from a file; the command line overrides it.",
         f"A secret is better in {place}.",
         "The last part of a name is enough if only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
     ]

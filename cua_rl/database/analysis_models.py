@@ -1,4 +1,4 @@
-"""What recipes found out about a recorded run: a step made again, answers of checkpoints, a comparison of a suite."""
+"""Results of recipes about a recorded run: a repeated step, answers of checkpoints, a comparison of a suite."""
 
 from datetime import datetime
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Groups as rows: inserted when their first rollout starts, completed when all members have ended."""
+"""Writes groups as rows: inserted when their first rollout starts, completed when all members have ended."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

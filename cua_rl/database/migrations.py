@@ -1,4 +1,4 @@
-"""Bring a database's schema up to date with Alembic."""
+"""Brings a database's schema up to date with Alembic."""
 
 import asyncio
 from pathlib import Path

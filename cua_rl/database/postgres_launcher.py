@@ -1,4 +1,4 @@
-"""Become a Postgres server: `python postgres_launcher.py JSON`, with the fields of `Launch`.
+"""Turns this process into a Postgres server: `python postgres_launcher.py JSON`, with the fields of `Launch`.
 
 Locks the data folder, creates the cluster if there is none, gives its tables to a role without superuser rights, makes
 another one that may only read, and replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long

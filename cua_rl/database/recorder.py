@@ -113,8 +113,8 @@ class DatabaseRecorder:
                 if not flush.done() and self._is_away and self._num_written == num_written:
                     raise DatabaseError(
                         f"expected to write the last {self.backlog} events to {self._shown_url!r} within "
-                        f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed unreachable; resume the run "
-                        "to do their steps again"
+                        f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed unreachable; resume the run to repeat "
+                        "their steps"
                     )
             await flush
         finally:

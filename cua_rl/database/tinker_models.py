@@ -1,4 +1,4 @@
-"""What a Tinker service must not forget: keys, sessions, models and their requests, checkpoints, sampling sessions."""
+"""Tables of a Tinker service: keys, sessions, models and their requests, checkpoints, sampling sessions."""
 
 from datetime import datetime
 from typing import Any

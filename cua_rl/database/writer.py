@@ -1,4 +1,4 @@
-"""Events as rows: what each event inserts and changes. Blocking; runs in the recorder's thread, in its transaction.
+"""Writes events as rows. Blocking; runs in the recorder's thread, in its transaction.
 
 Every insert skips rows that exist and every update is idempotent, so an event can be written again after a commit whose
 answer was lost. Statuses only advance. Runs of other programs, which arrive piece by piece, are in `reports.py`.

@@ -51,7 +51,7 @@ async def check_driver(exam: Examination) -> Finding:
     """Driver, compute capability, compiler and headers, as set-up checks them."""
     script = ROOT / "scripts" / "check_gpus.sh"
     if not script.is_file():
-        return Finding(verdict="not tried", got=f"set-up's check is not here: {script}")
+        return Finding(verdict="not tried", got=f"set-up's check is missing: {script}")
     process = await asyncio.create_subprocess_exec(
         "bash", str(script), sys.executable, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""What the doctor examines: a run's model server and trainer as they start, and what the checks ask of them."""
+"""What the doctor examines: the model server and trainer of a run, and the requests that its checks send them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a bug report must say about a machine, and about the model server that started on it."""
+"""Facts for a bug report about a machine, and about the model server that started on it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Find an Android app by its common name."""
+"""Finds an Android app by its common name."""
 
 import re
 from collections.abc import Iterable

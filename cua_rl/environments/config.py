@@ -9,7 +9,7 @@ from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 
 @chz.chz
 class TimeLimits:
-    """Time limits of the stages of a rollout, seconds; the pool has its own for the lease."""
+    """Time limits of the stages of a rollout, seconds; the pool has its own limit for the lease."""
 
     setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=AT_MOST_A_DAY)
     turn_timeout_s: float = setting(
@@ -28,7 +28,7 @@ class TimeLimits:
 
 @chz.chz
 class DeviceConfig(TimeLimits):
-    """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
+    """Devices: screens, time limits, GBox boxes, phones, gym servers."""
 
     screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
     browser_scale: float | None = setting(

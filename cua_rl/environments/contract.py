@@ -1,4 +1,4 @@
-"""What an environment is: where its tasks come from, what they run on, and what a run must know of it beforehand.
+"""The contract of an environment: its task sources, its devices, and what a run must know about it beforehand.
 
 Each folder beside this module holds environments, which know nothing of one another; `environments/table.py` lists
 them. Other packages add theirs with an entry point (AGENTS.md).

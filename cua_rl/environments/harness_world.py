@@ -1,4 +1,4 @@
-"""The world of a harness rollout: it belongs to a program of the user's, so only a slot of the run is leased.
+"""The world of a harness rollout, which belongs to the user's program: only a slot of the run is leased.
 
 `HarnessWorld` stands where other rollouts have their device. It holds what the program is given and what it reported.
 """

@@ -1,4 +1,4 @@
-"""The pool of devices: it bounds how many exist at once, leases them to rollouts, and always gets them back.
+"""The pool of devices: bounds how many exist at a time, leases them to rollouts, and always gets them back.
 
 The bound counts devices that are being made, leased, idle or being closed. A device that its backend can reset is
 leased again; all others are closed after one lease.

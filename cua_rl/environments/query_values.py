@@ -1,4 +1,4 @@
-"""What queries take after their colon and what they answer, so that a check that can never hold is found at the start.
+"""The arguments and values of queries, so that a check that can never hold is found at the start.
 
 A kind of value accepts whatever some device could answer; a simulated phone narrows it down to what it can show
 (`cua_rl.environments.phone.simulator.query_values`).

@@ -1,4 +1,4 @@
-"""Collects what a reader finds in a file of others, in the order of the file: words, screenshots and actions."""
+"""Collects the words, screenshots and actions that a reader finds in an external file, in the order of the file."""
 
 import os
 from dataclasses import dataclass, field

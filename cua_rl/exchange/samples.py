@@ -1,4 +1,4 @@
-"""Drawn samples of an import: what actions aim at on their screenshots, for eyes, before anything trains on them."""
+"""Draws samples of an import: actions on their screenshots, for a person to check before training."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -58,8 +58,8 @@ def _is_trusted(path: Path, *, is_named: bool) -> bool:
     if (is_named or found.st_uid in (os.geteuid(), 0)) and not found.st_mode & 0o002:
         return True
     logger.warning(
-        "%s is ignored: user %s, who owns it, or everybody could have written it; own it and make it private, or name "
-        "it in %s",
+        "%s is ignored: user %s, who owns it, or everybody could have written it; take ownership of it and make it "
+        "private, or name it in %s",
         path,
         found.st_uid,
         FILE_VARIABLE,

@@ -1,4 +1,4 @@
-"""Peak throughput of GPUs as their makers' data sheets state it: what published figures of utilisation refer to."""
+"""Peak throughput of GPUs according to their makers' data sheets, to which published utilisation figures refer."""
 
 import re
 from collections.abc import Mapping

@@ -279,7 +279,7 @@ async def serve_app(
     bound_host, bound_port = listener.getsockname()[:2]
     url = f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
     if not is_loopback(bound_host):
-        logger.warning("other machines can connect to %s: it asks for a secret, but nothing is encrypted", url)
+        logger.warning("other machines can connect to %s: it requires a secret, but nothing is encrypted", url)
     protocol = functools.partial(LimitedConnection, peers=_Peers(limits))
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""What a program of a model or an agent sees of the machine: a sandbox of bubblewrap (`bwrap`).
+"""The sandbox of a program that a model or an agent controls, made by bubblewrap (`bwrap`).
 
 It has processes, IPC objects, devices and temporary folders of its own, and sees the system and the files that it is
 given; of these it writes to what its user may write. Root, which gives it its own user, and ordinary users start

@@ -1,4 +1,4 @@
-"""Grades rollouts with a grader of OpenAI's reinforcement fine-tuning, in the place of a judge.
+"""Grades rollouts with a grader of OpenAI's reinforcement fine-tuning, instead of a judge.
 
 `sample.output_text` is the rollout's final answer, empty if there is none; `item` has the task's fields. A grade that
 cannot be had (an endpoint that is down, a sandbox that fails) is a fault and never becomes a reward. Python that raises

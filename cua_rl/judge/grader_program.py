@@ -1,4 +1,4 @@
-"""Runs the `grade` of a Python grader, in a process that a sandbox holds: payload on standard input, result in a file.
+"""Runs the `grade` function of a Python grader in a sandboxed process: payload on standard input, result in a file.
 
 It imports nothing of this package: its process may read only this file and the interpreter.
 """

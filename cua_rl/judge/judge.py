@@ -91,7 +91,7 @@ class Judge:
                 and status.status_code not in _TRANSPORT_STATUSES
             ):
                 raise ConfigError(
-                    f"judge.model: expected {where} to take the request, got {status.status_code} "
+                    f"judge.model: expected {where} to accept the request, got {status.status_code} "
                     f"({self._hide_key(status)[:300]}); correct judge.model, judge.base_url, judge.extra or "
                     "JUDGE_API_KEY"
                 ) from None
@@ -121,7 +121,7 @@ class Judge:
             ) from None
         if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise ConfigError(
-                f"JUDGE_API_KEY: expected a key that {url!r} takes, got {answer.status_code}; put the key into the "
+                f"JUDGE_API_KEY: expected a key that {url!r} accepts, got {answer.status_code}; put the key into the "
                 "environment or .env"
             )
 

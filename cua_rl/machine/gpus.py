@@ -110,7 +110,7 @@ def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia
     for name in names:
         if not rows or (name.isdecimal() and name not in memory_gib):
             raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES: expected GPUs that are here ({', '.join(memory_gib) or 'none'}), got "
+                f"CUDA_VISIBLE_DEVICES: expected GPUs of this machine ({', '.join(memory_gib) or 'none'}), got "
                 f"{visible!r}; correct it, make it empty to compute on the CPU, or see what nvidia-smi says"
             )
     # a UUID may be cut short
@@ -125,8 +125,8 @@ def require_platform(gpus: GpuPlacement, platform: Platform | None) -> None:
     """
     if platform == "cpu" and gpus.server_gpus:
         raise ConfigError(
-            f"server.gpus: expected vLLM for CUDA, as GPUs are here ({', '.join(gpus.server_gpus)}), got its build for "
-            "CPUs; run set-up again (make setup), or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
+            f"server.gpus: expected vLLM for CUDA, because this machine has GPUs ({', '.join(gpus.server_gpus)}), got "
+            "its build for CPUs; run set-up again (make setup), or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     if platform == "cuda" and not gpus.server_gpus:
         raise ConfigError(
@@ -168,8 +168,8 @@ def plan_gpus(
     serving, training = _split(len(names), server, trainer, has_server=has_server, has_trainer=has_trainer)
     if set(serving) & set(training) and set(serving) != set(training):
         raise ConfigError(
-            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got "
-            f"{serving!r} and {training!r}; let them overlap wholly or not at all"
+            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got {serving!r} and "
+            f"{training!r}; let them overlap completely or not at all"
         )
     num_processes = trainer.num_processes or max(1, len(training))
     if training and num_processes > len(training):

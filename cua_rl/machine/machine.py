@@ -1,4 +1,4 @@
-"""The machine that a run is for: its GPUs and its memory."""
+"""The machine for which a run is configured: its GPUs and its memory."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What model server and trainer hold in memory, in bytes by the name of the part.
+"""The parts that model server and trainer hold in memory, in bytes, by name.
 
 Arithmetic on the model's dimensions, what the run asks of it, and where its processes are.
 """

@@ -198,8 +198,8 @@ def _plan_rollouts(request: Request) -> MemoryBudget | None:
     kept = find(num_rollouts=wanted or most)
     if kept < ENOUGH_KEPT:
         logger.warning(
-            "max_concurrent_rollouts=%d: the KV cache keeps %.0f %% of the prompts of so many rollouts until the next "
-            "turn, and the server reads the others again; with %d it keeps %.0f %%",
+            "max_concurrent_rollouts=%d: the KV cache keeps %.0f %% of the prompts of this many rollouts until the "
+            "next turn, and the server computes the others again; with %d it keeps %.0f %%",
             *(wanted or most, 100 * kept, most, 100 * find(num_rollouts=most)),
         )
     plan = _find_plan(replace(request, num_rollouts=wanted or most))

@@ -1,4 +1,4 @@
-"""The dimensions of a model as its config.json states them, and the bytes that follow from them.
+"""The dimensions of a model from its config.json, and the memory that they imply.
 
 Activations are those of our trainer in bfloat16 under autocast, counted tensor by tensor from its layers and checked
 against measured peaks (`benchmarks/trainer_peaks.py`, docs/dev/gpus.md).

@@ -1,4 +1,4 @@
-"""Simulates the prefix cache of a model server: how much of the rollouts' prompts it still holds a turn later.
+"""Simulates the prefix cache of a model server: the share of the rollouts' prompts that it still holds a turn later.
 
 Blocks are freed, found and evicted as by vLLM: those of a request are freed last to first into a queue, found again if
 every block before them is, and taken from the front of the queue when new ones are needed, those without content first.

@@ -1,4 +1,4 @@
-"""Tells people of alerts that begin in runs: a line in the monitor's log, and a message to a webhook."""
+"""Reports alerts that begin in runs: a line in the monitor's log, and a message to a webhook."""
 
 import asyncio
 import logging
@@ -96,8 +96,8 @@ async def _has_sent(client: httpx.AsyncClient, webhook: str, said: Mapping[str, 
     try:
         status = (await client.post(webhook, json=said)).status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        logger.warning("the webhook does not take alerts: %s", type(error).__name__)
+        logger.warning("the webhook does not accept alerts: %s", type(error).__name__)
         return False
     if not 200 <= status < 300:
-        logger.warning("the webhook does not take alerts: status %s", status)
+        logger.warning("the webhook does not accept alerts: status %s", status)
     return 200 <= status < 300

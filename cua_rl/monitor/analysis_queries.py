@@ -1,4 +1,4 @@
-"""Queries about what recipes found out about a run; the newest result of a place counts."""
+"""Queries of the results that recipes have recorded about a run; the newest result of a step or turn counts."""
 
 from math import fsum
 from pathlib import PurePath

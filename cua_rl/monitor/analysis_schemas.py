@@ -1,4 +1,4 @@
-"""Responses about what recipes found out about a run: comparisons of a suite, steps made again, checkpoints asked."""
+"""Responses with the results of recipes about a run: comparisons of a suite, repeated steps, answers of checkpoints."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""What rollouts, tasks, steps and checkpoints cost: sums over what each rollout keeps of its turns."""
+"""Queries of the cost of rollouts, tasks, steps and checkpoints: sums of what each rollout used."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

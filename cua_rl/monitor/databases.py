@@ -100,7 +100,7 @@ class Databases:
         """The database that ingest writes to; raises `NotFoundError` if only run folders are shown."""
         if "" not in self._databases:
             raise NotFoundError(
-                "expected a monitor with a database that takes runs, got one that shows folders; start it with a "
+                "expected a monitor with a database that accepts runs, got one that shows folders; start it with a "
                 "database URL"
             )
         return self._databases[""]

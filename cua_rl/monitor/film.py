@@ -1,4 +1,4 @@
-"""A rollout as an animated GIF: each turn's screenshot with its actions drawn on it, then what came of the last one."""
+"""A rollout as an animated GIF: each turn's screenshot with its actions drawn on it, then the final screenshot."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO

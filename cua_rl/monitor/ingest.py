@@ -1,4 +1,4 @@
-"""Where projects send their runs: items are parsed, what they refer to is resolved, and reports go to the database.
+"""The ingest API for runs of projects: parses items, resolves their references, and writes reports to the database.
 
 One transaction per batch, and a savepoint per item, so that a bad item is one error and the rest is stored.
 """

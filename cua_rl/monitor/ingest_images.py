@@ -1,4 +1,4 @@
-"""Images in what is sent: taken out as rows by the hash of their bytes, and replaced by `sha256:<hex>`."""
+"""Images in received items: stored as rows by the hash of their bytes, and replaced by `sha256:<hex>`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What people write about a run, a rollout or a turn, and the tags that they give them."""
+"""Notes and tags that people give a run, a rollout or a turn."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What runs use and what that costs: prices from a file, multiplied with recorded amounts."""
+"""The cost of runs: prices from a file, multiplied by recorded amounts."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Items that other programs send, as reports: their words become ours, and values that no column takes are refused."""
+"""Converts items of other programs to reports: their names become ours, and values that fit no column are refused."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

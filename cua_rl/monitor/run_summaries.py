@@ -303,7 +303,7 @@ async def _alerts(
         stall = None if attempt.is_starting else find_stall(quiet_s, attempt.times.step_time_s)
         if not is_alive(training, now):
             silent_s = (now - training.heartbeat_at).total_seconds()
-            stall = Alert(kind="stalled", message=f"not heard of for {silent_s / 60:.0f} minutes: its process is gone")
+            stall = Alert(kind="stalled", message=f"no heartbeat for {silent_s / 60:.0f} minutes: its process is gone")
         alerts = find_alerts(metrics[training.id], training.config)
         found[training.id] = alerts if stall is None else [stall, *alerts]
     return found

@@ -1,4 +1,4 @@
-"""Going through a set one rollout after the other: what comes before and after one of them in the set's order."""
+"""Goes through a set rollout by rollout: the previous and the next one in the set's order."""
 
 from collections.abc import Sequence
 from typing import Any

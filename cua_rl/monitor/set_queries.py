@@ -1,4 +1,4 @@
-"""What the rollouts of a set have in common: verdicts, causes, tasks, checks and steps, counted."""
+"""Counts the rollouts of a set by verdict, cause, task, check and step."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

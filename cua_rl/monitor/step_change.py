@@ -1,4 +1,4 @@
-"""Why did a step's success change: by the tasks that it drew, or by how well it did at each of them?"""
+"""Why a step's success changed: because of the tasks that were drawn, or because of the success at each of them."""
 
 from collections import defaultdict
 from collections.abc import Sequence

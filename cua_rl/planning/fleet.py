@@ -1,4 +1,4 @@
-"""The demand of a run, its hardware, and by arithmetic, how many rollouts an hour each part allows."""
+"""The demand of a run, its hardware, and the rollouts per hour that each part allows, by arithmetic."""
 
 import math
 from collections.abc import Mapping

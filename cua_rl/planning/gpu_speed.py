@@ -1,4 +1,4 @@
-"""How fast a GPU samples and trains a model: from the operations and bytes that it takes, and what the GPU can do."""
+"""How fast a GPU samples and trains a model, from the operations and bytes needed and the GPU's peak rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ _RECORDED = (
 
 @chz.chz
 class Assumptions:
-    """Durations and lengths; None is what the recorded run says, or without one the value in brackets."""
+    """Durations and lengths; None takes them from the recorded run, or without one the value in brackets."""
 
     num_turns: float | None = setting(None, "turns of a rollout, mean [half of max_turns]", at_least=1)
     start_s: float | None = setting(None, "seconds from the lease of a device to the first turn [5]", at_least=0)

@@ -1,4 +1,4 @@
-"""The planner's answer: predictions for the scenario, for one more of each thing, and for other numbers of devices."""
+"""The planner's report: predictions for the scenario, for one more of each part, and for other numbers of devices."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Hardware in a simulation: it works on several requests at a time, the slower the more there are."""
+"""Hardware in a simulation: works on several requests at a time, more slowly the more there are."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Ask checkpoints about a recorded turn: `python -m cua_rl.recipes.ask_checkpoints log_path=runs/x rollout_id=...`.
+"""Let checkpoints answer a recorded turn: `python -m cua_rl.recipes.ask_checkpoints log_path=runs/x rollout_id=...`.
 
 Each of them answers the turn's prompt `num_samples` times, and says how likely it finds the answer that was recorded:
 by default the base model and every checkpoint of the run, which shows how the answer moved over training. The
@@ -26,7 +26,7 @@ from cua_rl.types.errors import ParityError
 
 @chz.chz
 class AskConfig(AskedRun):
-    """Ask checkpoints about recorded turns."""
+    """Let checkpoints answer recorded turns."""
 
     rollout_id: str = chz.field(doc="rollout with the turn; a prefix of its id is enough")
     turn: int | None = setting(None, "turn to answer, counted from 1 as in the monitor; None answers every turn")

@@ -22,7 +22,7 @@ from cua_rl.types.errors import DatabaseError
 
 @chz.chz
 class RebuildConfig:
-    """Rebuild training data from the database and compare it with what was trained."""
+    """Rebuild training data from the database and compare it with the data of the training."""
 
     run: Path = chz.field(doc="folder of the run")
     step: int | None = chz.field(default=None, doc="training step, counted from 1; None rebuilds all")

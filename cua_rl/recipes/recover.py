@@ -89,7 +89,7 @@ def _print_found(found: Sequence[Found], folder: Path) -> None:
         faults = f", {num_of(len(one.faults), 'fault')}, such as: {one.faults[0]}" if one.faults else ""
         print(f"{rollout.rollout_id} {rollout.task_id}: {said} {of}{faults}")
     if not any(one.num_rollouts for one in found):
-        raise DeviceError(f"expected rollouts that go on, got faults alone (recorded in {folder})")
+        raise DeviceError(f"expected rollouts that go on, got only faults (recorded in {folder})")
     num_recovered, num_successes = sum(one.turn is not None for one in found), sum(one.num_successes for one in found)
     print(f"recovered from {num_recovered} of {num_of(len(found), 'failed rollout')} in {folder}")
     if num_successes:

@@ -1,4 +1,4 @@
-"""Make a training step again, to its last bit: `python -m cua_rl.recipes.replay_step log_path=runs/my-run step=12`.
+"""Repeat a training step, bit for bit: `python -m cua_rl.recipes.replay_step log_path=runs/my-run step=12`.
 
 Begins with the newest checkpoint before the step, or with the run's beginning, rebuilds the step's training data from
 the database alone, trains, and compares adapter and optimizer with what the run saved after it. With `what_if`, the
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class ReplayConfig:
-    """Make a recorded training step again, and compare it with the one taken."""
+    """Repeat a recorded training step, and compare it with the original."""
 
     log_path: Path = chz.field(doc="folder of a run of recipes.train")
     step: int = chz.field(doc="training step, counted from 1")

@@ -1,4 +1,4 @@
-"""What a request asks of the form of its answer, and the grammar that holds the model to it.
+"""The form that a request requires of its answer, and the grammar that enforces it.
 
 A grammar is a structural tag of xgrammar (https://xgrammar.mlc.ai/docs/structural_tag/structural_tag.html): vLLM
 samples by it, and `training/grammars.py` recomputes which tokens it allowed.

@@ -1,4 +1,4 @@
-"""Families of models that can be trained: what this package needs to know about each beyond the files of a checkpoint.
+"""Families of models that can be trained: what this package must know about each beyond the files of a checkpoint.
 
 Transformers and vLLM find the model's classes by `model_type`; image settings are read from the checkpoint. What else
 differs shows in the modules themselves: norms of queries and keys, and visual features for the first decoder layers

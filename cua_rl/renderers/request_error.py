@@ -1,4 +1,4 @@
-"""The errors of this package that the caller causes: a malformed request, or one that is too long."""
+"""Errors that the caller causes: a malformed request, or one that is too long."""
 
 
 class RequestError(ValueError):

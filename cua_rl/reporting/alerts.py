@@ -1,4 +1,4 @@
-"""What a running training should be looked at for, from the metrics of its latest steps."""
+"""Alerts of a running training, from the metrics of its latest steps."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What checkpoints answer to a recorded turn: table, JSON, and a picture of where their answers click."""
+"""Answers of checkpoints to a recorded turn: a table, JSON, and a picture of where they click."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a check of a machine found: a table for people, and a file to attach to a bug report."""
+"""The findings of the doctor: a table for people, and a file to attach to a bug report."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A training step as it was taken beside the same step with other settings: table, plot and JSON."""
+"""A training step compared with the same step under other settings: table, plot and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

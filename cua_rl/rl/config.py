@@ -35,7 +35,7 @@ class SamplingSettings:
 
 @chz.chz
 class CurriculumSettings:
-    """Which tasks are sampled, and what happens to groups without a signal (docs/learning.md)."""
+    """Which tasks are sampled, and what happens to groups without a learning signal (docs/learning.md)."""
 
     task_sampling: Literal["uniform", "success_rate"] = setting(
         "uniform", "how tasks are sampled: uniform; success_rate: less often if they are always or never solved"
@@ -54,7 +54,7 @@ class CurriculumSettings:
 
 @chz.chz
 class CreditSettings:
-    """How the turns of a rollout share in what it earned (docs/losses.md)."""
+    """How the turns of a rollout share its reward (docs/losses.md)."""
 
     turn_weight: float = setting(
         0.5,

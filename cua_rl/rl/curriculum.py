@@ -1,4 +1,4 @@
-"""Curriculum: which tasks a step runs, which successes are replayed, and what a resumed run must remember of both.
+"""Curriculum: which tasks a step runs, which successes are replayed, and the state of both that a resumed run needs.
 
 Everything here is a function of recorded outcomes, group by group in the order of the step, never of which rollout
 happened to end first: a resumed run continues with the tasks that the uninterrupted run would have seen.

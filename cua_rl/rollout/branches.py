@@ -1,4 +1,4 @@
-"""Branches: some rollouts of a group go on from a turn of another one, so that what differs is what they did after it.
+"""Branches: some rollouts of a group go on from a turn of another one, so that only what they do after it differs.
 
 A group's rollouts are of three kinds. Whole ones run from beginning to end. So do parents, each of which has siblings
 that go on from its fork turn. The fork turn depends on the whole rollouts alone: if it depended on what the parent did
@@ -184,7 +184,7 @@ class RetoldDevice:
         agent = told[place].agent
         shown = agent.after if self._num_executed[place] else agent.before
         if shown is None:
-            raise DeviceError(f"expected an agent that looks when its parent's did, got one that does so at {place}")
+            raise DeviceError(f"expected a screenshot where the parent's agent took one, got one at {place}")
         return shown
 
     async def execute(self, action: Action) -> None:
@@ -194,7 +194,7 @@ class RetoldDevice:
             return await self.device.execute(action)
         agent = told[place].agent
         if agent.actions[number : number + 1] != (action,):
-            raise DeviceError(f"expected an agent that acts as its parent's did, got {action!r} in turn {place}")
+            raise DeviceError(f"expected the actions of the parent's agent, got {action!r} in turn {place}")
         self._num_executed[place] += 1
         if agent.action_error is not None and number + 1 == len(agent.actions):
             raise ActionRejected(agent.action_error)

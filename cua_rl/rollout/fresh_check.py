@@ -1,4 +1,4 @@
-"""Why a task's check itself fails: it is broken, the policy caused it, or what it needs cannot be reached.
+"""Why a task's check fails to run: it is broken, the policy caused the error, or something it needs is unavailable.
 
 A check that raises, or never ends, is tried on a fresh device on which nothing has been done. If it works there,
 what the policy did made it fail: the task is not done. If such rollouts were dropped as faults, mostly successes would
@@ -95,8 +95,8 @@ class FreshCheck:
 
     def _broken(self, task: Task, error: CheckError) -> TaskError | ConfigError:
         if task.task_id in self._worked:
-            return TaskError(f"the check of {task.task_id!r} worked before and fails on a fresh device now: {error}")
+            return TaskError(f"the check of {task.task_id!r} worked before and now fails on a fresh device: {error}")
         return ConfigError(
-            f"expected the check of {task.task_id!r} to work on a device on which nothing has been done, it failed: "
+            f"expected the check of {task.task_id!r} to work on an untouched device, but it failed: "
             f"{mask_known(str(error))}; correct the check, or what it needs"
         )

@@ -1,4 +1,4 @@
-"""One rollout; only here an error becomes data: an infrastructure fault ends as a `Rollout` without a reward."""
+"""One rollout. Only here an error becomes data: an infrastructure fault becomes a `Rollout` without a reward."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What is watched while an agent works: when the goal and each milestone of its task first held."""
+"""Watches a task's goal and milestones while an agent works: the turn at which each first held."""
 
 from dataclasses import dataclass
 

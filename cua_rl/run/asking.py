@@ -1,4 +1,4 @@
-"""Asks checkpoints about a recorded turn: what they answer, and how likely they find the answer that was given.
+"""Lets checkpoints answer a recorded turn: what they answer, and the log-probability of the recorded answer.
 
 The prompt goes out as the tokens and screenshots that were recorded, so nothing is rendered again.
 """
@@ -82,7 +82,7 @@ class Recorded:
             free = [turn.index + 1 for turn in turns if not turn.model.grammar]
             raise ConfigError(
                 f"turn: expected one of the {len(turns)} turns of rollout {self.rollout.rollout_id!r} whose answers "
-                f"were not held to a grammar, {free}, got {number}; choose one of these"
+                f"were sampled without a grammar, {free}, got {number}; choose one of these"
             )
         return places
 

@@ -1,4 +1,4 @@
-"""A person in place of the model: sees the screenshot of each turn, and says in words or calls what the agent does."""
+"""A person instead of the model, who sees the screenshot of each turn and types what the agent does."""
 
 import asyncio
 import json
@@ -115,7 +115,7 @@ class Person:
             self.cursor = (None if isinstance(action, Finish) else cursor_after(action)) or self.cursor
             return tokens
         raise AgentError(
-            f"expected what to do in turn {self.turn}, got the end of the input; end a rollout with finish"
+            f"expected an action for turn {self.turn}, got the end of the input; end a rollout with finish"
         )
 
     def _read(self, call: ToolCall, seen: EncodedImage) -> Action | Finish:
@@ -139,7 +139,7 @@ class Person:
         read = self.renderer.parse(self.renderer.decode(tokens), (self.tool,)).tool_calls
         meant = [each for each in answer if isinstance(each, ToolCall)]
         if set(tokens[:-1]) & set(self.renderer.stop_token_ids) or _loaded(read) != _loaded(meant):
-            raise WrongWords("expected texts that the model's format can hold, got one with marks of that format")
+            raise WrongWords("expected text without markers of the model's format, got some")
         return tokens
 
     def help(self) -> str:
@@ -184,7 +184,7 @@ def _parse_words(line: str, tool: Tool, seen: EncodedImage, reach: tuple[int, in
     try:
         word, *rest = shlex.split(line)
     except ValueError as error:
-        raise WrongWords(f"{error}: write texts with quotes in them between other quotes") from None
+        raise WrongWords(f"{error}: put text that contains quotes between quotes of the other kind") from None
     name, rest = _find_action(word.lower(), rest, action_names(tool))
     try:
         taken = {argument: _take(argument, rest, seen, reach) for argument in _arguments(name, tool)}

@@ -1,4 +1,4 @@
-"""What a run has decided, in about ten lines: what a dry run begins with."""
+"""The decisions of a run in about ten lines, with which a dry run begins."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A page on this machine on which a person takes over: the screenshot of the turn, on which one clicks, and lines."""
+"""A local page on which a person takes over: click on the turn's screenshot, or type a line."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -101,7 +101,7 @@ def plan_judge(
     if is_needed or settings.mode == "compare":
         return config
     if not is_told_to_agents:
-        logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare asks it too")
+        logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare calls it too")
     return None
 
 

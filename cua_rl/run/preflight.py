@@ -235,9 +235,9 @@ async def require_model_server(base_url: str, renderer: Renderer, *, max_model_l
         )
     if complaint is not None:
         raise ConfigError(
-            f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
-            f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
-            f"'{{\"image\": {num_images}}}', lower max_turns, or drop old screenshots with history=block_drop"
+            f"base_url: expected a server that accepts the {num_images} screenshots of the longest prompt, got one at "
+            f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt '{{\"image\": {num_images}}}', "
+            "lower max_turns, or drop old screenshots with history=block_drop"
         )
     settings = renderer.image_settings
     if num_tokens is None or settings is None:
@@ -317,8 +317,8 @@ async def require_monitor(address: MonitorAddress) -> None:
         )
     if not 200 <= status < 300 and status not in _EMPTY_BATCH_REFUSED:
         raise ConfigError(
-            f"monitor.base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
-            f"{status}; check the address"
+            f"monitor.base_url: expected a monitor that accepts runs at {address.ingest_url!r}, got status {status}; "
+            "check the address"
         )
 
 

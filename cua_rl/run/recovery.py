@@ -1,4 +1,4 @@
-"""Searches for what would have worked: from turns of failed rollouts a checkpoint goes on, and validators decide."""
+"""Searches for what would have worked: a checkpoint goes on from turns of failed rollouts, and validators decide."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Makes a recorded training step again, from the checkpoint before it and the database alone, or in another way.
+"""Repeats a recorded training step from the checkpoint before it and the database alone, also with other settings.
 
 What a step depends on is on record: its groups in their order with their advantages, the settings that it ran with
 (config.json), how many tokens a row had (`optim/micro_batch_tokens`), and on which machine it was trained. Features of

@@ -1,4 +1,4 @@
-"""Chooses what a training configuration leaves open: where it says None, the result says what the run uses."""
+"""Chooses what a training configuration leaves open: replaces each None by what the run uses."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The state that a resumed run continues from, according to its checkpoint, folder and database."""
+"""The state from which a resumed run continues, according to its checkpoint, folder and database."""
 
 import asyncio
 from dataclasses import dataclass, field, replace

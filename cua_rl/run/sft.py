@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: starts the trainer, draws batches, trains; measures the held-out loss and saves at times."""
+"""Supervised fine-tuning: starts the trainer, draws batches, trains, evaluates the held-out loss, saves checkpoints."""
 
 import asyncio
 import json

@@ -44,7 +44,7 @@ def suite_presets(given: Given) -> Given:
 @with_presets(suite_presets, explain_field, accept_value)
 @chz.chz
 class SuiteConfig(EvaluateConfig):
-    """Compare a checkpoint with the last one accepted, on pinned tasks."""
+    """Compare a checkpoint with the last accepted one, on pinned tasks."""
 
     fall: float = setting(0.1, "fall of the success rate that the suite must find", within=(0.0, 1.0))
     power: float = setting(0.8, "minimum probability of finding such a fall", within=(0.0, 1.0))

@@ -1,4 +1,4 @@
-"""Takes over a recorded rollout: does again what was done up to a turn, then a person or another checkpoint goes on.
+"""Takes over a recorded rollout: repeats its actions up to a turn, then a person or another checkpoint goes on.
 
 What comes out is a rollout whose first turns are those of the recorded one, as a branch has those of its parent: they
 are read, and not learned from. It is recorded as a training step of its own in a run of its own, the demonstrations,
@@ -128,8 +128,8 @@ async def prepare_takeover(
     kinds = {"agent.name": config.agent.name, "devices.coordinate_mode": config.devices.coordinate_mode}
     if tuple(kinds.values()) != ("gbox", "direct"):
         raise ConfigError(
-            f"log_path: expected a run of the built-in agent that gives coordinates itself, got {kinds}; what "
-            "others do again cannot be compared with what was recorded"
+            f"log_path: expected a run of the built-in agent that gives coordinates itself, got {kinds}; repeated "
+            "actions of other agents cannot be compared with the recorded ones"
         )
     devices = prepare_devices(config, folder, environ)
     train, held_out = load_task_sets(config, devices)
@@ -173,8 +173,8 @@ def make_person(prepared: PreparedTakeover, lines: Lines) -> Person:
     action_format = make_format(name, renderer.image_settings)
     if not isinstance(action_format, ToolCalls):
         raise ConfigError(
-            f"by: expected a checkpoint to go on where answers are no calls of a tool, as with action_format={name}, "
-            "got a person; name a checkpoint"
+            f"by: expected a checkpoint to go on, because answers of action_format={name} are not tool calls, got a "
+            "person; name a checkpoint"
         )
     (tool,) = conversation_of(prepared.turns[0].model.request).tools
     earlier = [action for turn in prepared.turns[: prepared.place] for action in turn.agent.actions]

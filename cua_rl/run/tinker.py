@@ -1,4 +1,4 @@
-"""Trains and samples on a Tinker service: Thinking Machines' own, or one of one's own (`recipes.serve_tinker`).
+"""Trains and samples on a Tinker service: Thinking Machines', or your own (`recipes.serve_tinker`).
 
 The service has the model; this process has the tokens. The renderer writes prompts, the service's sampler answers the
 gateway, and datums go to its trainer with their advantages. What a run keeps of weights are addresses: a folder
@@ -103,7 +103,7 @@ async def find_service(config: CLIConfig, environ: Mapping[str, str], max_model_
             status, body = await ask(client, "GET", f"{address}/api/v1/get_server_capabilities")
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise ConfigError(
-                f"tinker_api_key: expected one that {address!r} takes, got status {status}; correct {_KEY}"
+                f"tinker_api_key: expected one that {address!r} accepts, got status {status}; correct {_KEY}"
             )
         if status != HTTPStatus.OK:
             raise ValueError(f"status {status}")

@@ -1,4 +1,4 @@
-"""A trainer on nodes of a cluster: on each an actor that owns the ranks there, as the run does on its own machine.
+"""A trainer on nodes of a cluster: on each node, an actor owns the ranks, as the run does on its own machine.
 
 Requests travel, encoded, to the actor of the first node and through its Unix socket to rank 0. The ranks find each
 other at an address of that node, and prove themselves with a token that is new for each start. Does not import torch.

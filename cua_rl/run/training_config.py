@@ -64,7 +64,7 @@ def train_presets(given: Given) -> Given:
 
 @chz.chz
 class MonitorSettings:
-    """The Training Monitor beside the run, and a remote one to which the run is sent."""
+    """The run's own Training Monitor, and a remote one to which the run is sent."""
 
     show: bool = setting(True, "start a Training Monitor for the run on the loopback address", for_group=True)
     port: int | None = setting(None, "port of that monitor; None is 8720, or a free one", within=(0, 65535))

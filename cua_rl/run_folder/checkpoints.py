@@ -1,4 +1,4 @@
-"""Checks checkpoints and LoRA adapters on disk, without torch: are they complete, and do they fit the model?"""
+"""Checks that checkpoints and LoRA adapters on disk are complete and fit the model, without torch."""
 
 import json
 import re

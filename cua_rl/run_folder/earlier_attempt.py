@@ -1,4 +1,4 @@
-"""What an earlier attempt left in a run's folder: the settings and the checkpoint with which a resumed run continues.
+"""Reads what an earlier attempt left in a run's folder: the settings and the checkpoint from which a run resumes.
 
 `changed` in config.json holds one entry for each resume with other settings: {"after_step": 20, "settings": {"tasks":
 [before, after]}, "begins_curve": true}. Results are compared within a curve only; curves count from 1.

@@ -1,4 +1,4 @@
-"""A recorded run: its database, its own or the one that the environment names, and what its steps trained on."""
+"""A recorded run: its database, embedded or named by the environment, and the data on which its steps trained."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -317,7 +317,7 @@ class SamplingClient:
                 await self._in_service.wait()
         except TimeoutError as error:
             raise SamplingError(
-                f"expected one of {len(self._replicas)} model servers to answer and prove itself within "
+                f"expected one of {len(self._replicas)} model servers to answer and pass the canary within "
                 f"{self._outage_timeout_s:g} s, got none ({self._replicas[0].why_lost}); start the run's model there"
             ) from error
         if not self.replicas:

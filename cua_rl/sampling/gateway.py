@@ -87,8 +87,8 @@ class _OpenRollout:
         known = (*self.told, self.arrival)[place] if place <= len(self.told) else None
         if known is not None and known.prompt_matches_renderer and known.prompt != rendered:
             raise SamplingError(
-                f"expected the prompt that the parent had in turn {place + 1} again, got another: the agent or its "
-                "world does not repeat itself; set branching.num_siblings=0, or take over at turn 1"
+                f"expected the parent's prompt of turn {place + 1} again, got another: the agent or its environment is "
+                "not reproducible; set branching.num_siblings=0, or take over at turn 1"
             )
         return known if place < len(self.told) else None
 
@@ -393,7 +393,7 @@ class Gateway:
             if (advice := advice_for(rejected, has_adapter=has_adapter)) is not None:
                 rendered = prompt.turn.prompt
                 raise ConfigError(
-                    f"expected a model server that takes every prompt of this configuration, it refused one with "
+                    "expected a model server that accepts every prompt of this configuration, but it refused one with "
                     f"{len(rendered.images)} images and {rendered.length} tokens: {rejected.message} "
                     f"({rejected.status}); {advice}"
                 ) from rejected

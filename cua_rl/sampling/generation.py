@@ -1,4 +1,4 @@
-"""Sampling from tokens and images as they are: requests to vLLM's token-in-token-out endpoint, and their answers.
+"""Sampling from tokens and images: requests to vLLM's token-in-token-out endpoint, and their answers.
 
 The prompt goes out as token ids with one image token per image; the server decodes the images, and expands their tokens
 by their sizes. It reports the prompt that it then has, which must be the one that was asked for.

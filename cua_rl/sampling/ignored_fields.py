@@ -1,4 +1,4 @@
-"""Fields of a request that the gateway accepts, and that change nothing: an agent is told which of its own they are.
+"""Names the fields of an agent's request that the gateway accepts but ignores.
 
 Whatever is not known to be read is named, so also what a vendor adds to its API tomorrow. The policy's distribution is
 the run's, because its log-probabilities are trained on. docs/agents.md has the table.

@@ -1,4 +1,4 @@
-"""Screenshots that a model server has processed, which later requests name (`uuid`) instead of sending them again."""
+"""Screenshots that a model server has processed; later requests name them (`uuid`) instead of sending them again."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's formats: Responses, Chat completions, and both as events, made from the whole answer."""
+"""Answers in OpenAI's formats: Responses and Chat Completions, also as events made from the complete answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

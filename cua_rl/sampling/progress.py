@@ -1,4 +1,4 @@
-"""Waiting for a model server as long as it makes progress, however long the answer is.
+"""Waits for a model server as long as it makes progress, however long the answer is.
 
 How long an answer takes depends on its length, which the policy decides and `max_tokens` limits. So a server is
 not judged by the time of an answer but by its tokens: none in all its requests for a while, or so many for others that

@@ -232,7 +232,7 @@ class Replica:
     def _started_again(self, lacking: Sequence[str]) -> ReplicaLost:
         return ReplicaLost(
             f"expected {', '.join(lacking)} on the model server at {self.server.base_url}, got none: it was started "
-            "again and has not proven itself yet"
+            "again and has not passed the canary yet"
         )
 
     async def fetch_load(self) -> ServerLoad:

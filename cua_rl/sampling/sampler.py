@@ -1,4 +1,4 @@
-"""What the gateway asks for the answer of a turn: vLLM servers (`client.py`), or a Tinker service (`run/tinker.py`)."""
+"""The interface with which the gateway samples: vLLM servers (`client.py`) or a Tinker service (`run/tinker.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

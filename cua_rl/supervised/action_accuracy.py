@@ -1,4 +1,4 @@
-"""Action accuracy: on how many held-out steps the greedy answer asks for the recorded action.
+"""Action accuracy: the share of held-out turns whose greedy answer is the recorded action.
 
 Each step is asked for behind the recorded conversation up to it. Clicks are right in the box of the element that is
 aimed at, as in AndroidControl (arXiv:2406.03679), where a data set tells it. Else actions are compared by the rules of

@@ -1,4 +1,4 @@
-"""Datasets of a supervised run, and the part that a step trains on: a pure function of seed and step."""
+"""Datasets of a supervised run, and the part on which a step trains: a pure function of seed and step."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence

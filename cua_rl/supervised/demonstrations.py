@@ -1,4 +1,4 @@
-"""Demonstrations: the real agent works on a device, and an expert answers instead of the model.
+"""Demonstrations: the real agent acts on a device, and an expert answers instead of the model.
 
 The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """

@@ -1,4 +1,4 @@
-"""Whether a final message gives one answer to a question, and the right one: a list of candidates is not an answer.
+"""Decides whether a final message gives the right answer to a question, and only one: a list of candidates is not one.
 
 A policy is rewarded for what this accepts, so nothing that names several candidates may pass.
 """

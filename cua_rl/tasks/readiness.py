@@ -1,4 +1,4 @@
-"""What a task does on a leased device: set-up, the instruction for the agent, and validation."""
+"""Runs the parts of a task on a leased device: set-up, the instruction for the agent, and validation."""
 
 import time
 from dataclasses import replace

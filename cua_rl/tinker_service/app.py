@@ -159,7 +159,7 @@ class Service:
         session_id, labels = uuid4().hex, call.fields().labels()
         row = insert(TinkerSession).values(id=session_id, key_id=call.key_id, user_metadata=labels)
         await self.store.write(row)
-        told = "train_unembed=True is taken, but the unembedding is not trained: adapters are on the decoder's layers"
+        told = "train_unembed=True is accepted, but the unembedding is not trained: adapters are on the decoder only"
         return {"type": "create_session", "session_id": session_id, "info_message": told}
 
     async def heartbeat(self, call: Call) -> _Answer:

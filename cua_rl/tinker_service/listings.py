@@ -1,4 +1,4 @@
-"""What a key has made: sessions, training runs, checkpoints; and what may be done to a checkpoint."""
+"""Lists the sessions, training runs and checkpoints of a key, and changes checkpoints."""
 
 import asyncio
 import shutil

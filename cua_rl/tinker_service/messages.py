@@ -1,4 +1,4 @@
-"""The wire of the `tinker` SDK: protobuf messages, with the names and numbers of its own, and fields of JSON bodies.
+"""The wire format of the `tinker` SDK: protobuf messages with its names and numbers, and fields of JSON bodies.
 
 The messages are in a pool of their own, so that a process may load the SDK, too.
 """

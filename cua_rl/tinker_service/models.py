@@ -1,4 +1,4 @@
-"""Models in training: their requests are carried out in order and once only, whatever client and machine do."""
+"""Models in training: their requests are carried out in order and only once, whatever client and machine do."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ _CLEAN_S = 15.0
 _KEPT_ANSWERS = timedelta(hours=2)
 _KEPT_UNUSED = timedelta(hours=1)
 """Weights that were saved for one sampling session are kept as long after the last sample, the newest ones longer."""
-_DIED = "the trainer died whenever it carried this out, which is passed over from now on; the service's log says more"
+_DIED = "the trainer died each time it carried out this request, which is skipped from now on; see the service's log"
 _RUN_STATUSES: Mapping[str, Literal["completed", "failed", "cancelled"]] = {
     "success": "completed",
     "errored": "failed",

@@ -1,4 +1,4 @@
-"""Places in the trainer: which models are in it, how one gets there again, and what requests do to it there.
+"""Places in the trainer: which models are in it, how a model returns to it, and how requests are carried out there.
 
 A model is its snapshot and the requests after it. So it leaves the trainer when others need its place, and comes back,
 in the same way as it continues after the service was killed: a new adapter, the snapshot, the requests once more.

@@ -1,4 +1,4 @@
-"""What the requests to a model ask for, read from their bodies: when they arrive, and again when they are repeated."""
+"""Parses the bodies of requests to a model, when they arrive and when they are repeated after a restart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Sampling sessions, and samples on their way. A sample is lost with the process: the SDK then asks for it again."""
+"""Sampling sessions and unfinished samples. A sample is lost with the process; the SDK then repeats its request."""
 
 import asyncio
 import time

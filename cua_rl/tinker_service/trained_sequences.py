@@ -1,4 +1,4 @@
-"""What an optimizer step was trained on, for the monitor: a sequence is a rollout, and what has weights in it, turns.
+"""The sequences of an optimizer step, for the monitor: a sequence is shown as a rollout, its weighted tokens as turns.
 
 The service knows neither rewards nor success: an advantage is the mean weight. Sequences with one prompt are a group.
 """

@@ -131,7 +131,7 @@ class TrainerConfig:
 
 @chz.chz
 class LossConfig:
-    """The policy loss and its constants (docs/losses.md: formulas, sources, when to use which)."""
+    """The policy loss and its constants (docs/losses.md has formulas, sources and recommendations)."""
 
     name: LossName = setting(
         "importance_sampling",
@@ -214,7 +214,7 @@ class OptimConfig:
 
 @chz.chz
 class CheckpointSettings:
-    """When checkpoints are saved, which of them stay on disk, and from which one a run resumes, with what."""
+    """When checkpoints are saved, which of them stay on disk, and how a run resumes from one."""
 
     save_every_epochs: int = setting(
         0, "passes over the training tasks or data between additional checkpoints; 0 for none", at_least=0
@@ -238,7 +238,7 @@ class CheckpointSettings:
 
 @chz.chz
 class LearningConfig:
-    """How a model learns, from rewards or from examples, and what is kept of it."""
+    """How a model learns, from rewards or from examples, and what a run records and saves."""
 
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
     load_checkpoint_path: str | None = setting(

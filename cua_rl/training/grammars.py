@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Which tokens a grammar allowed where a token was sampled: the sampler's masks, recomputed by the library it uses."""
+"""Which tokens a grammar allowed at each sampled token: the sampler's masks, recomputed with the same library."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property

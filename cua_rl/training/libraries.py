@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""What a trainer needs only if its settings ask for it: Unsloth, which loads the model, and a compiler.
+"""Optional requirements of a trainer: Unsloth, which loads the model, and a compiler.
 
 Does not import torch; Unsloth is imported where it is used.
 """

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Model folders as files: what lies beside the weights, and weights with a LoRA adapter merged into them."""
+"""Model folders as files: the files beside the weights, and weights with a LoRA adapter merged into them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""When a trainer counts as dead, and what one that is started again needs to be where it was. Does not import torch.
+"""When a trainer counts as dead, and how a restarted trainer gets its state back. Does not import torch.
 
 A cut is a checkpoint of a model for this purpose; that of the run after the same step shares its files. The journal
 holds the requests since the last cut that have changed the model. After a death, a new trainer loads the cut and

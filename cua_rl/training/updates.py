@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What a training step did to the weights: checkpoints compared bit for bit, and updates by direction and size."""
+"""The effect of a training step on the weights: compares checkpoints bit for bit, and updates by direction and size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Values from JSON, which no type describes."""
+"""Narrows values from JSON, whose types are unknown."""
 
 import json
 from collections.abc import Mapping, Sequence

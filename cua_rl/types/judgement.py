@@ -1,4 +1,4 @@
-"""Whether a rollout did its task: what a validator read from the device, or the verdict of a judge."""
+"""Whether a rollout solved its task: what a validator read from the device, or the verdict of a judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Copies of a device's state, and of where a rollout was: what other rollouts need to go on from there."""
+"""Copies of a device's state and of a rollout's position, from which other rollouts can go on."""
 
 from dataclasses import dataclass
 

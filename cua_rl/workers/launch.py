@@ -1,4 +1,4 @@
-"""Rollout workers of a run: actors of a Ray cluster, each of which gets the run's configuration, addresses and keys."""
+"""Starts the rollout workers of a run: Ray actors, each with the run's configuration, addresses and keys."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A rollout worker: an actor that opens what rollouts need, and runs those that the fleet gives it."""
+"""A rollout worker: an actor that opens what rollouts need, and runs the rollouts that the fleet assigns."""
 
 import asyncio
 import logging

@@ -111,7 +111,7 @@ async def test_a_server_on_all_addresses_is_warned_of(folder: Path, caplog: pyte
 async def test_sites_whose_pages_request_other_addresses_stay_on_the_machine(caplog: pytest.LogCaptureFixture) -> None:
     async with open_site_network(("https://fonts.example/",)) as network:
         assert network.inside == ()
-    assert "other users of the machine reach the sites" in caplog.text
+    assert "other users of the machine can reach the sites" in caplog.text
 
 
 async def test_without_a_reset_every_rollout_gets_a_new_server(folder: Path) -> None:

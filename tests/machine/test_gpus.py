@@ -77,7 +77,7 @@ def test_every_gpu_of_the_server_holds_a_copy_of_the_model_unless_they_hold_it_t
         (
             4,
             {"server": ServerConfig(gpus=(0, 1)), "trainer": TrainerConfig(gpus=(1, 2))},
-            "let them overlap wholly or not at all",
+            "let them overlap completely or not at all",
         ),
         (4, {"trainer": TrainerConfig(num_processes=3)}, r"trainer\.num_processes: expected at most 2"),
         (4, {"server": ServerConfig(tensor_parallel=4)}, r"server\.tensor_parallel: expected a number that divides"),
@@ -106,7 +106,7 @@ def test_gpus_are_named_as_a_process_sees_them() -> None:
 
 @pytest.mark.parametrize(("visible", "smi"), [("2", TWO_GPUS), ("0", ""), ("GPU-8932", "")])
 def test_a_named_gpu_that_is_not_here_is_refused(visible: str, smi: str) -> None:
-    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES: expected GPUs that are here \((0, 1|none)\), got"):
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES: expected GPUs of this machine \((0, 1|none)\), got"):
         visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, lambda: smi)
 
 
@@ -125,7 +125,9 @@ def test_gpus_are_counted_by_the_driver_of_the_container(tmp_path: Path) -> None
 def test_a_server_that_would_leave_its_gpus_idle_is_refused() -> None:
     require_platform(plan(1), "cuda")
     require_platform(plan(0), "cpu")
-    with pytest.raises(ConfigError, match=r"server\.gpus: expected vLLM for CUDA, as GPUs are here \(gpu0\)"):
+    with pytest.raises(
+        ConfigError, match=r"server\.gpus: expected vLLM for CUDA, because this machine has GPUs \(gpu0\)"
+    ):
         require_platform(plan(1), "cpu")
     with pytest.raises(ConfigError, match=r"expected a GPU for the installed vLLM, which computes with CUDA, got none"):
         require_platform(plan(0), "cuda")

@@ -31,7 +31,8 @@ async def test_the_end_of_the_own_node_is_said_at_once_to_all_who_wait_or_ask(tm
             next(one for one in family(psutil.Process()) if one.name() == killed).kill()
             for asked in waiting:
                 with pytest.raises(
-                    ClusterLost, match=r"expected this machine's node of .* whole run, got its end; read .*ray.log"
+                    ClusterLost,
+                    match=r"expected this machine's node of .* outlast the run, but it ended; read .*ray.log",
                 ):
                     await asked
             with pytest.raises(ClusterLost):
@@ -53,7 +54,7 @@ def test_a_run_whose_node_ends_says_so_soon_and_loses_one_step_at_most(server: V
     next(process for process in owned if process.name() == "raylet").send_signal(signal.SIGKILL)
 
     assert run.process.wait(timeout=patience(60.0)) == 1, run.output()
-    assert "expected this machine's node of the Ray cluster for a whole run" in run.output()
+    assert "expected this machine's node of the Ray cluster to outlast the run" in run.output()
     assert "behavior_if_log_dir_exists=resume" in run.output()
     assert survivors(owned) == []
     assert read_lines(folder / "checkpoints.jsonl")[-1]["step"] >= len(run.steps()) - 1

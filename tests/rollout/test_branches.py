@@ -261,7 +261,7 @@ async def test_an_agent_that_does_not_repeat_itself_is_a_fault() -> None:
     retold = RetoldDevice(FakeDevice(), fork=Fork(turns=tuple(told)), taken=[])
 
     await retold.execute(Click(x=1, y=2))
-    with pytest.raises(DeviceError, match="acts as its parent's did"):
+    with pytest.raises(DeviceError, match="actions of the parent's agent"):
         await retold.execute(Wait(duration_s=1.0))
-    with pytest.raises(DeviceError, match="looks when"):
+    with pytest.raises(DeviceError, match="where the parent's agent took one"):
         await retold.observe()  # its parent's device was not looked at after this action

@@ -150,7 +150,7 @@ BAD = [
     (["monitor_base_url=http://[::1", "project_token=t"], "monitor.base_url: expected an address"),
     (["judge_base_url=http://[::1/v1", "judge_model=m"], "judge.base_url: expected an address"),
     (["monitor_base_url={monitor}", "project_token=wrong"], "project_token: expected the token of a project"),
-    (["monitor_base_url={server}", "project_token=t"], "monitor.base_url: expected a monitor that takes runs"),
+    (["monitor_base_url={server}", "project_token=t"], "monitor.base_url: expected a monitor that accepts runs"),
     (["max_model_len=700", "tasks.source_type=demo_all"], "max_model_len: expected at least"),
     (["max_images=3", "tasks.source_type=demo_all"], "max_images: expected at least"),
     (

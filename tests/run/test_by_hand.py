@@ -179,7 +179,7 @@ async def test_a_person_is_asked_again_until_the_words_are_an_action_and_answers
 
 
 async def test_an_input_that_ends_before_the_rollout_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="in turn 3, got the end of the input"):
+    with pytest.raises(AgentError, match="for turn 3, got the end of the input"):
         await person(tmp_path, "jump", None).sample_turn(request())
 
 

@@ -84,7 +84,7 @@ def test_where_validators_decide_a_judge_is_idle_unless_it_is_to_be_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert plan_judge(settings(**ENDPOINT), "binary", tasks(VALIDATED)) is None
-    assert "judge=compare asks it too" in caplog.text
+    assert "judge=compare calls it too" in caplog.text
     assert plan_judge(settings(**ENDPOINT, judge="compare"), "binary", tasks(VALIDATED)) is not None
     assert plan_judge(settings(**ENDPOINT), "efficiency", tasks(JUDGED)) is not None
     with pytest.raises(ConfigError, match="expected tasks without a validator with reward=judge"):

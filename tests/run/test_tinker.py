@@ -82,7 +82,7 @@ async def test_the_service_is_asked_for_its_model_before_anything_begins() -> No
         found = await find(f"{url}/", {"TINKER_API_KEY": KEY})
         assert (found.address, found.model.name, found.model.max_model_len) == (url, "/there/tiny_qwen3_vl", 2048)
         assert await find(url, {}, tinker_api_key=KEY) == found
-        with pytest.raises(ConfigError, match=r"tinker_api_key: expected one that .* takes, got status 401"):
+        with pytest.raises(ConfigError, match=r"tinker_api_key: expected one that .* accepts, got status 401"):
             await find(url, {"TINKER_API_KEY": "tml-wrong"})
         with pytest.raises(ConfigError, match=r"tinker_api_key: expected the key of the Tinker service .* got none"):
             await find(url, {})

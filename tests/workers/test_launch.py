@@ -35,7 +35,7 @@ def test_an_address_of_a_gateway_that_only_one_worker_could_have_is_refused(gate
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "disabled"}])
 def test_workers_are_not_started_on_a_cluster_that_anybody_can_use(mode: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="rollout_workers: expected a Ray cluster that asks for a token"):
+    with pytest.raises(ConfigError, match="rollout_workers: expected a Ray cluster that requires a token"):
         check_workers(CLIConfig(rollout_workers=2), PHONES, {"RAY_ADDRESS": "10.0.0.1:6379", **mode})
     check_workers(CLIConfig(rollout_workers=2), PHONES, mode)  # its own cluster has a token
 

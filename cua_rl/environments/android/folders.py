@@ -121,8 +121,8 @@ class FolderTask(Template):
             is_done = await self._is_valid(shell, answer=None)
         if is_done:
             raise TaskError(
-                f"expected task {self.task_id!r} to be undone when it begins, got a validator that says True already; "
-                "add a pre-hook that undoes it"
+                f"expected task {self.task_id!r} to be undone when it begins, got a validator that already returns "
+                "True; add a pre-hook that undoes it"
             )
 
     async def _validate(self, device: Device, answer: str | None) -> Validation:

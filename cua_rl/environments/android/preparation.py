@@ -1,4 +1,4 @@
-"""Preparing a real phone so that a goal does not hold yet."""
+"""Prepares a real phone so that a goal is not reached yet."""
 
 import asyncio
 import time

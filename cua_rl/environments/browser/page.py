@@ -365,7 +365,7 @@ class BrowserPage:
         # It is an `UnusableError` if only the page hangs, crashed or was closed, while its browser draws another one.
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
-            raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")
+            raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was returned")
         try:
             with boundary(DeviceError, f"{doing} on {self.device_id}"):
                 async with asyncio.timeout(limit_s):

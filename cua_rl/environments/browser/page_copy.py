@@ -1,4 +1,4 @@
-"""Copies of a page: what of it can be read and put into another one, and what both must then have alike."""
+"""Copies a page: which parts can be read and put into another page, and what both must then have in common."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What runs inside every page before its own scripts."""
+"""Scripts that run in every page before its own."""
 
 NO_ANIMATIONS = """
 (() => {

@@ -46,7 +46,7 @@ class SiteNetwork:
 async def open_site_network(other_urls: Collection[str] = ()) -> AsyncGenerator[SiteNetwork]:
     """One of its own; the machine's if pages request other addresses, or without namespaces. Raises `DeviceError`."""
     if other_urls:
-        logger.warning("other users of the machine reach the sites, whose pages need its network for %s", other_urls)
+        logger.warning("other users of the machine can reach the sites: pages need its network for %s", other_urls)
     if other_urls or not await asyncio.to_thread(can_sandbox):
         yield SiteNetwork()
         return

@@ -207,7 +207,7 @@ class LinuxDesktop:
             is_gone = isinstance(error.__cause__, ConnectionClosedError) or self._session.has_lost_screen
             if is_gone or (is_late and await _starts_programs()):
                 raise UnusableError(
-                    f"expected the screen of {self.device_id!r}, its programs ended or hold it"
+                    f"expected the screen of {self.device_id!r}, but its programs ended or block it"
                 ) from error
             raise
         raise rejected

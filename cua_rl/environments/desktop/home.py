@@ -1,4 +1,4 @@
-"""The home folder of a desktop, whose programs may put anything there: pipes, links, files that never end.
+"""Reads and empties the home folder of a desktop, where programs may put anything: pipes, links, files that never end.
 
 Nothing that they put there makes a reader wait, leads it out of the folder or fills its memory: what is no ordinary
 file of moderate size has no text.

@@ -1,4 +1,4 @@
-"""PNGs of a screen that changes little from one picture to the next: bands of unchanged rows are not packed again.
+"""Encodes PNGs of a screen that changes little: bands of unchanged rows are not compressed again.
 
 Packing is most of what a screenshot costs. The data of a PNG is one deflate stream (RFC 1950), which may be cut where
 its window is reset; each band is such a piece, and depends only on its own pixels, so that equal pictures give equal

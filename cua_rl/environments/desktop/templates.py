@@ -1,4 +1,4 @@
-"""The desktop tasks: what is asked, how the desktop begins, what must be true in the end, and a solution.
+"""The desktop tasks: instruction, initial state, check of the final state, and a solution.
 
 Names and texts are drawn from the seed; evaluation draws from words that training never uses.
 """

@@ -113,7 +113,7 @@ class GboxBoxes:
             if num_removed:
                 logger.warning("terminated %d boxes at the end of the run that no lease had returned", num_removed)
         except DeviceError as failure:
-            logger.warning("boxes of this run may be left, they end by themselves: %s", failure)
+            logger.warning("boxes of this run may be left over; they expire by themselves: %s", failure)
         finally:
             await self._disconnect()
 
@@ -138,7 +138,7 @@ class GboxBoxes:
             await client.v1.boxes.list(page=1, page_size=1)
         except (gbox_sdk.AuthenticationError, gbox_sdk.PermissionDeniedError) as error:
             raise ConfigError(
-                f"gbox_api_key: expected a key that GBox at {client.base_url} takes, got status {error.status_code}; "
+                f"gbox_api_key: expected a key that GBox at {client.base_url} accepts, got status {error.status_code}; "
                 "set GBOX_API_KEY, and GBOX_CLIENT_BASE_URL for a server of your own"
             ) from error
         except gbox_sdk.GboxClientError:

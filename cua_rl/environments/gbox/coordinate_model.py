@@ -1,4 +1,4 @@
-"""GBox's coordinate model: where a described element is on a screenshot, in pixels; (-1, -1) is "not there"."""
+"""GBox's coordinate model: the place of a described element on a screenshot, in pixels; (-1, -1) means "not there"."""
 
 import asyncio
 from collections.abc import Mapping

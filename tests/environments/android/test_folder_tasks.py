@@ -228,7 +228,7 @@ async def test_a_task_that_is_done_before_it_begins_is_a_fault(tmp_path: Path) -
     task = load_one(tmp_path)
 
     await prepare(task, FakePhone())
-    with pytest.raises(TaskError, match="says True already"):
+    with pytest.raises(TaskError, match="already returns True"):
         await prepare(task, FakePhone(settings={"global wifi_on": "1"}))
 
 

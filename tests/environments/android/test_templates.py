@@ -10,7 +10,7 @@ from cua_rl.types.errors import TaskError
 from tests.environments.android.phone_double import VERSIONS, PhoneDouble, Version
 
 SIMULATOR_ONLY = {
-    # which page or part of the screen shows: Android tells the activity in front
+    # which page or part of the screen shows: Android reports the activity in front
     "current_screen",
     "shade",
     "quick_tile",

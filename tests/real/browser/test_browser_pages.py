@@ -234,7 +234,7 @@ async def test_pages_share_no_storage(pages: BrowserPages, folder: Path) -> None
 async def test_a_page_that_was_given_back_does_nothing_more(page: BrowserPage) -> None:
     await page.close()
     await page.close()
-    with pytest.raises(DeviceError, match="given back"):
+    with pytest.raises(DeviceError, match="which was returned"):
         await page.observe()
 
 

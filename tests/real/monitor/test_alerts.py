@@ -59,7 +59,7 @@ async def test_a_run_without_progress_is_stalled_and_one_without_heartbeat_is_go
     assert (alert["kind"], "25 minutes" in alert["message"]) == ("stalled", True)
     run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() - interval '12 minutes'")
     (alert,) = (await monitor.json("/api/runs/1"))["alerts"]
-    assert (alert["kind"], "not heard of for 12 minutes" in alert["message"]) == ("stalled", True)
+    assert (alert["kind"], "no heartbeat for 12 minutes" in alert["message"]) == ("stalled", True)
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""The admin pages of a Django site, as a bigger site than MiniWoB++: lists, forms, searches, confirmations."""
+"""The admin pages of a Django site: lists, forms, searches and confirmations, a larger site than MiniWoB++ pages."""

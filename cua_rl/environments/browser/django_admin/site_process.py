@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-"""The site, a separate process that imports nothing of ours: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
+"""The site's process, which imports none of our modules: `python site_process.py DATABASE ADMINISTRATOR [PORT]`.
 
 Without a port, it makes the database, a file in HOME, with the administrator. With one, it answers there. The database
 may be replaced between requests: every request opens it again.

@@ -1,4 +1,4 @@
-"""Recognises pages with which sites turn browsers away: refusals, challenges, captchas."""
+"""Recognises pages by which sites turn browsers away: refusals, challenges, captchas."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Recordings of web sites: what pages were answered, and what they are answered from it without a network.
+"""Records the responses of web sites, and replays them without a network.
 
 A folder has a HAR file for each recorded rollout, named by its task, seed and rollout, with the bodies beside it, and
 `recording.json` with the time at which the clocks of its pages stand: a page that is recorded or replayed has that

@@ -1,4 +1,4 @@
-"""A rollout at a web site: its context records and is polite there, or is answered from a recording."""
+"""A rollout on a web site: its browser context obeys the limits and records, or gets its responses from a recording."""
 
 import asyncio
 import json

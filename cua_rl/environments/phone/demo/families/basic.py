@@ -1,4 +1,4 @@
-"""Opening apps, plain settings, moving around, a note and a message: the first tasks that the phone had."""
+"""Families of basic tasks: opening apps, plain settings, navigation, a note and a message."""
 
 import json
 from random import Random
