@@ -33,15 +33,17 @@ from cua_rl.exchange.recording import RunWriter, write_run
 from cua_rl.exchange.records import RolloutRecord, RunRecord, SourceRecord
 from cua_rl.exchange.replayed import replay
 from cua_rl.exchange.rows import decode_record, decode_run, read_json
-from cua_rl.exchange.samples import Samples
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.step_line import num_of
+from cua_rl.reporting.trace_folder import draw_action
 from cua_rl.run_folder.log_directory import new_folder, prepare_log_directory
 from cua_rl.run_folder.model_folder import find_model, make_image_renderer
 from cua_rl.types.errors import ConfigError, boundary
 
 _PER_STEP = 100
 """Trajectories per step of the run, which are shown on one page of the monitor and held in memory together."""
+_DRAWN_OF_ONE = 4
+"""Turns of a trajectory that are drawn at most."""
 
 
 @chz.chz
@@ -105,6 +107,28 @@ async def cli_main(config: ImportTrajectoriesConfig) -> None:
     if (folder / "samples").is_dir():
         print(f"look at them: {folder / 'samples'} has actions drawn on their screenshots")
     print(f"train on them: python -m cua_rl.recipes.sft data=rollouts from_run={config.log_path}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Samples:
+    """Pictures of what actions aim at on their screenshots, and a page with them, to look at before training."""
+
+    folder: Path
+    limit: int
+    num_drawn: int = 0
+
+    def draw(self, record: RolloutRecord) -> None:
+        """Draw what the first turns do, until there are enough samples."""
+        for turn in record.rollout.turns[:_DRAWN_OF_ONE]:
+            if self.num_drawn >= self.limit or turn.agent.before is None:
+                return
+            self.folder.mkdir(exist_ok=True)
+            self.num_drawn += 1
+            name = f"{self.num_drawn:03d}.png"
+            draw_action(turn.agent.before, turn.agent.action).save(self.folder / name)
+            with (self.folder / "samples.md").open("a", encoding="utf-8") as page:
+                page.write(f"## {record.task.task_id}, turn {turn.index + 1}\n\n{record.task.instruction}\n\n")
+                page.write(f"![screenshot]({name})\n\n```\n{turn.model.text}\n```\n\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

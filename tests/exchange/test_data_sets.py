@@ -15,7 +15,7 @@ from cua_rl.agent.tools import parse_action, tool_for
 from cua_rl.exchange.foreign_actions import View, tool_arguments
 from cua_rl.exchange.formats import Format, Told, detect_format, read_trajectories
 from cua_rl.exchange.replayed import Replayed, replay
-from cua_rl.exchange.samples import Samples
+from cua_rl.recipes.import_trajectories import Samples
 from cua_rl.types.actions import (
     Button,
     Click,
