@@ -26,7 +26,7 @@ async def _pages(window: Window) -> dict[str, str]:
         f"/runs/{run}?tab=evals": f"Evaluation after {NUM_STEPS} steps",
         f"/runs/{run}?tab=cost": "What each policy took",
         f"/runs/{run}?tab=config": "learning_rate",
-        f"/runs/{run}?tab=ask&sql=SELECT+1": "Slowest devices",
+        f"/runs/{run}?tab=sql&sql=SELECT+1": "Slowest devices",
         f"/runs/{run}/step/1": group["instruction"],
         f"/runs/{run}/baseline/0": "Groups and rollouts",
         f"/runs/{run}/step/1/groups/{group['group_id']}?t=0.5": "On a common time axis",
