@@ -34,6 +34,7 @@ async def _pages(window: Window) -> dict[str, str]:
         f"/runs/{run}/tasks/{group['task_id']}": "Hardest instances",
         f"/rollouts?run_id={run}&step=1": group["instruction"],
         f"/rollouts?run_id={run}&view=gallery&phase=step&step=1": group["instruction"],
+        f"/pair?of={run}/{rollout}&of={run}/{group['rollouts'][1]['rollout_id']}&screens=change": "Two rollouts",
         f"/rollouts?run_id={run}&view=summary": "What validators expected",
         f"/rollouts?run_id={run}&view=tokens": "Outlying tokens",
         f"/rollouts?run_id={run}&view=cost": "Steps and evaluations",
