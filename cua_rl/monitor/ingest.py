@@ -5,8 +5,8 @@ One transaction per batch, and a savepoint per item, so that a bad item is one e
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -100,22 +100,17 @@ class IngestState:
 class _IngestRoute(BodyRoute):
     """A route for projects: their token is looked up before a body is read."""
 
-    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
-        return _admit_project(request)
-
-
-@asynccontextmanager
-async def _admit_project(request: Request) -> AsyncGenerator[BodyBudget]:
-    token = bearer_key(request)
-    databases: Databases = request.app.state.databases
-    if not token:
-        raise unauthorized("expected a project's token, got none")
-    async with databases.main.sessions() as session:
-        project = (await session.execute(project_of(token))).one_or_none()
-    if project is None:
-        raise unauthorized(_WRONG_TOKEN)
-    state: IngestState = request.app.state.ingest
-    yield state.budgets.setdefault(project.id, BodyBudget(_MAX_BYTES))
+    async def admit(self, request: Request) -> BodyBudget:
+        token = bearer_key(request)
+        databases: Databases = request.app.state.databases
+        if not token:
+            raise unauthorized("expected a project's token, got none")
+        async with databases.main.sessions() as session:
+            project = (await session.execute(project_of(token))).one_or_none()
+        if project is None:
+            raise unauthorized(_WRONG_TOKEN)
+        state: IngestState = request.app.state.ingest
+        return state.budgets.setdefault(project.id, BodyBudget(_MAX_BYTES))
 
 
 router = APIRouter(prefix="/api/ingest", tags=["ingest"], route_class=_IngestRoute)

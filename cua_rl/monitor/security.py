@@ -4,8 +4,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
@@ -220,47 +219,32 @@ class BodyRoute(APIRoute):
             return handle
 
         async def admitted(request: Request) -> Response:
-            async with self.admit(request) as budget:
-                with budget.hold() as held:
-                    return await handle(_BoundedRequest(request, held))
+            with (await self.admit(request)).hold() as held:
+                return await handle(_BoundedRequest(request, held))
 
         return admitted
 
-    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
-        """How much the body may hold while the block runs; raises `HTTPException`."""
-        return _admit_anybody(request)
+    async def admit(self, request: Request) -> BodyBudget:
+        """How much the body may hold; raises `HTTPException`."""
+        del request
+        return BodyBudget(_BODY_LIMIT_BYTES)
 
 
 class ReadRoute(BodyRoute):
     """A route for those who may read, and ask with a body."""
 
-    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
-        return _admit_reader(request)
+    async def admit(self, request: Request) -> BodyBudget:
+        await require_read(request, await given_token(request, await _bearer(request)))
+        return await super().admit(request)
 
 
 class WriteRoute(BodyRoute):
     """A route for those who may write."""
 
-    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
-        return _admit_writer(request)
-
-
-@asynccontextmanager
-async def _admit_anybody(request: Request) -> AsyncGenerator[BodyBudget]:
-    yield BodyBudget(_BODY_LIMIT_BYTES)
-
-
-@asynccontextmanager
-async def _admit_reader(request: Request) -> AsyncGenerator[BodyBudget]:
-    await require_read(request, await given_token(request, await _bearer(request)))
-    yield BodyBudget(_BODY_LIMIT_BYTES)
-
-
-@asynccontextmanager
-async def _admit_writer(request: Request) -> AsyncGenerator[BodyBudget]:
-    bearer = await _bearer(request)
-    await require_write(request, await given_token(request, bearer), bearer)
-    yield BodyBudget(_BODY_LIMIT_BYTES)
+    async def admit(self, request: Request) -> BodyBudget:
+        bearer = await _bearer(request)
+        await require_write(request, await given_token(request, bearer), bearer)
+        return await super().admit(request)
 
 
 router = APIRouter(prefix="/api/session", tags=["session"], responses=REFUSALS, route_class=BodyRoute)

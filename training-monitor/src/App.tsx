@@ -3,6 +3,7 @@ import { useLive, type LiveState } from "./api/live";
 import { BenchmarksPage } from "./pages/BenchmarksPage";
 import { ComparePage } from "./pages/ComparePage";
 import { GroupPage } from "./pages/GroupPage";
+import { PairPage } from "./pages/PairPage";
 import { RolloutPage } from "./pages/RolloutPage";
 import { RolloutsPage } from "./pages/RolloutsPage";
 import { RunPage } from "./pages/RunPage";
@@ -24,6 +25,7 @@ const ROUTES: readonly Route[] = [
   { pattern: "/", render: () => <RunsPage /> },
   { pattern: "/compare", render: () => <ComparePage /> },
   { pattern: "/benchmarks", render: () => <BenchmarksPage /> },
+  { pattern: "/pair", render: () => <PairPage /> },
   { pattern: "/rollouts", render: () => <RolloutsPage /> },
   { pattern: "/runs/:run", render: (at) => <RunPage key={of(at, "run")} runId={of(at, "run")} /> },
   { pattern: "/runs/:run/suite", render: (at) => <SuitePage runId={of(at, "run")} /> },
@@ -116,7 +118,7 @@ const GONE_TEXT: Partial<Record<LiveState, string>> = {
 
 function TopBar(props: { path: string; live: LiveState; openPalette: () => void; openHelp: () => void }) {
   const theme = useTheme();
-  const at = (to: string) => (to === "/" ? props.path === "/" || /^\/(runs|rollouts)/.test(props.path) : props.path.startsWith(to));
+  const at = (to: string) => (to === "/" ? props.path === "/" || /^\/(runs|rollouts|pair)/.test(props.path) : props.path.startsWith(to));
   return (
     <header className="topbar">
       <Link to="/" className="brand" aria-label="cua_rl monitor, all runs"><img src="/icon.svg" alt="" /><span>cua_rl</span></Link>

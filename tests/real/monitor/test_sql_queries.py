@@ -55,6 +55,9 @@ REFUSED = {
     "SELECT * FROM tinker_keys": "permission denied for table tinker_keys",
     "SELECT body FROM tinker_requests": "permission denied for table tinker_requests",
     "SELECT query_to_xml('SELECT * FROM projects', true, true, '')": "permission denied for function query_to_xml",
+    "SELECT * FROM ts_stat('SELECT token_sha256::tsvector FROM projects')": "permission denied for function ts_stat",
+    "SELECT public.cua_rl_ask('SELECT ARRAY[token_sha256] FROM projects')": "permission denied for table projects",
+    "SELECT public.cua_rl_ask('SET statement_timeout = 0')": "only reads",
     "SELECT data FROM screenshots": "permission denied for table screenshots",
     "SELECT rolpassword FROM pg_authid": "permission denied for table pg_authid",
     "SELECT * FROM pg_hba_file_rules": "permission denied",
@@ -70,7 +73,9 @@ REFUSED = {
     "SELECT FROM rollouts": "returns none",
     "SELECT repeat('x', 10000000)::int": "invalid input syntax",
     "SELECT (repeat('x', 1000000) || n)::int FROM generate_series(1, 3) AS n": "invalid input syntax",
-    "SELECT count(*) FROM generate_series(1, 100000000)": "temp_file_limit",
+    "SELECT count(v) FROM (SELECT repeat('x', 100000) AS v FROM generate_series(1, 9000) AS n ORDER BY n DESC) t": (
+        "temp_file_limit"
+    ),
     "SELECT $1::text": "parameter",
     "SELECT (": "syntax error",
     "SELECT 1\nFROM rollouts\nWHERE nothing = 1": "(line 3)",

@@ -70,7 +70,7 @@ async def test_a_query_is_written_run_charted_and_saved_by_keyboard(window: Wind
     await page.get_by_role("textbox", name="Name for this query").focus()
     await page.keyboard.type("my stops")
     await page.keyboard.press("Enter")
-    await page.goto(f"{window.site.base_url}/runs/{run}?tab=ask")
+    await page.goto(f"{window.site.base_url}/runs/{run}?tab=sql")
     await page.get_by_role("button", name="my stops", exact=True).focus()
     await page.keyboard.press("Enter")
     await bars.first.wait_for()
@@ -83,7 +83,7 @@ async def test_a_link_fills_a_query_in_and_does_not_run_it(window: Window) -> No
     asked: list[str] = []
     page.on("request", lambda request: request.method == "POST" and asked.append(request.url))
     sql = "SELECT 7 AS n, 'b' AS s UNION ALL SELECT 8, 'c'"
-    await window.open(f"/runs/{run}?tab=ask&sql={quote(sql)}")
+    await window.open(f"/runs/{run}?tab=sql&sql={quote(sql)}")
     assert await page.get_by_role("textbox", name="SQL").input_value() == sql
     assert asked == []
     await page.get_by_role("button", name="Run", exact=True).click()
@@ -92,7 +92,7 @@ async def test_a_link_fills_a_query_in_and_does_not_run_it(window: Window) -> No
 
 async def test_a_mistake_is_shown_with_its_line_and_a_long_query_can_be_stopped(window: Window) -> None:
     page, run = window.page, window.site.ended.run_id
-    await window.open(f"/runs/{run}?tab=ask")
+    await window.open(f"/runs/{run}?tab=sql")
     editor = page.get_by_role("textbox", name="SQL")
     await editor.fill("SELECT 1\nFROM nothing")
     await editor.press("Control+Enter")
@@ -108,7 +108,7 @@ async def test_a_mistake_is_shown_with_its_line_and_a_long_query_can_be_stopped(
 
 async def test_names_of_the_schema_are_added_to_the_query(window: Window) -> None:
     page, run = window.page, window.site.ended.run_id
-    await window.open(f"/runs/{run}?tab=ask&sql=SELECT")
+    await window.open(f"/runs/{run}?tab=sql&sql=SELECT")
     await page.locator("summary").get_by_text("trainings", exact=True).click()
     await page.get_by_role("button", name="run_name").click()
     await page.get_by_role("textbox", name="SQL").press("Control+Enter")

@@ -68,6 +68,8 @@ export const rolloutInSetPage = (runId: string, rolloutId: string, set: string) 
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
 export const suitePage = (runId: string, at?: string) => `${page(runId)}/suite${query({ at })}`;
 export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
+/** Two rollouts of any runs, at the first turn in which they differ unless one is named. */
+export const pairPage = (pair: readonly { run_id: string; rollout_id: string }[]) => `/pair${query({ of: pair.map((one) => `${one.run_id}/${one.rollout_id}`) })}`;
 export const compareSetsPage = (first: string, second: string) => `/compare${query({ first, second })}`;
 /** The rollouts of the latest evaluation, or of the baseline. */
 export const heldOutPage = (one: { run_id: string; last_eval_step: number | null }) =>

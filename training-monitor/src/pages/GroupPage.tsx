@@ -5,6 +5,7 @@ import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
 import { endText, shownSuccess } from "../rollout/verdict";
+import { ChoosePair, PairLink, usePair, type Pair } from "../rollout/pair";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
@@ -34,6 +35,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
   const { group } = detail;
   const [timeText, setTimeText] = useSearchParam("t");
   const [playing, setPlaying] = useState(false);
+  const pair = usePair();
   const duration = Math.max(0.01, detail.duration_s);
   const time = timeText === "" ? duration : Math.min(duration, Number(timeText) || 0);
   useEffect(() => {
@@ -110,8 +112,9 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         ) : (
           <>
             <Lanes detail={detail} time={time} duration={duration} seek={(at) => setTimeText(at >= duration ? "" : at.toFixed(2))} />
+            <PairLink pair={pair} />
             <div className="side-by-side">
-              {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} detail={detail} time={time} />)}
+              {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} detail={detail} time={time} pair={pair} />)}
             </div>
           </>
         )}
@@ -170,7 +173,7 @@ function Lanes(props: { detail: GroupDetail; time: number; duration: number; see
   );
 }
 
-function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: GroupDetail; time: number }) {
+function Member({ rollout, detail, time, pair }: { rollout: ClockRollout; detail: GroupDetail; time: number; pair: Pair }) {
   const moment = momentOf(rollout, time);
   const turn = rollout.turns[moment.turn];
   const sha256 = turn ? (moment.acting ? turn.before_sha256 : (turn.after_sha256 ?? turn.before_sha256)) : null;
@@ -182,7 +185,7 @@ function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: Grou
         <Screenshot sha256={sha256} action={moment.acting ? turn?.action : null} alt={`Rollout ${rollout.member_index + 1} at this time`} />
       </Link>
       <div className="row between">
-        <b className="num">#{rollout.member_index + 1}</b>
+        <span className="row"><ChoosePair pair={pair} one={{ run_id: detail.run_id, rollout_id: rollout.rollout_id }} label={`rollout ${rollout.member_index + 1}`} /><b className="num">#{rollout.member_index + 1}</b></span>
         {rollout.status === "running" ? <StatusBadge status="running" alive={detail.is_run_alive} /> : <Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">

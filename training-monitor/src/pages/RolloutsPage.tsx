@@ -3,6 +3,7 @@ import { useKept, useQuery, type Query } from "../api/cache";
 import { compareSetsPage, rolloutInSetPage, rolloutPage, runPage, setPath, setSummaryPath, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, SetSummary } from "../api/types";
 import { formatAgo, formatDuration, formatNumber, formatPercent, formatSigned, formatTime, plural } from "../format";
+import { ChoosePair, PairLink, usePair } from "../rollout/pair";
 import { Screenshot } from "../rollout/Screenshot";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
@@ -212,6 +213,7 @@ function Listed({ list, view }: { list: URLSearchParams; view: View }) {
 }
 
 const COLUMNS: readonly Column<RolloutItem>[] = [
+  { label: "Side by side", hidden: true },
   { label: "Last screen", hidden: true },
   { label: "Rollout" },
   { label: "Of" },
@@ -231,13 +233,17 @@ const pageOf = (one: RolloutItem, sort = "") => rolloutPage(one.run_id, one.roll
 function SetTable({ items }: { items: readonly RolloutItem[] }) {
   const { head } = useHead(COLUMNS, "sort", "-started");
   const [sort] = useSearchParam("sort");
+  const pair = usePair();
   return (
+    <>
+    <PairLink pair={pair} />
     <div className="table-scroll">
       <table className="data rollouts">
         <thead>{head}</thead>
         <tbody>
           {items.map((one) => (
             <tr key={one.run_id + one.rollout_id}>
+              <td><ChoosePair pair={pair} one={one} label={`rollout ${one.member_index + 1} of ${one.task_id}, seed ${one.seed}, ${shortSourceName(one.phase, one.step)}`} /></td>
               <td><Link to={pageOf(one, sort)} tabIndex={-1} aria-hidden="true"><Screenshot sha256={one.last_sha256} alt="" lazy className="thumb" /></Link></td>
               <td className="wrap">
                 <Link className="run-name" data-row to={pageOf(one, sort)}>{one.instruction ?? one.task_id}</Link>
@@ -258,6 +264,7 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
         </tbody>
       </table>
     </div>
+    </>
   );
 }
 

@@ -74,32 +74,30 @@ function Ask({ run, page }: { run: Run; page: SqlPage }) {
     setBusy(false);
   };
   return (
-    <>
-      <div className="ask">
-        <Panel title="Query" actions={<span className="faint">one SELECT, {formatDuration(page.time_limit_s)} at most, the first {page.max_rows.toLocaleString("en-US")} rows</span>}>
-          <div className="stack">
-            <textarea className="field mono" aria-label="SQL" rows={9} maxLength={20_000} spellCheck={false} autoCapitalize="off" autoComplete="off" value={sql} onChange={(event) => setSql(event.target.value)} onKeyDown={keys} />
-            <div className="row wrap">
-              <button type="button" className="button primary" title="Ctrl Enter" disabled={isBusy || sql.trim() === ""} onClick={() => void ask(sql)}>Run</button>
-              {isBusy && <button type="button" className="button" onClick={stop}>Stop</button>}
-              <SaveQuery save={(name) => keep({ ...own, [name]: sql })} />
-            </div>
-            <ul className="row wrap" aria-label="Saved queries">
-              {page.saved.map((one) => <li key={one.name}><button type="button" className="button small" onClick={() => choose(one.sql)}>{one.name}</button></li>)}
-              {Object.entries(own).map(([name, text]) => (
-                <li key={name} className="row">
-                  <button type="button" className="button small" title="saved in this browser" onClick={() => choose(text)}>{name}</button>
-                  <button type="button" className="button quiet icon small" aria-label={`Delete ${name}`} title="Delete" onClick={() => keep(Object.fromEntries(Object.entries(own).filter(([other]) => other !== name)))}>×</button>
-                </li>
-              ))}
-            </ul>
+    <div className="ask">
+      <Panel title="Query" actions={<span className="faint">one SELECT, {formatDuration(page.time_limit_s)} at most, the first {page.max_rows.toLocaleString("en-US")} rows</span>}>
+        <div className="stack">
+          <textarea className="field mono" aria-label="SQL" rows={9} maxLength={20_000} spellCheck={false} autoCapitalize="off" autoComplete="off" value={sql} onChange={(event) => setSql(event.target.value)} onKeyDown={keys} />
+          <div className="row wrap">
+            <button type="button" className="button primary" title="Ctrl Enter" disabled={isBusy || sql.trim() === ""} onClick={() => void ask(sql)}>Run</button>
+            {isBusy && <button type="button" className="button" onClick={stop}>Stop</button>}
+            <SaveQuery save={(name) => keep({ ...own, [name]: sql })} />
           </div>
-        </Panel>
-        <Panel title={<>Tables <span className="faint">a click adds a name to the query</span></>}><Schema tables={page.tables} add={(name) => setSql((before) => `${before}${/\s$/.test(before) || before === "" ? "" : " "}${name}`)} /></Panel>
-      </div>
-      {problem && <div role="alert"><Problem head="No answer">{problem}</Problem></div>}
+          <ul className="row wrap" aria-label="Saved queries">
+            {page.saved.map((one) => <li key={one.name}><button type="button" className="button small" onClick={() => choose(one.sql)}>{one.name}</button></li>)}
+            {Object.entries(own).map(([name, text]) => (
+              <li key={name} className="row">
+                <button type="button" className="button small" title="saved in this browser" onClick={() => choose(text)}>{name}</button>
+                <button type="button" className="button quiet icon small" aria-label={`Delete ${name}`} title="Delete" onClick={() => keep(Object.fromEntries(Object.entries(own).filter(([other]) => other !== name)))}>×</button>
+              </li>
+            ))}
+          </ul>
+          {problem && <div role="alert"><Problem head="No answer">{problem}</Problem></div>}
+        </div>
+      </Panel>
+      <Panel title={<>Tables <span className="faint">a click adds a name to the query</span></>}><Schema tables={page.tables} add={(name) => setSql((before) => `${before}${/\s$/.test(before) || before === "" ? "" : " "}${name}`)} /></Panel>
       {answer && <Answer run={run} answer={answer} />}
-    </>
+    </div>
   );
 }
 

@@ -19,7 +19,7 @@ import { RunTasks } from "./RunTasks";
 import { RunTimeline } from "./RunTimeline";
 import { RunVerdicts } from "./RunVerdicts";
 
-const TABS = ["", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "ask"] as const;
+const TABS = ["", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "sql"] as const;
 type Tab = (typeof TABS)[number];
 const TAB_NAMES: Record<Tab, string> = {
   "": "Charts",
@@ -30,7 +30,7 @@ const TAB_NAMES: Record<Tab, string> = {
   cost: "Cost",
   verdicts: "Verdicts",
   config: "Configuration",
-  ask: "SQL",
+  sql: "SQL",
 };
 
 export function RunPage({ runId }: { runId: string }) {
@@ -138,7 +138,7 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
       return <RunVerdicts run={run} />;
     case "config":
       return <RunConfig run={run} />;
-    case "ask":
+    case "sql":
       return <RunAsk run={run} />;
   }
 }

@@ -143,14 +143,14 @@ type Bar = { name: string; count: number; label?: string | undefined; to?: strin
 /** Counts as bars, the longest as wide as its column. */
 export function CountBars({ counts, rest }: { counts: readonly Bar[]; rest?: Parameters<typeof useMore>[2] }) {
   const { shown, more } = useMore(counts, 12, rest);
-  const most = Math.max(1, ...counts.map((one) => one.count));
+  const most = Math.max(0, ...counts.map((one) => one.count)) || 1;
   return (
     <>
     <ul className="count-bars num">
       {shown.map((one) => (
         <li key={one.name}>
-          <i style={{ width: `${(one.count / most) * 100}%` }} />
-          <span className="count-name" title={words(one.name)}>{one.to ? <Link data-row to={one.to}>{one.label ?? words(one.name)}</Link> : (one.label ?? words(one.name))}</span>
+          <i style={{ width: `${(Math.max(0, one.count) / most) * 100}%` }} />
+          <span className="count-name" title={one.label ?? words(one.name)}>{one.to ? <Link data-row to={one.to}>{one.label ?? words(one.name)}</Link> : (one.label ?? words(one.name))}</span>
           <b>{formatNumber(one.count)}</b>
         </li>
       ))}

@@ -10,7 +10,7 @@ import { Dialog } from "./parts";
 type Entry = { label: string; note: string; to: string };
 
 const SHOWN = 12;
-const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "verdicts", "config", "ask"];
+const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "sql"];
 
 /** Go anywhere by typing: runs, views of the current run, its steps ("12"), tasks, the start of a rollout's id. */
 export function Palette({ runId, onClose }: { runId: string | null; onClose: () => void }) {
