@@ -72,7 +72,7 @@ LOOPS: Mapping[str, Loop] = {
     ),
     "anthropic_demo": Loop(
         program="anthropic_demo.py",
-        packages=("anthropic==2.11.0",),
+        packages=("anthropic==2.11.0", "httpx==0.28.1"),
         api="messages",
         checkout="ANTHROPIC_QUICKSTARTS",
     ),
