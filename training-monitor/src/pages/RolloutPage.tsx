@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useState } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
+import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
 import { AskedCheckpoints } from "../rollout/AskedCheckpoints";
@@ -15,6 +15,7 @@ import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
+import { runCrumb } from "../runs";
 import { CopyLink } from "../ui/CopyLink";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
@@ -123,7 +124,7 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
     <PageHead
       crumbs={[
         { label: "Runs", to: "/" },
-        { label: rollout.run_name, to: runPage(rollout.run_id) },
+        runCrumb(rollout),
         { label: sourceName(rollout.phase, rollout.step), to: sourcePage(rollout.run_id, rollout.phase, rollout.step) },
         { label: `Group ${rollout.group_index + 1}`, to: groupPage(rollout, rollout.group_id) },
         { label: `Rollout ${rollout.member_index + 1}` },
