@@ -25,7 +25,7 @@ export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPat
 export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
 export const placePath = (runId: string, rolloutId: string, filters: Filters) => `${rolloutPath(runId, rolloutId)}/place${query(filters)}`;
 /** A file for somebody without the monitor: a page, or a film. */
-export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film") => `${rolloutPath(runId, rolloutId)}/${kind}`;
+export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film" | "film?kind=webp") => `${rolloutPath(runId, rolloutId)}/${kind}`;
 export const notesPath = (runId: string, rolloutId?: string) => `${run(runId)}/notes${query({ rollout_id: rolloutId })}`;
 export const notePath = (runId: string, noteId: number) => `${run(runId)}/notes/${noteId}`;
 export const markPath = (runId: string) => `${run(runId)}/mark`;

@@ -503,7 +503,7 @@ export interface paths {
         };
         /**
          * Download Film
-         * @description A rollout as an animated GIF, its actions drawn on the screenshots.
+         * @description A rollout as an animated picture, its actions drawn on the screenshots.
          */
         get: operations["download_film_api_runs__run_id__rollouts__rollout_id__film_get"];
         put?: never;
@@ -6231,7 +6231,9 @@ export interface operations {
     };
     download_film_api_runs__run_id__rollouts__rollout_id__film_get: {
         parameters: {
-            query?: never;
+            query?: {
+                kind?: "gif" | "webp";
+            };
             header?: never;
             path: {
                 rollout_id: string;
@@ -6248,6 +6250,7 @@ export interface operations {
                 };
                 content: {
                     "image/gif": unknown;
+                    "image/webp": unknown;
                 };
             };
             /** @description Bad Request */

@@ -163,12 +163,17 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
   );
 }
 
+const FILMS = [
+  { key: "g", label: "GIF", title: "A film of the screenshots with the actions drawn on them  g", path: "film" },
+  { key: "w", label: "WebP", title: "The same film in all its colours, and smaller; not every program shows it  w", path: "film?kind=webp" },
+] as const;
+
 /** Files for somebody else, and the address. */
 function Share({ rollout }: { rollout: Rollout }) {
   const hasScreens = rollout.turns.some((turn) => turn.before ?? turn.after);
   const files = [
     { key: "e", label: "HTML", title: "One page with turns, tokens and screenshots, which opens without the monitor  e", href: exportPath(rollout.run_id, rollout.rollout_id, "page") },
-    ...(hasScreens ? [{ key: "g", label: "GIF", title: "A film of the screenshots with the actions drawn on them  g", href: exportPath(rollout.run_id, rollout.rollout_id, "film") }] : []),
+    ...(hasScreens ? FILMS.map((one) => ({ ...one, href: exportPath(rollout.run_id, rollout.rollout_id, one.path) })) : []),
     { key: "", label: "JSON", title: "Turns and tokens as they are recorded", href: downloadPath(rollout.run_id, rollout.rollout_id) },
   ];
   useShortcuts(Object.fromEntries(files.filter((one) => one.key).map((one) => [one.key, () => document.getElementById(`save-${one.label}`)?.click()])));
