@@ -77,6 +77,7 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
         "rollout/policy_lag/max": float(rng.randrange(3)),
         "rollout/num_turns/mean": 10.0,
         "rollout/parse_failure_frac": 0.03 * (1 - done),
+        "rollout/sampled_tokens": 1000.0 + 100 * step,
         "time/step_s": rng.uniform(10, 14),
         "time/rollouts_s": rng.uniform(6, 8),
         "time/train_s": rng.uniform(3, 5),

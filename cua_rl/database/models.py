@@ -105,6 +105,9 @@ class Training(Base):
     ended_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime]
     """The recorder's last heartbeat."""
+    alias: Mapped[str | None]
+    """What people call the run; the monitor writes it, like `is_pinned`."""
+    is_pinned: Mapped[bool] = mapped_column(server_default=sa.false())
     updated_at: Mapped[datetime] = _updated()
 
 

@@ -64,7 +64,7 @@ async def _announce(
                 continue
             logger.warning("alert run=%s kind=%s: %s", run.run_name, alert.kind, alert.message)
             said = {"run_id": run.run_id, "run_name": run.run_name, "kind": alert.kind}
-            said |= {"text": f"{run.run_name}: {alert.message}", "url": f"{address}/runs/{run.run_id}"}
+            said |= {"text": f"{run.alias or run.run_name}: {alert.message}", "url": f"{address}/runs/{run.run_id}"}
             if webhook is not None and not await _has_sent(client, webhook, said):
                 now[run.run_id].discard(alert.kind)  # once more in the next round
     return now

@@ -68,7 +68,11 @@ def render_rollouts(
     rollouts: Sequence[schemas.Rollout], tokens: Mapping[tuple[str, int], schemas.TurnTokens], images: Images
 ) -> str:
     """The page; `tokens` are by rollout id and turn index."""
-    title = f"{rollouts[0].run_name}, {rollouts[0].phase} {rollouts[0].step}" if rollouts else "no rollouts"
+    title = (
+        f"{rollouts[0].alias or rollouts[0].run_name}, {rollouts[0].phase} {rollouts[0].step}"
+        if rollouts
+        else "no rollouts"
+    )
     body = "".join(_rollout(rollout, tokens, images) for rollout in rollouts)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'

@@ -1,7 +1,8 @@
-"""A rollout as an animated GIF: each turn's screenshot with its actions drawn on it, then the final screenshot."""
+"""A rollout as an animated GIF or WebP: each turn's screenshot with its actions drawn on it, then the final screenshot."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from typing import Literal
 
 from PIL import Image, ImageDraw, ImageOps
 
@@ -18,14 +19,15 @@ _TURN_MS, _END_MS = 1200, 3000
 _STRIP_PX = 18
 _FAR_PX = 1e6  # farther away nothing can be drawn
 
+FilmKind = Literal["gif", "webp"]
 _Frame = tuple[str, Sequence[Mapping[str, object]], str]
 """The hash of the screenshot, the actions on it, and the line below it."""
 
 
-def make_film(rollout: schemas.Rollout, images: Mapping[str, EncodedImage]) -> bytes:
-    """The GIF, at most `MAX_SIDE_PX` wide and high without its caption; of more than `MAX_FRAMES` screens every n-th.
+def make_film(rollout: schemas.Rollout, images: Mapping[str, EncodedImage], kind: FilmKind = "gif") -> bytes:
+    """The film, at most `MAX_SIDE_PX` wide and high without its caption; of more than `MAX_FRAMES` screens every n-th.
 
-    `images` are by hash; pruned ones are grey. Raises `NotFoundError` if the rollout has no screenshot.
+    WebP keeps all colours. `images` are by hash, pruned ones grey. Raises `NotFoundError` if there is no screenshot.
     """
     frames = _frames(rollout)
     if not frames:
@@ -41,7 +43,7 @@ def make_film(rollout: schemas.Rollout, images: Mapping[str, EncodedImage]) -> b
     pictures = (_draw(image, frame, scale, canvas) for image, frame in zip(shown, chosen, strict=True))
     first, out = next(pictures), BytesIO()
     durations = [_TURN_MS] * (len(chosen) - 1) + [_END_MS]
-    first.save(out, "GIF", save_all=True, append_images=pictures, duration=durations, loop=0)
+    first.save(out, kind, save_all=True, append_images=pictures, duration=durations, loop=0, lossless=True)
     return out.getvalue()
 
 

@@ -20,12 +20,13 @@ def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:
     return _summarise(folder, key, measured, ended, configured)
 
 
-_FILES = (("metrics.jsonl", "attempts.jsonl"), ("summary.json", "results.json"), ("config.json",))
+_MARK = "mark.json"
+_FILES = (("metrics.jsonl", "attempts.jsonl"), ("summary.json", "results.json"), ("config.json", _MARK))
 
 
 @lru_cache(maxsize=4096)
 def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, configured_at: float) -> schemas.RunSummary:
-    config = _settings(folder)
+    config = read_settings(folder)
     records = read_records(folder / "metrics.jsonl")
     steps = [one for one in records if "reward/success_rate" in one and isinstance(one.get("step"), int)]
     evaluations = [one for one in records if "eval/held_out/success_rate" in one]
@@ -38,6 +39,7 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
     held_out = [one for one in evaluations if one.get("step") != 0]
     is_done = ended_at > 0 and num_steps >= total_steps
     return schemas.RunSummary(
+        **_read_mark(folder).model_dump(),
         run_id=f"{key}.0",
         run_name=folder.name,
         log_path=str(folder),
@@ -69,7 +71,20 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
     )
 
 
-def _settings(folder: Path) -> Json:
+def write_mark(folder: Path, mark: schemas.RunMark) -> None:
+    """Keep what people call the run where a list finds it without the run's database."""
+    (folder / _MARK).write_text(mark.model_dump_json(), encoding="utf-8")
+
+
+def _read_mark(folder: Path) -> schemas.RunMark:
+    try:
+        return schemas.RunMark.model_validate_json((folder / _MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or it was cut short
+        return schemas.RunMark()
+
+
+def read_settings(folder: Path) -> Json:
+    """The run's configuration, empty if it cannot be read."""
     try:
         return mapping(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):

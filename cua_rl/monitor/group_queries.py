@@ -45,6 +45,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
         **of_steps | columns(row, phase=phase, metrics=finite_values(row.metrics)),
         run_id=run.run_id,
         run_name=run.training.run_name,
+        alias=run.training.alias,
         is_run_alive=is_alive(run.training),
         success=make_rate(sum_tasks((group.num_successes or 0, group.num_rollouts or 0) for group in ended)),
         fault_bounds=fault_bounds(row.metrics),
@@ -157,6 +158,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     return schemas.GroupDetail(
         run_id=run.run_id,
         run_name=run.training.run_name,
+        alias=run.training.alias,
         is_run_alive=is_alive(run.training),
         phase=phase,
         step=step,

@@ -1,5 +1,6 @@
-"""Notes and tags that people give a run, a rollout or a turn."""
+"""Notes and tags that people give a run, a rollout or a turn, and their aliases and pins of runs."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -11,13 +12,14 @@ from cua_rl.database.monitor_models import NoteRow
 from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.databases import NotFoundError, RunAccess
 from cua_rl.monitor.figures import columns
+from cua_rl.monitor.folder_summaries import write_mark
 from cua_rl.monitor.rollout_queries import find_rollout
 from cua_rl.monitor.run_routes import OpenRun
-from cua_rl.monitor.schemas import Note
+from cua_rl.monitor.schemas import Note, RunMark
 from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
 
 router = APIRouter(
-    prefix="/api/runs/{run_id}/notes",
+    prefix="/api/runs/{run_id}",
     tags=["notes"],
     dependencies=[CanRead],
     responses=REFUSALS,
@@ -46,14 +48,14 @@ class NoteRequest(BaseModel):
         return self
 
 
-@router.get("")
+@router.get("/notes")
 async def list_notes(run: OpenRun, rollout_id: RolloutId = None) -> list[Note]:
     """Notes and tags, oldest first."""
     rollout_pk = None if rollout_id is None else (await find_rollout(run, rollout_id)).id
     return await _load_notes(run, rollout_pk)
 
 
-@router.post("", status_code=201, dependencies=[CanWrite])
+@router.post("/notes", status_code=201, dependencies=[CanWrite])
 async def add_note(run: OpenRun, request: NoteRequest) -> list[Note]:
     """Add a note, or a tag unless it is there already; returns all of the same run or rollout."""
     rollout_pk = None if request.rollout_id is None else (await find_rollout(run, request.rollout_id)).id
@@ -72,7 +74,7 @@ async def add_note(run: OpenRun, request: NoteRequest) -> list[Note]:
     return await _load_notes(run, rollout_pk)
 
 
-@router.delete("/{note_id}", dependencies=[CanWrite])
+@router.delete("/notes/{note_id}", dependencies=[CanWrite])
 async def remove_note(run: OpenRun, note_id: Annotated[int, Path(ge=0, le=2**63 - 1)]) -> list[Note]:
     """Remove a note or tag for good; returns what is left of the same run or rollout."""
     mine = delete(NoteRow).where(NoteRow.training_id == run.training.id, NoteRow.id == note_id)
@@ -83,6 +85,16 @@ async def remove_note(run: OpenRun, note_id: Annotated[int, Path(ge=0, le=2**63 
         )
     await run.session.commit()
     return await _load_notes(run, removed.rollout_pk)
+
+
+@router.put("/mark", dependencies=[CanWrite])
+async def mark_run(run: OpenRun, mark: RunMark) -> RunMark:
+    """Name a run and pin it, or not; its folder keeps both for when its database is not open."""
+    run.training.alias, run.training.is_pinned = mark.alias, mark.is_pinned
+    await run.session.commit()
+    if run.database.folder is not None:
+        await asyncio.to_thread(write_mark, run.database.folder, mark)
+    return mark
 
 
 async def _load_notes(run: RunAccess, rollout_pk: int | None) -> list[Note]:

@@ -30,16 +30,16 @@ def _place(place: object) -> tuple[float, int]:
     return (key if isinstance(key, float) else _number(key)), _number(number)
 
 
-def decode_time_and_number(cursor: str) -> tuple[datetime, int]:
-    """The keys of a list sorted by time, then by number; raises `CursorError` if it is not one of our cursors."""
-    time, number = _decode(cursor, 2)
+def decode_run_place(cursor: str) -> tuple[bool, datetime, int]:
+    """The keys of a list sorted by a mark, time and number; raises `CursorError` if it is not one of our cursors."""
+    is_first, time, number = _decode(cursor, 3)
     try:
         parsed = datetime.fromisoformat(str(time))
     except ValueError:
         raise _error() from None
     if parsed.tzinfo is None or not 1900 < parsed.year < 3000:
         raise _error()
-    return parsed, _number(number)
+    return is_first is True, parsed, _number(number)
 
 
 def _decode(cursor: str, num_keys: int) -> list[object]:

@@ -194,6 +194,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     return schemas.Rollout(
         **task_fields(task) | _item(run.database, overrides, row, group_id, phase, step) | parts,
         run_name=run.training.run_name,
+        alias=run.training.alias,
         is_run_alive=is_alive(run.training),
         validation=None if validation is None else schemas.ValidationShown.model_validate(validation),
         judgement=await _judgement(run, row.id),

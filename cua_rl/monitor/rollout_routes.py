@@ -23,7 +23,7 @@ from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.export import export_rollouts, image_hashes, shown_bytes
-from cua_rl.monitor.film import make_film
+from cua_rl.monitor.film import FilmKind, make_film
 from cua_rl.monitor.rollout_queries import Paging, Sort
 from cua_rl.monitor.rollout_sets import RolloutFilter, open_runs, runs_of
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
@@ -123,14 +123,14 @@ async def download_page(run: OpenRun, rollout_id: Id) -> Response:
 @router.get(
     "/runs/{run_id}/rollouts/{rollout_id}/film",
     response_class=Response,
-    responses={200: {"content": {"image/gif": {}}}},
+    responses={200: {"content": {"image/gif": {}, "image/webp": {}}}},
 )
-async def download_film(run: OpenRun, rollout_id: Id) -> Response:
-    """A rollout as an animated GIF, its actions drawn on the screenshots."""
+async def download_film(run: OpenRun, rollout_id: Id, kind: FilmKind = "gif") -> Response:
+    """A rollout as an animated picture, its actions drawn on the screenshots."""
     rollout = await rollout_queries.load_rollout(run, rollout_id)
     images = await load_images(run.session, image_hashes([rollout]))
-    film = await asyncio.to_thread(make_film, rollout, images)
-    return Response(film, media_type="image/gif", headers=_as_file(rollout_id, "gif"))
+    film = await asyncio.to_thread(make_film, rollout, images, kind)
+    return Response(film, media_type=f"image/{kind}", headers=_as_file(rollout_id, kind))
 
 
 def _as_file(rollout_id: str, kind: str) -> dict[str, str]:

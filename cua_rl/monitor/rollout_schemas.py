@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cua_rl.monitor.schemas import FaultBounds, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+from cua_rl.monitor.schemas import FaultBounds, NamedRun, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
 from cua_rl.types.json_values import JsonDict
 
 
@@ -70,11 +70,9 @@ class SourceRef(Shown):
     step: int
 
 
-class SourceDetail(Shown):
+class SourceDetail(NamedRun):
     """A step or an evaluation with its groups x rollouts grid."""
 
-    run_id: str
-    run_name: str
     is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     phase: Phase
     step: int
@@ -115,11 +113,9 @@ class ClockRollout(RolloutCell):
     turns: list[ClockTurn]
 
 
-class GroupDetail(Shown):
+class GroupDetail(NamedRun):
     """The rollouts of a group side by side, on a common time axis."""
 
-    run_id: str
-    run_name: str
     is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     phase: Phase
     step: int
@@ -310,6 +306,7 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
+    alias: str | None = Field(description="what people call the run")
     is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     group_index: int
     category: str | None
@@ -360,11 +357,9 @@ class TaskInstance(Shown):
     last_step: int | None
 
 
-class TaskDetail(Shown):
+class TaskDetail(NamedRun):
     """Success of one task over time, and its failures."""
 
-    run_id: str
-    run_name: str
     task_id: str
     instruction: str | None
     category: str | None

@@ -2,11 +2,11 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, and_, cast, func, literal, literal_column, or_, select
+from sqlalchemy import BigInteger, Double, and_, cast, func, literal, literal_column, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
@@ -32,17 +32,20 @@ from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
 from cua_rl.monitor.figures import columns, fault_bounds, finite, finite_values, make_rate
-from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
+from cua_rl.monitor.pages import decode_run_place, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
 from cua_rl.types.json_values import is_array, is_object
 
 _MEASURED = 100  # rollouts from which the size of a run is estimated
+_SAMPLED = [literal_column(text) for text in ("'$.\"rollout/sampled_tokens\".double()'", "'{}'", "true")]
+"""The path to a number in metrics, no variables, and null for what is no number."""
+_PLACE = (Training.is_pinned, Training.started_at, Training.id)
 
 
 async def list_runs(
     session: AsyncSession, database: Database, *, search: str, status: str | None, cursor: str | None, limit: int
 ) -> tuple[int, list[schemas.RunSummary]]:
-    """How many runs of one database fit, and some, newest first; `search` is a part of name, folder, model or tag."""
+    """How many runs of one database fit, and some, pinned ones first, then by age; `search` is a part of a name."""
     query = select(Training)
     if search:
         pattern = "%" + escape_text(search).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
@@ -50,17 +53,14 @@ async def list_runs(
             func.jsonb_extract_path_text(Training.config, literal_column("'model_name'")), literal_column("''")
         )
         tagged = select(NoteRow.training_id).where(NoteRow.rollout_pk.is_(None), NoteRow.tag.ilike(pattern))
-        names = (Training.run_name, Training.log_path, model)
+        names = (Training.run_name, Training.alias, Training.log_path, model)
         query = query.where(or_(Training.id.in_(tagged), *(name.ilike(pattern) for name in names)))
     if status is not None:
         query = query.where(Training.status == status)
     count = await session.scalar(select(func.count()).select_from(query.subquery()))
     if cursor is not None:
-        started_at, training_id = decode_time_and_number(cursor)
-        query = query.where(
-            or_(Training.started_at < started_at, and_(Training.started_at == started_at, Training.id < training_id))
-        )
-    query = query.order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
+        query = query.where(tuple_(*_PLACE) < tuple_(*decode_run_place(cursor)))
+    query = query.order_by(*(key.desc() for key in _PLACE)).limit(limit)
     return count or 0, await summarise(session, database, list(await session.scalars(query)))
 
 
@@ -68,30 +68,42 @@ def select_runs(
     runs: Sequence[schemas.RunSummary], *, search: str, status: str | None, cursor: str | None
 ) -> tuple[int, list[schemas.RunSummary]]:
     """What `list_runs` would find among these runs."""
-    before = None if cursor is None else decode_time_and_number(cursor)
+    before = None if cursor is None else decode_run_place(cursor)
     fitting = [
         run
         for run in runs
-        if any(search.lower() in text.lower() for text in (run.run_name, run.log_path, run.model_name or ""))
+        if any(
+            search.lower() in text.lower()
+            for text in (run.run_name, run.alias or "", run.log_path, run.model_name or "")
+        )
         and status in (None, run.status)
     ]
-    return len(fitting), [run for run in fitting if before is None or _age(run) < before]
+    return len(fitting), [run for run in fitting if before is None or _place(run) < before]
 
 
 def first_page(runs: Sequence[schemas.RunSummary], limit: int, num_runs: int) -> schemas.RunList:
-    """The newest `limit` of these runs, and the cursor of the next page."""
-    ordered = sorted(runs, key=_age, reverse=True)
-    more = encode_cursor(*_age(ordered[limit - 1])) if len(ordered) > limit else None
+    """The first `limit` of these runs, and the cursor of the next page."""
+    ordered = sorted(runs, key=_place, reverse=True)
+    more = encode_cursor(*_place(ordered[limit - 1])) if len(ordered) > limit else None
     return schemas.RunList(items=ordered[:limit], next_cursor=more, num_runs=num_runs)
 
 
-def _age(run: schemas.RunSummary) -> tuple[datetime, int]:
-    return run.started_at, int(run.run_id.rpartition(".")[2])
+def _place(run: schemas.RunSummary) -> tuple[bool, datetime, int]:
+    return run.is_pinned, run.started_at, int(run.run_id.rpartition(".")[2])
 
 
 def shown_config(training: Training) -> dict[str, Any]:
     """The configuration without secrets."""
     return mask_secrets(training.config)
+
+
+async def load_configs(
+    session: AsyncSession, database: Database, run_ids: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """The configurations of those of the runs that the database has, without secrets."""
+    ids = [int(number) for key, _, number in (one.rpartition(".") for one in run_ids) if key == database.key]
+    found = await session.scalars(select(Training).where(Training.id.in_(ids)))
+    return {database.run_id(training.id): shown_config(training) for training in found}
 
 
 async def load_run(run: RunAccess) -> schemas.Run:
@@ -200,24 +212,26 @@ async def _rates_by(session: AsyncSession, training_id: int, name: Any) -> dict[
 async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, max_points: int) -> schemas.MetricSeries:
     """Metrics of all steps from `from_step` on, thinned evenly to about `max_points` steps."""
     session, training_id = run.session, run.training.id
-    mine = and_(Step.training_id == training_id, Step.step >= from_step, Step.metrics.is_not(None))
-    total = (await session.execute(select(func.count()).select_from(Step).where(mine))).scalar_one()
-    query = select(Step.step, Step.ended_at, Step.metrics).where(mine).order_by(Step.step)
-    if total > max_points:
-        every = -(-total // max_points)
-        place = func.row_number().over(order_by=Step.step.desc()) - 1
-        kept = select(Step.id, place.label("place")).where(mine).subquery()
-        query = query.join(kept, kept.c.id == Step.id).where(kept.c.place % every == 0)
-    rows = [(step, ended_at, metrics or {}) for step, ended_at, metrics in await session.execute(query)]
-    wanted = list(names) or sorted({name for _, _, metrics in rows for name in metrics})
+    place = func.row_number().over(order_by=Step.step.desc()) - 1
+    tokens = func.sum(cast(func.jsonb_path_query_first(Step.metrics, *_SAMPLED), Double)).over(order_by=Step.step)
+    measured = select(Step.id, Step.step, place.label("place"), tokens.label("tokens"))
+    measured = measured.where(Step.training_id == training_id, Step.metrics.is_not(None)).subquery()
+    is_wanted = measured.c.step >= from_step
+    total = await session.scalar(select(func.count()).select_from(measured).where(is_wanted)) or 0
+    is_drawn = and_(is_wanted, measured.c.place % max(1, -(-total // max_points)) == 0)
+    query = select(Step.step, Step.ended_at, Step.metrics, measured.c.tokens)
+    query = query.join(measured, measured.c.id == Step.id).where(is_drawn).order_by(Step.step)
+    rows = [(step, ended_at, metrics or {}, until) for step, ended_at, metrics, until in await session.execute(query)]
+    wanted = list(names) or sorted({name for _, _, metrics, _ in rows for name in metrics})
     success = (await step_success(session, [training_id])).get(training_id, [])
     evaluations = (await evaluation_success(session, [training_id])).get(training_id, [])
     return schemas.MetricSeries(
         run_id=run.run_id,
-        steps=[step for step, _, _ in rows],
+        steps=[step for step, *_ in rows],
         num_steps=total,
-        ended_at=[ended_at for _, ended_at, _ in rows],
-        series={name: [finite(metrics.get(name)) for _, _, metrics in rows] for name in wanted},
+        ended_at=[ended_at for _, ended_at, *_ in rows],
+        tokens=[finite(until) for *_, until in rows],
+        series={name: [finite(metrics.get(name)) for _, _, metrics, _ in rows] for name in wanted},
         success=[_success_point("step", step, sums) for step, sums, _ in success if step >= from_step],
         evaluations=[_success_point(phase, step, sums) for phase, step, sums in evaluations],
     )

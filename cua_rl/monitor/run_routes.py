@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
+from cua_rl.host.masking import mask_secrets
 from cua_rl.monitor import (
     analysis_queries,
     analysis_schemas,
@@ -19,7 +20,7 @@ from cua_rl.monitor import (
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
-from cua_rl.monitor.folder_summaries import summarise_folder
+from cua_rl.monitor.folder_summaries import read_settings, summarise_folder
 from cua_rl.monitor.security import CanRead
 from cua_rl.monitor.step_change import load_step_change
 
@@ -90,6 +91,25 @@ async def compare_runs(
                 raise
             unknown.append(name)
     return schemas.RunComparison(runs=summaries, config=run_queries.compare_configs(configs), unknown=unknown)
+
+
+@router.get("/settings")
+async def compare_settings(
+    databases: AllDatabases,
+    search: Search = "",
+    status: schemas.RunStatus | None = None,
+    limit: Annotated[int, Query(ge=2, le=200)] = 100,
+) -> schemas.RunComparison:
+    """The first runs of the list and the settings in which they differ; without opening a run's own database."""
+    runs = (await list_runs(databases, search, status, None, limit)).items
+    wanted = {run.run_id for run in runs}
+    closed = [folder for folder in databases.closed if f"{folder.key}.0" in wanted]
+    configs = await asyncio.to_thread(lambda: {f"{one.key}.0": mask_secrets(read_settings(one.path)) for one in closed})
+    for database in databases.all:
+        async with database.sessions() as session:
+            configs |= await run_queries.load_configs(session, database, wanted)
+    rows = await asyncio.to_thread(run_queries.compare_configs, [configs[run.run_id] for run in runs])
+    return schemas.RunComparison(runs=runs, config=[row for row in rows if row.is_different], unknown=[])
 
 
 @router.get("/{run_id}")

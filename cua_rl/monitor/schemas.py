@@ -72,11 +72,18 @@ class AlertShown(Shown):
     message: str
 
 
-class RunSummary(Shown):
-    """A run as a list of runs shows it."""
+class NamedRun(Shown):
+    """What a run is called."""
 
     run_id: str
     run_name: str
+    alias: str | None = Field(default=None, description="what people call it, shown in place of its name")
+
+
+class RunSummary(NamedRun):
+    """A run as a list of runs shows it."""
+
+    is_pinned: bool = Field(default=False, description="it stands first in the list of runs")
     log_path: str
     tags: list[str] = Field(default=[], description="that people gave the run")
     alerts: list[AlertShown] = Field(default=[], description="none once the run has ended")
@@ -192,6 +199,7 @@ class MetricSeries(Shown):
     steps: list[int]
     num_steps: int = Field(description="steps that were measured, of which `steps` is an even choice")
     ended_at: list[datetime | None]
+    tokens: list[float | None] = Field(description="sampled in training until the end of each of `steps`")
     series: dict[str, list[float | None]]
     success: list[SuccessPoint] = Field(description="of finished training steps, with intervals")
     evaluations: list[SuccessPoint]
@@ -292,6 +300,15 @@ class Note(Shown):
     text: str | None
     actor: str
     created_at: datetime
+
+
+class RunMark(BaseModel):
+    """What people call a run, and whether it stands first in the list of runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    alias: str | None = Field(default=None, min_length=1, max_length=120, pattern=r"^\S(.*\S)?$")
+    is_pinned: bool = False
 
 
 class SignIn(BaseModel):

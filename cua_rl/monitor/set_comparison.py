@@ -93,7 +93,13 @@ async def _load_arm(databases: Databases, text: str) -> tuple[schemas.SetArm, Ta
         ((task, seed), verdict, num) for _, counts in found for (_, verdict, task, seed), num in counts.items()
     )
     runs_shown = [
-        schemas.ArmRun(run_id=run_id, run_name=run.run_name, log_path=run.log_path, success=rate_of(by_run[run_id]))
+        schemas.ArmRun(
+            run_id=run_id,
+            run_name=run.run_name,
+            alias=run.alias,
+            log_path=run.log_path,
+            success=rate_of(by_run[run_id]),
+        )
         for run_id, run in named
     ]
     return schemas.SetArm(runs=runs_shown, success=rate_of(every)), every

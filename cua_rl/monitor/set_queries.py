@@ -79,7 +79,10 @@ async def summarise_set(
     tally = tally_of(recorded)
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
     return schemas.SetSummary(
-        runs=[schemas.SetRun(run_id=run_id, run_name=run.run_name, log_path=run.log_path) for run_id, run in named],
+        runs=[
+            schemas.SetRun(run_id=run_id, run_name=run.run_name, alias=run.alias, log_path=run.log_path)
+            for run_id, run in named
+        ],
         num_rollouts=rows.total(),
         success=rate_of(tally),
         success_as_reviewed=rate_of(tally_of([*recorded, *_moves(reviewed)])),

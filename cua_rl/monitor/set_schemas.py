@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cua_rl.monitor.rollout_schemas import CheckCount, Count, ScreenshotRef
-from cua_rl.monitor.schemas import Phase, Rate, Shown
+from cua_rl.monitor.schemas import NamedRun, Phase, Rate, Shown
 from cua_rl.types.json_values import JsonDict
 
 
@@ -14,11 +14,9 @@ class RolloutRef(Shown):
     rollout_id: str
 
 
-class SetRun(Shown):
+class SetRun(NamedRun):
     """A run that the set speaks of."""
 
-    run_id: str
-    run_name: str
     log_path: str
 
 

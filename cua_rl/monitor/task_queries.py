@@ -140,6 +140,7 @@ async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDet
         **task_fields(task) | dict[str, Any](task_id=task_id),
         run_id=run.run_id,
         run_name=run.training.run_name,
+        alias=run.training.alias,
         training=training,
         baseline=baseline,
         last_eval=evaluated[-1] if evaluated else None,

@@ -61,7 +61,9 @@ class MonitorConfig:
         None, "folder below which to look for results.json files of recipes.evaluate; None is the source or ./runs"
     )
     prices: str | None = setting(
-        None, "TOML file with prices, such as gpu_hour (docs/monitor.md); without it, costs are not shown in US dollars"
+        None,
+        "TOML file with prices, such as gpu_hour (docs/monitor.md), also MONITOR_PRICES; without it, costs are not "
+        "shown in US dollars",
     )
 
     @chz.validate
@@ -88,7 +90,8 @@ class MonitorConfig:
 
 async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Serve until interrupted, or make a project."""
-    prices = Prices() if config.prices is None else await asyncio.to_thread(load_prices, Path(config.prices))
+    named = config.prices or environ.get("MONITOR_PRICES")
+    prices = await asyncio.to_thread(load_prices, Path(named)) if named else Prices()
     url, folder = await _find_source(config.source, environ)
     if config.create_project is not None:
         await _create_project(config.create_project, url)

@@ -1,4 +1,4 @@
-"""A rollout as an animated GIF: read back with Pillow, frame by frame."""
+"""A rollout as an animated GIF or WebP: read back with Pillow, frame by frame."""
 
 from io import BytesIO
 from typing import Any
@@ -62,6 +62,22 @@ def test_each_turn_is_a_frame_with_its_click_where_it_was_aimed_and_the_last_scr
     assert _near(frames[0].getpixel((100, 250)), (0, 0, 120))
     assert _near(frames[1].getpixel((100 - 11, 300)), (0, 0, 120))
     assert _near(frames[2].getpixel((100, 300)), (0, 120, 0))
+
+
+def test_a_webp_film_keeps_every_colour_and_is_shown_as_long_as_the_gif() -> None:
+    out = BytesIO()
+    Image.linear_gradient("L").convert("RGB").rotate(30, fillcolor=(3, 200, 7)).save(out, "PNG")
+    screen = EncodedImage(data=out.getvalue(), format="png", width_px=256, height_px=256)
+    rollout = _rollout([(screen, _CLICK), (screen, None)], None)
+    durations: dict[str, int] = {}
+    for kind in ("gif", "webp"):
+        with Image.open(BytesIO(make_film(rollout, {screen.sha256: screen}, kind))) as film:
+            frames = [(frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(film)]
+            durations[kind] = sum(duration for _, duration in frames)
+            assert film.format == kind.upper()
+    with Image.open(BytesIO(screen.data)) as shown:
+        assert frames[-1][0].crop((0, 0, 256, 256)).tobytes() == shown.tobytes()
+    assert durations == {"gif": 4200, "webp": 4200}  # 1.2 s and the end for 3 s
 
 
 def test_a_large_screen_is_made_smaller_with_its_click() -> None:

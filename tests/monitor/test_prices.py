@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.monitor.prices import Prices, load_prices, make_cost
+from cua_rl.recipes.serve_monitor import MonitorConfig, cli_main
 from cua_rl.types.errors import ConfigError
 
 
@@ -44,3 +45,10 @@ def test_a_file_that_is_no_list_of_prices_is_refused_with_what_is_wrong(
     assert told in str(caught.value)
     with pytest.raises(ConfigError, match="No such file"):
         load_prices(tmp_path / "none.toml")
+
+
+async def test_a_monitor_takes_the_file_that_its_environment_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("gpu_hours = 2")
+    with pytest.raises(ConfigError, match=r"mine\.toml, got gpu_hours = 2"):
+        await cli_main(MonitorConfig(source=str(tmp_path)), {"MONITOR_PRICES": str(path)})

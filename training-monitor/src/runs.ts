@@ -1,9 +1,17 @@
+import { runPage } from "./api/paths";
 import type { RunSummary } from "./api/types";
 import { formatAgo, formatDuration } from "./format";
 
 /** What runs are called, when each is seen, and whether one goes on. */
 
-type Named = Pick<RunSummary, "run_id" | "run_name" | "log_path">;
+type Called = Pick<RunSummary, "run_name" | "alias">;
+type Named = Called & Pick<RunSummary, "run_id" | "log_path">;
+
+/** What people call a run, else its name. */
+export const nameOf = (run: Called) => run.alias ?? run.run_name;
+
+/** A run in a trail of links: its name stays in the title of its alias. */
+export const runCrumb = (run: Called & Pick<RunSummary, "run_id">) => ({ label: nameOf(run), to: runPage(run.run_id), ...(run.alias === null ? {} : { title: run.run_name }) });
 
 /** What tells a run apart from others of its name: the end of its folder, as much of it as differs, else its id. */
 function mark(run: Named, namesakes: readonly Named[]): string {
@@ -15,12 +23,12 @@ function mark(run: Named, namesakes: readonly Named[]): string {
   return `id ${run.run_id}`;
 }
 
-/** A text for each run that is unique among them: its name, with a part of its folder if others have the same name. */
+/** A text for each run that is unique among them: its alias or name, with a part of its folder if others have the same name. */
 export function runLabels(runs: readonly Named[]): Map<string, string> {
   return new Map(
     runs.map((run) => {
-      const others = runs.filter((other) => other.run_name === run.run_name);
-      return [run.run_id, others.length > 1 ? `${run.run_name} · ${mark(run, others)}` : run.run_name];
+      const others = runs.filter((other) => nameOf(other) === nameOf(run));
+      return [run.run_id, others.length > 1 ? `${nameOf(run)} · ${mark(run, others)}` : nameOf(run)];
     }),
   );
 }

@@ -59,11 +59,12 @@ async def test_a_rollout_is_downloaded_as_a_film_with_a_frame_for_each_screen(sh
         rollout = await shown.json(f"/api/runs/1/rollouts/{item['rollout_id']}")
         screens = [turn["before"] for turn in rollout["turns"] if turn["before"]]
         screens += [turn["after"] for turn in rollout["turns"][-1:] if turn["after"]]
-        answer = await shown.client.get(f"/api/runs/1/rollouts/{item['rollout_id']}/film")
+        kind = ("gif", "webp")[item["member_index"] % 2]
+        answer = await shown.client.get(f"/api/runs/1/rollouts/{item['rollout_id']}/film", params={"kind": kind})
         assert answer.status_code == (200 if screens else 404)
         if screens:
             with Image.open(BytesIO(answer.content)) as film:
-                assert film.format == "GIF"
+                assert (film.format, answer.headers["content-type"]) == (kind.upper(), f"image/{kind}")
                 # equal neighbours are shown as one frame for longer
                 assert 1 <= film.n_frames <= len(screens)  # pyright: ignore[reportAttributeAccessIssue]
     assert (await shown.client.get("/api/runs/1/rollouts/unknown/film")).status_code == 404

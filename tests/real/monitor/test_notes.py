@@ -97,6 +97,24 @@ async def test_only_writers_note_something_and_only_on_what_is_there(monitor: Mo
     assert len(await monitor.json("/api/runs/1/notes")) == 1
 
 
+async def test_every_answer_that_names_a_run_names_its_alias(monitor: Monitor) -> None:
+    await record(monitor, *source_of("step", 1, (EASY, (True,))), trained(1))
+    (rollout, *_) = await _ids(monitor)
+    assert (await monitor.client.put("/api/runs/1/mark", json={"alias": "the good one"})).status_code == 200
+    run, step = "/api/runs/1", await monitor.json("/api/runs/1/step/1")
+    answers = [
+        await monitor.json(run),
+        step,
+        await monitor.json(f"{run}/step/1/groups/{step['groups'][0]['group_id']}"),
+        await monitor.json(f"{run}/rollouts/{rollout}"),
+        await monitor.json(f"{run}/tasks/{EASY.task_id}"),
+        (await monitor.json("/api/rollouts/summary", run_id=1))["runs"][0],
+        (await monitor.json("/api/rollouts/compare", first="run_id=1", second="run_id=1"))["second"]["runs"][0],
+    ]
+    assert {(one["alias"], one["run_name"]) for one in answers} == {("the good one", step["run_name"])}
+    assert "<title>the good one, " in (await monitor.get(f"{run}/rollouts/{rollout}/page")).text
+
+
 async def test_notes_go_with_their_rollout(monitor: Monitor) -> None:
     await record(monitor, *source_of("step", 1, (EASY, (True,))), trained(1))
     (rollout, *_) = await _ids(monitor)

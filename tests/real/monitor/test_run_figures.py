@@ -1,6 +1,7 @@
 """What a run's figures count: finished steps, evaluations apart from training, failures by what really went wrong."""
 
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 import pytest
@@ -108,9 +109,15 @@ async def test_a_step_under_way_is_shown_apart_from_the_finished_ones(monitor: M
     assert [point["step"] for point in (await monitor.json(f"{RUN}/metrics"))["success"]] == [1]
 
 
+def _sampled(step: int) -> dict[str, float]:
+    return {"reward/mean": 0.5, "rollout/sampled_tokens": nan if step == 5 else step}
+
+
 async def test_a_thinned_series_says_how_many_steps_there_are(monitor: Monitor) -> None:
     steps = [
-        event for step in range(1, 8) for event in (*source_of("step", step, (EASY, (True, False))), trained(step))
+        event
+        for step in range(1, 8)
+        for event in (*source_of("step", step, (EASY, (True, False))), replace(trained(step), metrics=_sampled(step)))
     ]
     await record(monitor, *steps)
 
@@ -118,6 +125,13 @@ async def test_a_thinned_series_says_how_many_steps_there_are(monitor: Monitor) 
 
     assert (series["steps"], series["num_steps"]) == ([1, 4, 7], 7)  # every third, the newest among them
     assert series["series"]["reward/mean"] == [0.5] * 3
+    assert series["tokens"] == [
+        1,
+        10,
+        23,
+    ]  # 1, 1 + 2 + 3 + 4, and what is known of 5, 6 and 7: those that are not drawn count
+    late = await monitor.json(f"{RUN}/metrics", from_step=6)
+    assert (late["steps"], late["tokens"]) == ([6, 7], [16, 23])
 
 
 async def test_a_run_that_was_resumed_with_other_tasks_is_compared_with_its_new_baseline(monitor: Monitor) -> None:

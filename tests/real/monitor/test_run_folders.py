@@ -23,6 +23,8 @@ from tests.patience import patience
 from tests.real.database.recorded import IMAGE_TOKEN, start
 from tests.real.monitor.events import make_step_events
 
+_MARK = {"alias": "the good one", "is_pinned": True}
+
 
 async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "my run"
@@ -56,6 +58,7 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
         assert run["run_id"] == "my-run.1"
         rollouts = (await client.get("/api/runs/my-run.1/rollouts")).json()["items"]
         assert len(rollouts) == 4
+        await client.put("/api/runs/my-run.1/mark", json=_MARK, headers={"Authorization": "Bearer w"})
         refused = await client.post("/api/ingest/batch", json={}, headers={"Authorization": "Bearer x"})
         assert refused.status_code == 404  # nobody can send into a folder
 
@@ -65,9 +68,9 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
                 while running_postgres_url(folder / "postgres") is not None:
                     await asyncio.sleep(0.05)
             async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log"):
-                async with asyncio.timeout(patience(30)):
-                    while (await _wait_for_runs(client, 1))[0]["run_id"] != "my-run.1":
-                        await asyncio.sleep(0.05)
+                await _wait_for(client, "my-run.1")
+            found = await _wait_for(client, "my-run.0")
+        assert found | _MARK == found  # also without its database
         showing.cancel()
         await asyncio.wait([showing])
     assert databases.all == ()
@@ -80,6 +83,14 @@ async def _wait_for_runs(client: httpx.AsyncClient, count: int) -> list[Any]:
             if answer.status_code == 200 and len(answer.json()["items"]) == count:
                 return answer.json()["items"]
             await asyncio.sleep(0.05)
+
+
+async def _wait_for(client: httpx.AsyncClient, run_id: str) -> Any:
+    """The only run, once it has this id."""
+    async with asyncio.timeout(patience(30)):
+        while (run := (await _wait_for_runs(client, 1))[0])["run_id"] != run_id:
+            await asyncio.sleep(0.05)
+    return run
 
 
 def test_all_runs_below_a_folder_are_found_nested_ones_too(tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ class Window:
         await self.page.goto(self.site.base_url + path)
         await self.page.wait_for_selector("h1")
 
+    async def open_failure_by_keys(self, run_id: str) -> None:
+        """From the page of a run to the first failure of its table, by keyboard alone."""
+        await self.open(f"/runs/{run_id}")
+        await self.page.get_by_role("tab", name="Charts").wait_for()
+        await self.page.keyboard.press("f")
+        await self.page.get_by_role("heading", name="Why they failed").wait_for()
+        await self.page.keyboard.press("1")
+        await self.page.locator("table.rollouts a[data-row]").first.wait_for()
+        await self.page.keyboard.press("j")
+        await self.page.keyboard.press("Enter")
+
     async def json(self, path: str) -> Any:
         """The answer of the API at this path."""
         answer = await self.page.request.get(self.site.base_url + path)

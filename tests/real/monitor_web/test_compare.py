@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tests.real.monitor_web.conftest import Window
-from tests.real.monitor_web.runs import add_run, begin, finished, step
+from tests.real.monitor_web.runs import add_run, begin, evaluation, finished, remove, step
+from tests.real.monitor_web.test_share import violations_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,3 +79,57 @@ async def test_the_settings_of_a_single_run_are_not_called_differences(window: W
     times = page.locator('figure[aria-label="Step time"]')
     await times.scroll_into_view_if_needed()
     assert re.search(r"\d s", await times.inner_text())  # with the unit that the run's own page has
+
+
+async def test_a_line_across_the_settings_leads_to_its_run(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    await page.emulate_media(reduced_motion="reduce")
+    settings = {"slow": {"learning_rate": 1e-5}, "fast": {"learning_rate": 1e-3, "loss": "ppo"}, "new": {"rank": 8}}
+    runs = {
+        name: await add_run(
+            url,
+            begin(f"tried-{name}", **config),
+            *step(1, prefix=name),
+            *(evaluation("eval", 1, prefix=name) if name != "new" else ()),
+            finished(),
+        )
+        for name, config in settings.items()
+    }
+    await window.open("/compare?q=tried-")
+    lines = page.locator(".parallel a")
+    await lines.nth(2).wait_for(state="attached")
+    axes = page.locator(".parallel .name")
+    assert await axes.all_text_contents() == [f"{name}{name}" for name in _AXES]  # each with its title
+    ends = page.locator(".parallel .axis").last
+    assert "none yet" in await ends.text_content()  # "new" was not evaluated
+
+    fast = page.get_by_role("link", name="tried-fast, held-out success")
+    middle = await fast.locator("path").last.evaluate(
+        "path => { const at = path.getPointAtLength(path.getTotalLength() / 2).matrixTransform(path.getScreenCTM());"
+        " return [at.x, at.y]; }"
+    )
+    await page.mouse.move(*middle)
+    told = page.locator(".parallel-told")
+    await told.get_by_text("tried-fast").wait_for()
+    assert "learning_rate 0.001" in await told.inner_text()
+    assert "loss ppo" in await told.inner_text()
+    assert await violations_of(page) == []
+
+    await page.get_by_text("Axes").click()
+    await page.get_by_label("rank").uncheck()
+    await page.wait_for_url(re.compile(r"axes="))
+    assert await violations_of(page) == []
+    await page.reload()  # the choice is in the address
+    await lines.nth(2).wait_for(state="attached")
+    assert await axes.count() == len(_AXES) - 1
+    await fast.focus()
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(re.compile(rf"/runs/{runs['fast']}$"))
+
+    await window.open(f"/compare?runs={runs['slow']},{runs['fast']}")
+    await lines.nth(1).wait_for(state="attached")
+    assert await axes.all_text_contents() == [f"{name}{name}" for name in ("learning_rate", "loss", "held-out success")]
+    await remove(window, runs.values())
+
+
+_AXES = ("learning_rate", "loss", "rank", "held-out success")

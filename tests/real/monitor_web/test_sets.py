@@ -157,14 +157,7 @@ async def test_every_bar_and_number_of_the_figures_leads_to_a_set_of_its_size(wi
 
 async def test_the_keyboard_alone_leads_from_a_run_to_a_failure(window: Window) -> None:
     page, run = window.page, window.site.ended.run_id
-    await window.open(f"/runs/{run}")
-    await page.get_by_role("tab", name="Charts").wait_for()
-    await page.keyboard.press("f")
-    await page.get_by_role("heading", name="Why they failed").wait_for()
-    await page.keyboard.press("1")
-    await page.locator("table.rollouts a[data-row]").first.wait_for()
-    await page.keyboard.press("j")
-    await page.keyboard.press("Enter")
+    await window.open_failure_by_keys(run)
     await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/"))
     await page.keyboard.press("Backspace")
     await page.locator("table.rollouts a[data-row]").first.wait_for()

@@ -36,7 +36,7 @@ async def test_a_failure_is_saved_as_a_page_or_a_film_two_clicks_from_the_failur
     window: Window, tmp_path: Path
 ) -> None:
     page, run = window.page, window.site.ended.run_id
-    for label, kind in (("HTML", "html"), ("GIF", "gif")):
+    for label, kind in (("HTML", "html"), ("GIF", "gif"), ("WebP", "webp")):
         hand = Hand()
         await window.open(f"/rollouts?run_id={run}&verdict=failure&phase=step")
         await hand.click(page.locator("table.rollouts a[data-row]").first)
@@ -50,22 +50,15 @@ async def test_a_failure_is_saved_as_a_page_or_a_film_two_clicks_from_the_failur
         else:
             turns = (await window.json(f"/api/runs/{run}/rollouts/{rollout_id}"))["turns"]
             with Image.open(path) as film:
-                assert film.format == "GIF"
+                assert film.format == kind.upper()
                 assert 1 <= film.n_frames <= len(turns) + 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def test_the_keyboard_alone_saves_a_failure(window: Window, tmp_path: Path) -> None:
     page, run = window.page, window.site.ended.run_id
-    await window.open(f"/runs/{run}")
-    await page.get_by_role("tab", name="Charts").wait_for()
-    await page.keyboard.press("f")
-    await page.get_by_role("heading", name="Why they failed").wait_for()
-    await page.keyboard.press("1")
-    await page.locator("table.rollouts a[data-row]").first.wait_for()
-    await page.keyboard.press("j")
-    await page.keyboard.press("Enter")
+    await window.open_failure_by_keys(run)
     await page.get_by_role("heading", name="Model output").wait_for()
-    for key, kind in (("e", ".html"), ("g", ".gif")):
+    for key, kind in (("e", ".html"), ("g", ".gif"), ("w", ".webp")):
         assert (await _saved(window, page.keyboard.press(key), tmp_path)).suffix == kind
 
 

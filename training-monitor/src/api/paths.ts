@@ -25,15 +25,17 @@ export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPat
 export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
 export const placePath = (runId: string, rolloutId: string, filters: Filters) => `${rolloutPath(runId, rolloutId)}/place${query(filters)}`;
 /** A file for somebody without the monitor: a page, or a film. */
-export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film") => `${rolloutPath(runId, rolloutId)}/${kind}`;
+export const exportPath = (runId: string, rolloutId: string, kind: "page" | "film" | "film?kind=webp") => `${rolloutPath(runId, rolloutId)}/${kind}`;
 export const notesPath = (runId: string, rolloutId?: string) => `${run(runId)}/notes${query({ rollout_id: rolloutId })}`;
 export const notePath = (runId: string, noteId: number) => `${run(runId)}/notes/${noteId}`;
+export const markPath = (runId: string) => `${run(runId)}/mark`;
 export const verdictsPath = (runId: string) => `${run(runId)}/verdicts`;
 export const sqlPath = (runId: string) => `${run(runId)}/sql`;
 export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
 export const taskPath = (runId: string, taskId: string, limit: number) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}${query({ limit })}`;
 export const comparePath = (runIds: readonly string[]) =>
   `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
+export const settingsPath = (filters: Filters) => `/api/runs/settings${query(filters)}`;
 export const setPath = (set: URLSearchParams) => `/api/rollouts?${set.toString()}`;
 export const setSummaryPath = (set: URLSearchParams) => `/api/rollouts/summary?${set.toString()}`;
 export const setCostPath = (set: URLSearchParams) => `/api/rollouts/cost?${set.toString()}`;

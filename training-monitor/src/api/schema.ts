@@ -230,6 +230,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Compare Settings
+         * @description The first runs of the list and the settings in which they differ; without opening a run's own database.
+         */
+        get: operations["compare_settings_api_runs_settings_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{run_id}": {
         parameters: {
             query?: never;
@@ -303,6 +323,26 @@ export interface paths {
          */
         get: operations["list_evaluations_api_runs__run_id__evaluations_get"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{run_id}/mark": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Mark Run
+         * @description Name a run and pin it, or not; its folder keeps both for when its database is not open.
+         */
+        put: operations["mark_run_api_runs__run_id__mark_put"];
         post?: never;
         delete?: never;
         options?: never;
@@ -463,7 +503,7 @@ export interface paths {
         };
         /**
          * Download Film
-         * @description A rollout as an animated GIF, its actions drawn on the screenshots.
+         * @description A rollout as an animated picture, its actions drawn on the screenshots.
          */
         get: operations["download_film_api_runs__run_id__rollouts__rollout_id__film_get"];
         put?: never;
@@ -846,6 +886,11 @@ export interface components {
         };
         /** ArmRun */
         ArmRun: {
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** Log Path */
             log_path: string;
             /** Run Id */
@@ -1315,6 +1360,11 @@ export interface components {
          * @description The rollouts of a group side by side, on a common time axis.
          */
         GroupDetail: {
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** Duration S */
             duration_s: number;
             group: components["schemas"]["GroupSummary"];
@@ -1645,6 +1695,11 @@ export interface components {
              * @description of finished training steps, with intervals
              */
             success: components["schemas"]["SuccessPoint"][];
+            /**
+             * Tokens
+             * @description sampled in training until the end of each of `steps`
+             */
+            tokens: (number | null)[];
         };
         /**
          * Note
@@ -1863,6 +1918,11 @@ export interface components {
         Rollout: {
             /** Advantage */
             advantage: number | null;
+            /**
+             * Alias
+             * @description what people call the run
+             */
+            alias: string | null;
             /** Answer */
             answer: string | null;
             /** Category */
@@ -2242,6 +2302,11 @@ export interface components {
              * @default []
              */
             alerts: components["schemas"]["AlertShown"][];
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /** Checkpoints */
@@ -2290,6 +2355,12 @@ export interface components {
              * @description running, with a heartbeat in the last minute
              */
             is_alive: boolean;
+            /**
+             * Is Pinned
+             * @description it stands first in the list of runs
+             * @default false
+             */
+            is_pinned: boolean;
             /** @description success on held-out tasks, latest evaluation */
             last_eval: components["schemas"]["Rate"] | null;
             /** Last Eval Step */
@@ -2427,6 +2498,19 @@ export interface components {
             num_runs: number;
         };
         /**
+         * RunMark
+         * @description What people call a run, and whether it stands first in the list of runs.
+         */
+        RunMark: {
+            /** Alias */
+            alias?: string | null;
+            /**
+             * Is Pinned
+             * @default false
+             */
+            is_pinned: boolean;
+        };
+        /**
          * RunSummary
          * @description A run as a list of runs shows it.
          */
@@ -2437,6 +2521,11 @@ export interface components {
              * @default []
              */
             alerts: components["schemas"]["AlertShown"][];
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
             /**
@@ -2473,6 +2562,12 @@ export interface components {
              * @description running, with a heartbeat in the last minute
              */
             is_alive: boolean;
+            /**
+             * Is Pinned
+             * @description it stands first in the list of runs
+             * @default false
+             */
+            is_pinned: boolean;
             /** @description success on held-out tasks, latest evaluation */
             last_eval: components["schemas"]["Rate"] | null;
             /** Last Eval Step */
@@ -2705,6 +2800,11 @@ export interface components {
          * @description A run that the set speaks of.
          */
         SetRun: {
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** Log Path */
             log_path: string;
             /** Run Id */
@@ -2843,6 +2943,11 @@ export interface components {
          * @description A step or an evaluation with its groups x rollouts grid.
          */
         SourceDetail: {
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** Datums Sha256 */
             datums_sha256: string | null;
             /** Ended At */
@@ -3183,6 +3288,11 @@ export interface components {
          * @description Success of one task over time, and its failures.
          */
         TaskDetail: {
+            /**
+             * Alias
+             * @description what people call it, shown in place of its name
+             */
+            alias: string | null;
             /** @description before training, null if the task is not evaluated */
             baseline: components["schemas"]["Rate"] | null;
             /** Category */
@@ -4850,6 +4960,94 @@ export interface operations {
             };
         };
     };
+    compare_settings_api_runs_settings_get: {
+        parameters: {
+            query?: {
+                /** @description part of a name */
+                search?: string;
+                status?: ("running" | "completed" | "failed" | "cancelled") | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunComparison"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     get_run_api_runs__run_id__get: {
         parameters: {
             query?: never;
@@ -5123,6 +5321,95 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Evaluation"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mark_run_api_runs__run_id__mark_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RunMark"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunMark"];
                 };
             };
             /** @description Bad Request */
@@ -5944,7 +6231,9 @@ export interface operations {
     };
     download_film_api_runs__run_id__rollouts__rollout_id__film_get: {
         parameters: {
-            query?: never;
+            query?: {
+                kind?: "gif" | "webp";
+            };
             header?: never;
             path: {
                 rollout_id: string;
@@ -5961,6 +6250,7 @@ export interface operations {
                 };
                 content: {
                     "image/gif": unknown;
+                    "image/webp": unknown;
                 };
             };
             /** @description Bad Request */

@@ -19,10 +19,11 @@ export type ChartProps = {
   format?: ((value: number) => string) | undefined;
   height?: number;
   /** Where a point leads: the step that it came from. */
-  onPick?: ((x: number, series: Series) => void) | undefined;
+  onPick?: ((step: number, series: Series) => void) | undefined;
   xLabel?: string;
-  /** How values of x are written, if they are not whole numbers. */
-  xFormat?: (value: number) => string;
+  /** How values of x are written, if they are not whole numbers, and how far apart those on the axis may be. */
+  xFormat?: ((value: number) => string) | undefined;
+  xIncrs?: number[] | undefined;
 };
 
 const MAX_VALUES = 8; // in the legend
@@ -57,7 +58,7 @@ export function MetricChart(props: ChartProps) {
   }, []);
 
   const format = props.format;
-  const { yRange, xFormat } = props;
+  const { yRange, xFormat, xIncrs } = props;
   useEffect(() => {
     const target = holder.current;
     if (!target || !width || !visible) return;
@@ -69,6 +70,7 @@ export function MetricChart(props: ChartProps) {
       yRange,
       format,
       xFormat,
+      xIncrs,
       width,
       height,
       onRange,
@@ -81,7 +83,7 @@ export function MetricChart(props: ChartProps) {
       plot.current = null;
       setHover(null);
     };
-  }, [series, smoothing, log, range, yRange, format, xFormat, width, height, onRange, theme, visible]);
+  }, [series, smoothing, log, range, yRange, format, xFormat, xIncrs, width, height, onRange, theme, visible]);
 
   const pick = (index: number, at?: { left: number; top: number }) => {
     const [self, data] = [plot.current, drawn.current];
@@ -96,7 +98,7 @@ export function MetricChart(props: ChartProps) {
     const there = series.map((_, place) => place).filter((place) => value(place) != null);
     there.sort((a, b) => away(a) - away(b));
     const chosen = series[there[0] ?? -1];
-    if (x !== undefined && chosen) props.onPick(x, chosen);
+    if (x !== undefined && chosen) props.onPick(chosen.points.find((point) => point.x === x)?.step ?? x, chosen);
   };
   const click = (event: MouseEvent) => {
     const over = holder.current?.querySelector(".u-over");

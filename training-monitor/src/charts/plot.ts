@@ -10,6 +10,7 @@ export type PlotOptions = {
   yRange?: [number, number] | undefined;
   format?: ((value: number) => string) | undefined;
   xFormat?: ((value: number) => string) | undefined;
+  xIncrs?: number[] | undefined;
   width: number;
   height: number;
   onRange: (range: [number, number] | null) => void;
@@ -144,7 +145,7 @@ function dots(series: readonly Series[], lines: number[]): uPlot.Plugin {
 /** A dashed line between the last step of a curve and the first of the next. */
 function drawBreak(plot: uPlot, end: number, color: string): void {
   const { ctx, bbox } = plot;
-  const left = plot.valToPos(end + 0.5, "x", true);
+  const left = plot.valToPos(end, "x", true);
   if (left < bbox.left || left > bbox.left + bbox.width) return;
   ctx.save();
   ctx.strokeStyle = css(color);
@@ -255,7 +256,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
         },
       },
       axes: [
-        { ...axis(options.xFormat), size: 26, ...(options.xFormat ? {} : { incrs: WHOLE }) },
+        { ...axis(options.xFormat), size: 26, ...(options.xIncrs || !options.xFormat ? { incrs: options.xIncrs ?? WHOLE } : {}) },
         { ...axis(options.format), ...(isCounted ? { incrs: WHOLE } : {}), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
       ],
       plugins: [dots(options.series, drawn.lines)],

@@ -11,12 +11,13 @@ export type Series = {
   /** Dots drawn as rings: not final yet. */
   hollow?: boolean;
   dashed?: boolean;
-  /** After these x the values are of something else: the line is cut, and smoothing begins anew. */
+  /** At these x, between two of its points, the values become of something else: the line is cut, and smoothing begins anew. */
   breaks?: readonly number[] | undefined;
 };
 
 /** `count` is the number of trials behind a rate: what an interval of smoothed rates needs. */
-export type Point = { x: number; y: number | null; low?: number | null; high?: number | null; count?: number };
+/** `step` where x is something else. */
+export type Point = { x: number; step?: number; y: number | null; low?: number | null; high?: number | null; count?: number };
 
 export const PALETTE = ["#7c9cff", "#4cc38a", "#e6b450", "#e07ac0", "#57c4d6", "#f08a5d", "#a98bf5", "#9bbf4b"];
 

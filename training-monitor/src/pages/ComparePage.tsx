@@ -1,24 +1,27 @@
 import { useMemo } from "react";
-import { useQuery } from "../api/cache";
-import { comparePage, comparePath, metricsPath, runPage, setPage, sourceName, sourcePage, type Filters } from "../api/paths";
+import { useKept, useQuery } from "../api/cache";
+import { comparePage, comparePath, metricsPath, runPage, setPage, settingsPath, sourceName, sourcePage, type Filters } from "../api/paths";
 import type { ConfigRow, MetricSeries, RunComparison, RunSummary } from "../api/types";
 import { formatOf, type ChartUnit } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
+import { ParallelSettings } from "../charts/ParallelSettings";
 import { PALETTE, paletteColor, type Series } from "../charts/series";
+import { afterStep, moved, placesOf } from "../charts/xUnits";
 import { formatPercent } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
-import { runLabels } from "../runs";
+import { nameOf, runLabels } from "../runs";
 import { Icon } from "../ui/icons";
 import { Empty, Loaded, PageHead, Panel } from "../ui/parts";
 import { AddRun } from "../ui/runChoices";
 import { ConfigTable } from "./RunConfig";
-import { CurveNote, points } from "./RunCharts";
+import { axisOf, CurveNote, points } from "./RunCharts";
 import { SetDifference } from "./SetDifference";
 
 const MAX_RUNS = PALETTE.length; // a colour for each
 const MAX_ASKED = 12; // by the API, at once
 const UNIT: [number, number] = [0, 1.02];
+const [TRAINED, HELD_OUT] = ["Success in training", "Success on held-out tasks"] as const;
 const CHARTS: readonly (ChartUnit & { name: string; title: string })[] = [
   { name: "reward/mean", title: "Reward" },
   { name: "policy/entropy", title: "Entropy" },
@@ -49,12 +52,27 @@ export function ComparePage() {
       {first && second ? (
         <SetDifference first={first} second={second} />
       ) : ids.length === 0 ? (
-        <Empty title="No run selected"><p>Add runs above, or tick them in the list of runs. “Compare…” on the page of any rollouts compares two sets.</p></Empty>
+        <>
+          <Empty title="No run selected"><p>Add runs above, or tick them in the list of runs. “Compare…” on the page of any rollouts compares two sets.</p></Empty>
+          <AllSettings />
+        </>
       ) : (
         <Loaded query={comparison}>
           {(found) => <Comparison found={found} numAsked={asked.length} find={find} setFind={setFind} />}
         </Loaded>
       )}
+    </>
+  );
+}
+
+/** What was tried in the runs whose names fit, as many as one chart holds. */
+function AllSettings() {
+  const [search, setSearch] = useSearchParam("q");
+  const query = useKept(useQuery<RunComparison>(settingsPath({ search })));
+  return (
+    <>
+      <div className="row"><input className="field" type="search" aria-label="Search runs" placeholder="Search name, model, folder" value={search} onChange={(event) => setSearch(event.target.value)} /></div>
+      <Loaded query={query} height={360}>{(found) => <ParallelSettings runs={found.runs} rows={found.config} />}</Loaded>
     </>
   );
 }
@@ -83,12 +101,13 @@ function Comparison(props: { found: RunComparison; numAsked: number; find: strin
       <RunChips runs={runs} labels={labels} />
       {runs.map((run) => <CurveNote key={run.run_id} of={labels.get(run.run_id)} ends={run.curve_ends} />)}
       <ComparedCharts runs={runs} labels={labels} arms={armsOf(runs, rows)} />
+      {runs.length > 1 && <ParallelSettings runs={runs} rows={rows} colorOf={paletteColor} />}
       <Panel
         title={runs.length > 1 ? "Settings that differ" : "Settings"}
         flush
         actions={<input className="field" type="search" aria-label="Find a setting" placeholder="Find a setting" value={find} onChange={(event) => setFind(event.target.value)} />}
       >
-        <ConfigTable names={runs.map((run) => labels.get(run.run_id) ?? run.run_name)} rows={rows} find={find} only={runs.length > 1} />
+        <ConfigTable names={runs.map((run) => labels.get(run.run_id) ?? nameOf(run))} rows={rows} find={find} only={runs.length > 1} />
       </Panel>
     </>
   );
@@ -104,7 +123,7 @@ function RunChips({ runs, labels }: Labelled) {
       {runs.map((run, index) => (
         <li key={run.run_id} className="run-chip">
           <i style={{ background: paletteColor(index) }} />
-          <Link to={runPage(run.run_id)}>{labels.get(run.run_id)}</Link>
+          <Link to={runPage(run.run_id)} title={run.run_name}>{labels.get(run.run_id)}</Link>
           <Link className="faint num" to={setPage({ run_id: run.run_id, ...(run.last_eval ? { phase: "eval", step: run.last_eval_step } : { phase: "step", step: run.success_step }) })}>{formatPercent(run.last_eval?.rate ?? run.success_rate)}</Link>
           <button type="button" className="button quiet icon small" aria-label={`Remove ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
             <Icon name="close" size={12} />
@@ -165,29 +184,30 @@ function ComparedCharts({ runs, labels, arms }: Labelled & { arms: readonly stri
   const waiting = queries.some((query, index) => runs[index] && !query.data && !query.error);
   const loaded = runs.flatMap((run, index) => {
     const metrics = all[index];
-    return metrics ? [{ metrics, color: paletteColor(index), id: run.run_id, breaks: run.curve_ends, label: labels.get(run.run_id) ?? run.run_name }] : [];
+    return metrics ? [{ metrics, color: paletteColor(index), id: run.run_id, breaks: run.curve_ends.map(afterStep), places: placesOf(metrics, run.started_at, view.unit), label: labels.get(run.run_id) ?? nameOf(run) }] : [];
   });
   const key = all.map((metrics, index) => `${runs[index]?.run_id}:${metrics?.steps.length}:${metrics?.evaluations.length}`).join();
   const success = useMemo(
-    () => loaded.map(({ metrics, ...one }): Series => ({ ...one, points: points(metrics.success) })),
-    [key, labels],
+    () => loaded.map(({ metrics, places, ...one }): Series => moved({ ...one, points: points(metrics.success) }, places)),
+    [key, labels, view.unit],
   );
   const evals = useMemo(
-    () => loaded.map(({ metrics, ...one }): Series => ({ ...one, points: points(metrics.evaluations), dots: true })),
-    [key, labels],
+    () => loaded.map(({ metrics, places, ...one }): Series => moved({ ...one, points: points(metrics.evaluations), dots: true }, places)),
+    [key, labels, view.unit],
   );
   const open = (x: number, series: Series, phase: string) => series.id && navigate(sourcePage(series.id, phase, x));
+  const drawn = CHARTS.filter((chart) => loaded.some(({ metrics }) => metrics.series[chart.name]));
   if (waiting) return <div className="skeleton" role="status" aria-label="Loading" style={{ height: 420 }} />;
   return (
     <>
       <ArmDifference arms={arms} loaded={loaded} labels={labels} />
-      <ChartControls view={view} />
+      <ChartControls view={view} charts={[TRAINED, HELD_OUT, ...drawn.map((chart) => chart.title)]} />
       <div className="chart-grid two">
-        <Chart title="Success in training" series={success} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, "step")} />
-        <Chart title="Success on held-out tasks" series={evals} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, x === 0 ? "baseline" : "eval")} />
+        {view.shows(TRAINED) && <Chart title={TRAINED} series={success} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, "step")} />}
+        {view.shows(HELD_OUT) && <Chart title={HELD_OUT} series={evals} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, x === 0 ? "baseline" : "eval")} />}
       </div>
       <div className="chart-grid">
-        {CHARTS.filter((chart) => loaded.some(({ metrics }) => metrics.series[chart.name])).map((chart) => (
+        {drawn.filter((chart) => view.shows(chart.title)).map((chart) => (
           <MetricOfRuns key={chart.name} chart={chart} loaded={loaded} stamp={key} view={view} pick={(x, series) => open(x, series, "step")} />
         ))}
       </div>
@@ -195,17 +215,17 @@ function ComparedCharts({ runs, labels, arms }: Labelled & { arms: readonly stri
   );
 }
 
-type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string; breaks: readonly number[] };
+type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string; breaks: readonly number[]; places: ((step: number) => number) | null };
 
 function MetricOfRuns(props: { chart: (typeof CHARTS)[number]; loaded: LoadedRun[]; stamp: string; view: ChartView; pick: (x: number, series: Series) => void }) {
   const { chart, loaded, stamp } = props;
   const series = useMemo(
     () =>
-      loaded.map(({ metrics, ...one }): Series => ({
+      loaded.map(({ metrics, places, ...one }): Series => moved({
         ...one,
         points: metrics.series[chart.name] ? metrics.steps.map((step, row) => ({ x: step, y: metrics.series[chart.name]?.[row] ?? null })) : [],
-      })),
-    [chart.name, stamp],
+      }, places)),
+    [chart.name, stamp, props.view.unit],
   );
   return <Chart title={chart.title} hint={chart.name} series={series} view={props.view} unit={chart} pick={props.pick} />;
 }
@@ -225,6 +245,7 @@ function Chart(props: { title: string; hint?: string; series: Series[]; view: Ch
         onPick={props.pick}
         format={formatOf(props.unit)}
         yRange={props.isShare ? UNIT : undefined}
+        {...axisOf(view)}
       />
     </div>
   );

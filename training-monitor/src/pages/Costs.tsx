@@ -54,7 +54,7 @@ function CostStats({ cost, children }: { cost: Cost; children?: ReactNode }) {
         ))}
         {children}
       </dl>
-      {!priced && <p className="faint chart-note">Amounts without prices: start the monitor with <span className="mono">prices=FILE</span> to see what they cost.</p>}
+      {!priced && <p className="faint chart-note">Amounts without prices: start the monitor with <span className="mono">prices=FILE</span>, or the run with <span className="mono">MONITOR_PRICES=FILE</span>, to see what they cost.</p>}
       {cost.num_unpriced_judgements > 0 && <p className="faint chart-note">{cost.num_unpriced_judgements.toLocaleString("en-US")} judgements have no recorded cost, and no price for their model.</p>}
       {cost.num_open > 0 && <p className="faint chart-note">{cost.num_open.toLocaleString("en-US")} rollouts still run, or were recorded without what they used; they count nothing yet.</p>}
     </>

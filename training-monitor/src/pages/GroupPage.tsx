@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { groupPath, rolloutPage, runPage, setPage, sourceName, sourcePage, taskPage } from "../api/paths";
+import { groupPath, rolloutPage, setPage, sourceName, sourcePage, taskPage } from "../api/paths";
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
@@ -8,6 +8,7 @@ import { endText, shownSuccess } from "../rollout/verdict";
 import { ChoosePair, PairLink, usePair, type Pair } from "../rollout/pair";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
+import { runCrumb } from "../runs";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { Empty, Loaded, Outcome, PageHead, Panel, Stat, StatusBadge } from "../ui/parts";
@@ -71,7 +72,7 @@ function GroupView({ detail }: { detail: GroupDetail }) {
       <PageHead
         crumbs={[
           { label: "Runs", to: "/" },
-          { label: detail.run_name, to: runPage(detail.run_id) },
+          runCrumb(detail),
           { label: sourceName(detail.phase, detail.step), to: sourcePage(detail.run_id, detail.phase, detail.step) },
           { label: `Group ${group.group_index + 1}` },
         ]}

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useState } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
+import { downloadPath, exportPath, groupPage, rolloutPage, rolloutPath, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
 import { AskedCheckpoints } from "../rollout/AskedCheckpoints";
@@ -15,6 +15,7 @@ import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
+import { runCrumb } from "../runs";
 import { CopyLink } from "../ui/CopyLink";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
@@ -123,7 +124,7 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
     <PageHead
       crumbs={[
         { label: "Runs", to: "/" },
-        { label: rollout.run_name, to: runPage(rollout.run_id) },
+        runCrumb(rollout),
         { label: sourceName(rollout.phase, rollout.step), to: sourcePage(rollout.run_id, rollout.phase, rollout.step) },
         { label: `Group ${rollout.group_index + 1}`, to: groupPage(rollout, rollout.group_id) },
         { label: `Rollout ${rollout.member_index + 1}` },
@@ -162,12 +163,17 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
   );
 }
 
+const FILMS = [
+  { key: "g", label: "GIF", title: "A film of the screenshots with the actions drawn on them  g", path: "film" },
+  { key: "w", label: "WebP", title: "The same film in all its colours, and smaller; not every program shows it  w", path: "film?kind=webp" },
+] as const;
+
 /** Files for somebody else, and the address. */
 function Share({ rollout }: { rollout: Rollout }) {
   const hasScreens = rollout.turns.some((turn) => turn.before ?? turn.after);
   const files = [
     { key: "e", label: "HTML", title: "One page with turns, tokens and screenshots, which opens without the monitor  e", href: exportPath(rollout.run_id, rollout.rollout_id, "page") },
-    ...(hasScreens ? [{ key: "g", label: "GIF", title: "A film of the screenshots with the actions drawn on them  g", href: exportPath(rollout.run_id, rollout.rollout_id, "film") }] : []),
+    ...(hasScreens ? FILMS.map((one) => ({ ...one, href: exportPath(rollout.run_id, rollout.rollout_id, one.path) })) : []),
     { key: "", label: "JSON", title: "Turns and tokens as they are recorded", href: downloadPath(rollout.run_id, rollout.rollout_id) },
   ];
   useShortcuts(Object.fromEntries(files.filter((one) => one.key).map((one) => [one.key, () => document.getElementById(`save-${one.label}`)?.click()])));

@@ -7,7 +7,7 @@ import { ChoosePair, PairLink, usePair } from "../rollout/pair";
 import { Screenshot } from "../rollout/Screenshot";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
-import { runLabels } from "../runs";
+import { runCrumb, runLabels } from "../runs";
 import { FIELDS, describeSet, filterOf, narrowed, shownValue, type Field } from "../sets";
 import { CopyLink } from "../ui/CopyLink";
 import { Icon } from "../ui/icons";
@@ -53,7 +53,7 @@ export function RolloutsPage() {
   return (
     <>
       <PageHead
-        crumbs={[{ label: "Runs", to: "/" }, ...(only ? [{ label: only.run_name, to: runPage(only.run_id) }] : []), { label: "Rollouts" }]}
+        crumbs={[{ label: "Runs", to: "/" }, ...(only ? [runCrumb(only)] : []), { label: "Rollouts" }]}
         title="Rollouts"
         {...(view ? { view: VIEWS.find((one) => one.value === view)?.label ?? "" } : {})}
         note={summary.data && runIds.length > 1 && <RunNames summary={summary.data} />}

@@ -2,7 +2,7 @@ import { useQuery } from "../api/cache";
 import { comparePath } from "../api/paths";
 import type { ConfigRow, Run, RunComparison } from "../api/types";
 import { useSearchParam } from "../router";
-import { runLabels } from "../runs";
+import { nameOf, runLabels } from "../runs";
 import { Empty, Loaded, Panel } from "../ui/parts";
 import { useRunChoices } from "../ui/runChoices";
 import { useMore } from "../ui/table";
@@ -42,10 +42,10 @@ export function RunConfig({ run }: { run: Run }) {
     >
       {other ? (
         <Loaded query={comparison}>
-          {(both) => <ConfigTable names={both.runs.map((one) => runLabels(both.runs).get(one.run_id) ?? one.run_name)} rows={both.config} find={find} only={only === "1"} />}
+          {(both) => <ConfigTable names={both.runs.map((one) => runLabels(both.runs).get(one.run_id) ?? nameOf(one))} rows={both.config} find={find} only={only === "1"} />}
         </Loaded>
       ) : (
-        <ConfigTable names={[run.run_name]} rows={run.settings} find={find} only={false} />
+        <ConfigTable names={[nameOf(run)]} rows={run.settings} find={find} only={false} />
       )}
     </Panel>
   );
@@ -89,7 +89,7 @@ export function ConfigTable(props: { names: readonly string[]; rows: readonly Co
   );
 }
 
-function settingText(value: unknown): string {
+export function settingText(value: unknown): string {
   if (value === null || value === undefined) return "–";
   if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return value.length ? value.join(", ") : "none";
   if (typeof value === "object") return Object.keys(value).length ? JSON.stringify(value) : "none";

@@ -3,10 +3,11 @@ import { analysesPath, failuresPage, heldOutPage, rolloutPage, runPath, setPage,
 import type { AnalysisPlace, Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
-import { whenSeen } from "../runs";
+import { nameOf, whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
 import { Notes } from "../ui/Notes";
+import { AliasButton, PinButton } from "../ui/RunMark";
 import { FaultBoundsNote, Loaded, LostNote, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCosts } from "./Costs";
 import { RunAsk } from "./RunAsk";
@@ -48,10 +49,10 @@ function RunView({ run }: { run: Run }) {
   return (
     <>
       <PageHead
-        crumbs={[{ label: "Runs", to: "/" }, { label: run.run_name }]}
-        title={<>{run.run_name} <RunStatus run={run} /></>}
+        crumbs={[{ label: "Runs", to: "/" }, { label: nameOf(run) }]}
+        title={<><span title={run.run_name}>{nameOf(run)}</span> <RunStatus run={run} /></>}
         view={tab === "" ? undefined : TAB_NAMES[tab]}
-        note={<span className="mono truncate">{run.log_path}</span>}
+        note={<span className="mono truncate">{run.alias && `${run.run_name} · `}{run.log_path}</span>}
         actions={
           <>
             <Link className="button" to={setPage({ run_id: run.run_id })} title="All rollouts  r">Rollouts</Link>
@@ -61,7 +62,7 @@ function RunView({ run }: { run: Run }) {
       />
       {run.error && (run.status === "cancelled" ? <Stopped error={run.error} /> : <Problem head="The run failed">{run.error}</Problem>)}
       <Alerts run={run} />
-      <Notes of={{ runId: run.run_id }}>{({ body, add }) => <section className="row wrap" aria-label="Notes">{body}{add}</section>}</Notes>
+      <Notes of={{ runId: run.run_id }}>{({ body, add }) => <section className="row wrap" aria-label="Notes">{body}{add}<AliasButton run={run} /><PinButton run={run} /></section>}</Notes>
       <RunStats run={run} />
       <Analyses run={run} />
       <Tabs

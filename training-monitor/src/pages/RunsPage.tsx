@@ -6,8 +6,9 @@ import type { RunList, RunSummary } from "../api/types";
 import { Sparkline } from "../charts/Sparkline";
 import { formatAgo, formatPercent, formatTime, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
-import { runLabels, timeLeft, whenSeen } from "../runs";
+import { nameOf, runLabels, timeLeft, whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
+import { PinButton } from "../ui/RunMark";
 import { Empty, IntervalBar, Loaded, LostNote, PageHead, Progress, Segments, StatusBadge } from "../ui/parts";
 import { useSorted, type Column } from "../ui/table";
 
@@ -118,7 +119,7 @@ function NoRuns({ filtered }: { filtered: boolean }) {
 
 const COLUMNS: readonly Column<RunSummary>[] = [
   { label: "Compare", hidden: true },
-  { label: "Run", value: (run) => run.run_name },
+  { label: "Run", value: nameOf },
   { label: "Status", value: (run) => (run.status === "running" && !run.is_alive ? "no sign of life" : run.status) },
   { label: "Progress", value: (run) => run.progress },
   { label: "Success in training", value: (run) => run.success_rate },
@@ -131,6 +132,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
   const now = useNow();
   const labels = useMemo(() => runLabels(props.runs), [props.runs]);
   const { sorted, head } = useSorted(props.runs, COLUMNS);
+  const rows = [...sorted].sort((a, b) => Number(b.is_pinned) - Number(a.is_pinned)); // in every order
   return (
     <div className="table-scroll">
       <table className="data runs">
@@ -138,7 +140,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
           {head}
         </thead>
         <tbody>
-          {sorted.map((run) => (
+          {rows.map((run) => (
             <tr key={run.run_id} className={props.selected.includes(run.run_id) ? "selected" : ""}>
               <td>
                 <input
@@ -149,12 +151,13 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
                 />
               </td>
               <td className="wrap">
-                <Link to={runPage(run.run_id)} className="run-name" data-row onMouseEnter={() => prefetch(runPath(run.run_id))}>
-                  {run.run_name}
+                <Link to={runPage(run.run_id)} className="run-name" data-row title={run.run_name} onMouseEnter={() => prefetch(runPath(run.run_id))}>
+                  {nameOf(run)}
                 </Link>
+                <PinButton run={run} />
                 {run.tags.map((tag) => <span key={tag} className="badge accent">{tag}</span>)}
                 <div className="faint truncate run-model">
-                  {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "included tiny model", run.project].filter(Boolean).join(" · ")}
+                  {[run.alias && run.run_name, labels.get(run.run_id)?.slice(nameOf(run).length + 3), run.model_name ?? "included tiny model", run.project].filter(Boolean).join(" · ")}
                 </div>
               </td>
               <td>
@@ -185,7 +188,7 @@ export function RunStatus({ run }: { run: RunSummary }) {
 function RunProgress({ run }: { run: RunSummary }) {
   return (
     <div className="run-progress">
-      <Progress value={run.progress} label={`Progress of ${run.run_name}`} />
+      <Progress value={run.progress} label={`Progress of ${nameOf(run)}`} />
       <span className="faint num">
         {run.total_steps > 0 ? `${run.num_completed_steps} / ${run.total_steps} steps` : "evaluation"} · {timeLeft(run)}
       </span>
@@ -196,7 +199,7 @@ function RunProgress({ run }: { run: RunSummary }) {
 function SuccessCell({ run }: { run: RunSummary }) {
   return (
     <div className="row">
-      <Sparkline values={run.sparkline} range={[0, 1]} label={`Success of ${run.run_name} over its steps`} width={110} height={26} />
+      <Sparkline values={run.sparkline} range={[0, 1]} label={`Success of ${nameOf(run)} over its steps`} width={110} height={26} />
       {run.success_step === null ? <b className="num">{formatPercent(run.success_rate)}</b> : <Link className="text-link num" to={setPage({ run_id: run.run_id, phase: "step", step: run.success_step })}><b>{formatPercent(run.success_rate)}</b></Link>}
     </div>
   );

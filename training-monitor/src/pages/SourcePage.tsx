@@ -5,6 +5,7 @@ import type { GroupSummary, RolloutCell, SourceDetail, SourceRef } from "../api/
 import { formatDuration, formatNumber, formatPercent, plural } from "../format";
 import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
+import { runCrumb } from "../runs";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
 import { StepChange } from "./StepChange";
@@ -50,7 +51,7 @@ function SourceView({ source }: { source: SourceDetail }) {
       <PageHead
         crumbs={[
           { label: "Runs", to: "/" },
-          { label: source.run_name, to: runPage(source.run_id) },
+          runCrumb(source),
           { label: sourceName(source.phase, source.step) },
         ]}
         title={<>{sourceName(source.phase, source.step)} <StatusBadge status={source.status} alive={source.is_run_alive} /></>}

@@ -3,12 +3,14 @@ import { useKept, useQuery } from "../api/cache";
 import { rolloutPage, runPage, setPage, sourceName, sourcePage, taskPath, type Filters } from "../api/paths";
 import type { Rate, TaskDetail } from "../api/types";
 import { ChartControls, useChartView } from "../charts/controls";
+import { afterStep } from "../charts/xUnits";
 import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
 import { formatNumber, formatPercent, words } from "../format";
 import { RolloutCellLink } from "../rollout/RolloutCellLink";
 import { endText } from "../rollout/verdict";
 import { Link, navigate } from "../router";
+import { runCrumb } from "../runs";
 import { useShortcuts } from "../ui/keys";
 import { Clamped, Empty, IntervalBar, Loaded, LostNote, PageHead, Panel, Stat } from "../ui/parts";
 import { useMore } from "../ui/table";
@@ -38,7 +40,7 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
         .filter((point) => (point.phase === "step") === wanted)
         .map((point) => ({ x: point.step, y: point.rate, low: point.low, high: point.high, count: point.num_independent }));
     return [
-      { label: "training rollouts", color: "--accent", points: of(true), breaks: task.curve_ends },
+      { label: "training rollouts", color: "--accent", points: of(true), breaks: task.curve_ends.map(afterStep) },
       { label: "held-out tasks", color: "--good", points: of(false), dots: true },
     ].filter((one) => one.points.length > 0);
   }, [task]);
@@ -58,7 +60,7 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
       <PageHead
         crumbs={[
           { label: "Runs", to: "/" },
-          { label: task.run_name, to: runPage(task.run_id) },
+          runCrumb(task),
           { label: "Tasks", to: runPage(task.run_id, "tasks") },
           { label: task.task_id },
         ]}

@@ -5,7 +5,7 @@ const KEYS: [string, [string, string][]][] = [
   ["Run", [["1 … 9", "its views"], ["a", "add a tag or a note"], ["r", "its rollouts"], ["f", "its failures"]]],
   ["Rollouts", [["1 … 4", "table, screens, figures, tokens"], ["v", "go through them, one after the other"], ["c", "copy the link to the set"]]],
   ["Step, evaluation", [["[ ]", "previous and next"]]],
-  ["Rollout", [["← →", "previous and next turn"], ["Home End", "first and last turn"], ["Space", "play as a film"], ["[ ]", "previous and next rollout of the group"], ["f", "follow the newest turn"], ["n p", "next and previous of the set"], ["o", "give a verdict"], ["a", "add a tag or a note"], ["e g", "save as HTML, as GIF"], ["c", "copy the link to the turn"]]],
+  ["Rollout", [["← →", "previous and next turn"], ["Home End", "first and last turn"], ["Space", "play as a film"], ["[ ]", "previous and next rollout of the group"], ["f", "follow the newest turn"], ["n p", "next and previous of the set"], ["o", "give a verdict"], ["a", "add a tag or a note"], ["e g w", "save as HTML, GIF, WebP"], ["c", "copy the link to the turn"]]],
   ["Group", [["← →", "to the moment before and after"], ["Space", "play all rollouts"]]],
   ["SQL", [["Ctrl Enter", "run the query"]]],
   ["Charts", [["drag", "zoom"], ["double-click", "reset"], ["← →", "along the points"], ["Enter, click", "open the step"]]],

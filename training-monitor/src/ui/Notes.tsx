@@ -51,7 +51,7 @@ export function Notes({ of, children }: { of: Of; children?: (parts: { body: Rea
 const at = (note: Note) => (note.turn_index === null ? "" : ` · turn ${note.turn_index + 1}`);
 
 /** Sends what a form asks for; signs in first where that is needed. */
-function useSending(send: () => Promise<unknown>, onDone: () => void) {
+export function useSending(send: () => Promise<unknown>, onDone: () => void, moved = touched) {
   const [problem, setProblem] = useState<ApiError | null>(null);
   const [sending, setSending] = useState(false);
   const go = async () => {
@@ -59,7 +59,8 @@ function useSending(send: () => Promise<unknown>, onDone: () => void) {
     setProblem(null);
     try {
       await send();
-      invalidate(touched);
+      invalidate(moved);
+      setSending(false);
       onDone();
     } catch (error) {
       setProblem(error instanceof ApiError ? error : new ApiError(0, String(error)));
@@ -72,7 +73,7 @@ function useSending(send: () => Promise<unknown>, onDone: () => void) {
       {problem.status === 401 && <TokenForm submit="Sign in and save" onDone={() => void go()} />}
     </div>
   );
-  return { go, sending, told };
+  return { go, sending, told, forget: () => setProblem(null) };
 }
 
 function NoteDialog({ of, onClose }: { of: Of; onClose: () => void }) {

@@ -3,7 +3,7 @@ import { useQuery } from "../api/cache";
 import { failuresPage, rolloutPage, rolloutsPath, runPage, runsPath, setPage, sourceName, sourcePage, tasksPath, taskPage, timelinePath } from "../api/paths";
 import type { Page, RolloutItem, RunSummary, TaskStats, TimelineItem } from "../api/types";
 import { navigate } from "../router";
-import { runLabels } from "../runs";
+import { nameOf, runLabels } from "../runs";
 import { fits } from "../search";
 import { Dialog } from "./parts";
 
@@ -46,9 +46,9 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
     offer("All runs", "page", "/");
     offer("Benchmarks", "page", "/benchmarks");
     offer("Compare runs", "page", "/compare");
-    const named = runs.data?.items ?? (newest.data?.items ?? []).filter((run) => fits(typed, [run.run_name]));
+    const named = runs.data?.items ?? (newest.data?.items ?? []).filter((run) => fits(typed, [run.run_name, run.alias]));
     const labels = runLabels(named);
-    for (const run of named) all.push({ label: labels.get(run.run_id) ?? run.run_name, note: `run, ${run.status === "cancelled" ? "stopped" : run.status}`, to: runPage(run.run_id) });
+    for (const run of named) all.push({ label: labels.get(run.run_id) ?? nameOf(run), note: `run, ${run.status === "cancelled" ? "stopped" : run.status}`, to: runPage(run.run_id) });
     for (const task of tasks.data ?? []) {
       offer(task.task_id, task.instruction ?? "task", taskPage(runId ?? "", task.task_id), [task.category]);
     }

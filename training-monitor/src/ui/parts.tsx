@@ -97,7 +97,7 @@ function usePageTitle(names: readonly string[]): void {
   }, [title]);
 }
 
-export type Crumb = { label: string; to?: string };
+export type Crumb = { label: string; to?: string; title?: string };
 
 /** A page's heading. `view` names the part of the page that is shown. */
 export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; view?: string; note?: ReactNode; actions?: ReactNode }) {
@@ -111,7 +111,7 @@ export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; view?: str
             <ol className="crumbs">
               {props.crumbs.map((crumb) => (
                 <li key={crumb.label}>
-                  {crumb.to ? <Link to={crumb.to}>{crumb.label}</Link> : <span>{crumb.label}</span>}
+                  {crumb.to ? <Link to={crumb.to} title={crumb.title}>{crumb.label}</Link> : <span>{crumb.label}</span>}
                 </li>
               ))}
             </ol>
