@@ -26,8 +26,8 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 17_453,
-    "all code lines": 69_167,
+    "core code lines": 17_477,
+    "all code lines": 69_773,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

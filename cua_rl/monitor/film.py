@@ -1,4 +1,4 @@
-"""A rollout as an animated GIF or WebP: each turn's screenshot with its actions drawn on it, then the final screenshot."""
+"""A rollout as an animated GIF or WebP: each turn's screenshot with its actions drawn on it, then the last one."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
