@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from cua_rl.environments.device import DeviceKind
-from cua_rl.exchange.accessibility_trees import find_element
 from cua_rl.exchange.code_actions import parse_code
 from cua_rl.exchange.data_sets import (
     read_agentnet,
@@ -33,6 +32,7 @@ from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, Unkno
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
 from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
+from cua_rl.exchange.tfrecords import find_element
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.json_values import is_array
 
