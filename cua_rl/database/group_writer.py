@@ -21,6 +21,7 @@ from cua_rl.database.rows import (
 )
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
 from cua_rl.types.errors import DatabaseError
+from cua_rl.types.group_members import without_siblings
 from cua_rl.types.rollout import Rollout
 
 
@@ -74,7 +75,7 @@ def _end_groups(
                 "turn_advantages": list(event.of_turns(index)) or None,
             }
             _insert_replay(connection, scope, parent.group_pk, rollout, position=position, credit=credit)
-        begun = group.without_siblings
+        begun = without_siblings(group)
         num_successes = sum(rollout.success for rollout in begun.rollouts)
         summary = group_figures(begun.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
         figures[parent.group_pk] = {"status": "completed", "ended_at": ended_at, **summary}
@@ -194,7 +195,7 @@ MEMBER_COLUMNS = (RolloutRow.rollout_id, RolloutRow.parent_id, RolloutRow.reward
 
 
 def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: int) -> dict[str, object]:
-    """Columns that summarise the members of an ended group, without siblings (`RolloutGroup.without_siblings`)."""
+    """Columns that summarise the members of an ended group, without siblings (`types.group_members`)."""
     return {
         "num_rollouts": len(rewards),
         "num_faulty": num_faulty,

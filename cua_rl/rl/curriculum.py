@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from cua_rl.reporting.json_lines import append_record, read_records, write_records
 from cua_rl.tasks.task import Task, Template
+from cua_rl.types.group_members import without_siblings
 from cua_rl.types.rollout import Rollout, RolloutGroup
 
 FADE = 0.8  # a running success rate looks back about 1 / (1 - FADE) = 5 groups
@@ -51,7 +52,7 @@ class GroupOutcome:
 
 
 def build_outcome(group: RolloutGroup) -> GroupOutcome:
-    success, begun = first_success(group), group.without_siblings.rollouts
+    success, begun = first_success(group), without_siblings(group).rollouts
     return GroupOutcome(
         task_id=group.task_id,
         num_successes=sum(rollout.success for rollout in begun),

@@ -7,6 +7,7 @@ from statistics import pstdev
 
 from cua_rl.evaluation.statistics import mean_over_tasks
 from cua_rl.metrics import merge_metrics
+from cua_rl.types.group_members import without_siblings
 from cua_rl.types.rollout import Rollout, RolloutGroup, Turn
 
 
@@ -34,7 +35,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     workers = Counter(rollout.worker for group in groups for rollout in group.faulty if rollout.worker is not None)
     bounds: dict[str, float] = {}
     if faults:
-        worst, best = zip(*(_first_try_bounds(group.without_siblings) for group in groups), strict=True)
+        worst, best = zip(*(_first_try_bounds(without_siblings(group)) for group in groups), strict=True)
         bounds = {"reward/success_rate_worst": _mean(worst), "reward/success_rate_best": _mean(best)}
     return merge_metrics(
         metrics,
@@ -90,7 +91,7 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Rewards and success rates, how they vary over groups and categories, and the parts, 0 where there is none."""
-    rewards, begun = [reward for group in groups for reward in group.rewards], [one.without_siblings for one in groups]
+    rewards, begun = [reward for group in groups for reward in group.rewards], [without_siblings(one) for one in groups]
     parts: defaultdict[str, float] = defaultdict(float)
     for group in begun:
         for reward in (rollout.reward for rollout in group.rollouts if rollout.reward is not None):

@@ -20,6 +20,7 @@ from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import Curve, EarlierAttempt
 from cua_rl.run_folder.log_directory import Checkpoint, LogDirectory
 from cua_rl.training.client import TrainingClient
+from cua_rl.types.group_members import has_lost_members, without_siblings
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup
 
 OUTCOMES_NAME = "outcomes.jsonl"
@@ -109,7 +110,7 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
     candidates = [
         WaitingGroup(
             scored=score_group(
-                replace(group, is_incomplete=group.has_lost_members(config.sampling.min_group_size)),
+                replace(group, is_incomplete=has_lost_members(group, config.sampling.min_group_size)),
                 config.advantages,
                 config.credit,
             ),
@@ -132,7 +133,7 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
 def _has_all_members(config: CLIConfig, group: RolloutGroup) -> bool:
     """Whether no fault took a member; a parent that ended before its fork turn has no siblings."""
     num_begun = config.branching.num_begun(config.group_size)
-    return len(group.without_siblings.rollouts) == num_begun and not group.has_lost_members(config.group_size)
+    return len(without_siblings(group).rollouts) == num_begun and not has_lost_members(group, config.group_size)
 
 
 def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Rollout, ...], last_step: int) -> bool:

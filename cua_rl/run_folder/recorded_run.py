@@ -23,6 +23,7 @@ from cua_rl.run_folder.earlier_attempt import settings_at
 from cua_rl.run_folder.log_directory import load_settings
 from cua_rl.run_folder.model_folder import fetch_weights, find_model, pinned_name
 from cua_rl.types.errors import ConfigError, DatabaseError, boundary
+from cua_rl.types.group_members import has_lost_members
 
 TAKEN_OVER = "taken_over_from"
 """The key of config.json that a folder of rollouts has which were taken over from those of another run."""
@@ -48,7 +49,7 @@ class RecordedTraining:
         advantages = await load_advantages(self.session, self.key, step)
         return [
             ScoredGroup(
-                group=replace(group, is_incomplete=group.has_lost_members(min_group_size)),
+                group=replace(group, is_incomplete=has_lost_members(group, min_group_size)),
                 advantages=values.advantages,
                 turn_advantages=values.turn_advantages,
             )

@@ -166,15 +166,12 @@ class AgentTurn:
     response_id: str
     """The model's answer that it acted on."""
     before: EncodedImage | None
-    action: Action | None = None
-    """None if the answer could not be parsed or ended the rollout."""
+    action: Action | None = None  # None if the answer could not be parsed or ended the rollout
     action_error: str | None = None
     """The error message to the model if its answer could not be parsed or its action could not be executed."""
     after: EncodedImage | None = None  # None if nothing was executed
-    durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds per stage: respond, ground, execute, observe."""
-    more_actions: tuple[Action, ...] = ()
-    """Further actions on the same answer."""
+    durations_s: Mapping[str, float] = field(default_factory=dict[str, float])  # respond, ground, execute, observe
+    more_actions: tuple[Action, ...] = ()  # further ones on the same answer
     target_box: tuple[int, ...] = ()
     """Left, top, right and bottom of the element that the action aims at in `before`, where a data set tells them."""
 
@@ -271,17 +268,6 @@ class RolloutGroup:
         return [rollout.reward.total for rollout in self.rollouts if rollout.reward is not None]
 
     @property
-    def without_siblings(self) -> "RolloutGroup":
-        """Without members that go on from others of the group: how many there are depends on what those do, so that a
-        success rate with them is not the policy's.
-        """
-        ids = {rollout.rollout_id for rollout in self.rollouts}
-        rollouts, faulty = (
-            tuple(one for one in members if one.parent_id not in ids) for members in (self.rollouts, self.faulty)
-        )
-        return replace(self, rollouts=rollouts, faulty=faulty)
-
-    @property
     def compared(self) -> tuple[Rollout, ...]:
         """Everything that gets an advantage: the members with a reward, then the replayed rollouts."""
         return (*self.rollouts, *self.replayed)
@@ -289,11 +275,6 @@ class RolloutGroup:
     @property
     def compared_rewards(self) -> list[float]:
         return [rollout.reward.total for rollout in self.compared if rollout.reward is not None]
-
-    def has_lost_members(self, min_group_size: int) -> bool:
-        """Whether fewer than so many members have a reward; a group may have begun with fewer (branches)."""
-        num_begun = len({rollout.member_index for rollout in (*self.rollouts, *self.faulty)})
-        return len(self.rollouts) < min(min_group_size, num_begun)
 
     @property
     def is_constant(self) -> bool:
