@@ -1,12 +1,12 @@
 """Queries of the cost of rollouts, tasks, steps and checkpoints: sums of what each rollout used."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from sqlalchemy import Double, Text, cast, func, literal_column, null, select
+from sqlalchemy.orm import join
 
 from cua_rl.database.columns import AnyJson
 from cua_rl.database.judge_models import JudgementRow
@@ -21,7 +21,6 @@ from cua_rl.monitor.schemas import Phase
 from cua_rl.monitor.set_queries import PHASE, SOURCES, STEP
 from cua_rl.types.json_values import mapping, sequence
 
-Key = TypeVar("Key")
 _MOST_TASKS, _MOST_STEPS = 200, 1000
 _Amounts = dict[str, float]
 _SUMMED: Mapping[str, Any] = {
@@ -42,32 +41,27 @@ class Source(NamedTuple):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What the rollouts of one task used in one step or evaluation."""
-
-    source: Source
-    task_id: str
-    amounts: _Amounts
-
-
 async def cost_set(
     runs: Sequence[RunsOfDatabase], named: Sequence[tuple[str, Training]], wanted: RolloutFilter, prices: Prices
 ) -> schemas.SetCost:
     """The cost of a set, with that of each of its tasks, steps and evaluations."""
-    parts = await _list_parts(runs, wanted, prices, RolloutRow.task_id)
-    for one in runs:
-        gpu_s = await _gpu_seconds(one, dict(named))
-        whole = await _sampling_seconds(one) if gpu_s else {}
-        for part in parts:
-            if part.source in gpu_s and (whole_s := whole.get(part.source)):
-                part.amounts["gpu_s"] = gpu_s[part.source] * part.amounts["sampling_s"] / whole_s
-    tasks = [(task, make_cost(prices, used)) for task, used in _sum_by(parts, lambda part: part.task_id).items()]
-    tasks.sort(key=lambda task: (-(task[1].total_usd or 0), -task[1].sampling_s, task[0]))
-    sources = _sum_by(parts, lambda part: (part.source.phase != "step", part.source.step, part.source.phase))
+    by_task: defaultdict[str, _Amounts] = defaultdict(dict)
+    sources: defaultdict[tuple[bool, int, Phase], _Amounts] = defaultdict(dict)
     total = _Amounts()
-    for used in sources.values():
-        _add(total, used)
+    for one in runs:
+        shares = await _gpu_shares(one, dict(named))
+        for source, amounts in (await _sum_sources(one, wanted, prices)).items():
+            if source in shares:
+                amounts["gpu_s"] = shares[source] * amounts["sampling_s"]
+            _add(sources[source.phase != "step", source.step, source.phase], amounts)
+            _add(total, amounts)
+        for (task_id,), amounts in (await _sum_by(one, wanted, prices, RolloutRow, (RolloutRow.task_id,))).items():
+            _add(by_task[task_id], amounts)
+        if shares:
+            for (source, task_id), took_s in (await _sampling_seconds(one, wanted, RolloutRow.task_id)).items():
+                _add(by_task[task_id], {"gpu_s": shares[source] * took_s} if source in shares else {})
+    tasks = [(task_id, make_cost(prices, amounts)) for task_id, amounts in by_task.items()]
+    tasks.sort(key=lambda task: (-(task[1].total_usd or 0), -task[1].sampling_s, task[0]))
     return schemas.SetCost(
         cost=make_cost(prices, total),
         tasks=[schemas.TaskCost(task_id=task, cost=cost) for task, cost in tasks[:_MOST_TASKS]],
@@ -83,8 +77,7 @@ async def cost_set(
 async def cost_run(run: RunAccess, prices: Prices) -> schemas.RunCost:
     """The cost of a run, and what it had used when it had made each of its checkpoints."""
     training_id, session = run.training.id, run.session
-    every = await _list_parts([runs_of(run)], RolloutFilter(), prices, literal_column("''::text"))
-    used = _sum_by(every, lambda part: part.source)
+    used = defaultdict(_Amounts, await _sum_sources(runs_of(run), RolloutFilter(), prices))
     for source, seconds in (await _gpu_seconds(runs_of(run), {run.run_id: run.training})).items():
         _add(used[source], {"gpu_s": seconds})  # all of it, also of steps that train without rollouts
     made = select(Step.step, Step.trained_policy_version).where(
@@ -117,28 +110,29 @@ async def cost_run(run: RunAccess, prices: Prices) -> schemas.RunCost:
     )
 
 
-async def _list_parts(runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, prices: Prices, task: Any) -> list[Part]:
-    found: list[Part] = []
-    for one in runs:
-        keys = (RolloutRow.training_id, PHASE.label("phase"), STEP.label("step"), task)
-        sums = [cast(func.sum(column), Double[float]()).label(name) for name, column in _SUMMED.items()]
-        num_open = func.count().filter(RolloutRow.sampling_s.is_(None)).label("num_open")
-        query: AnySelect = select(*keys, func.count().label("num_rollouts"), num_open, *sums).select_from(SOURCES)
-        by_place: dict[tuple[int, Phase, int, str], _Amounts] = {}
-        for row in await one.session.execute(query.where(*conditions(one, wanted)).group_by(*keys)):
-            values = dict(zip(("num_rollouts", "num_open", *_SUMMED), row[len(keys) :], strict=True))
-            by_place[tuple(row[: len(keys)])] = {name: finite(value) or 0.0 for name, value in values.items()}
-        for place, judged in await _judged(one, wanted, keys, prices):
-            _add(by_place.get(place, {}), judged)  # one that has come in meanwhile is left out
-        found += [
-            Part(source=Source(one.database.run_id(training), phase, step), task_id=task, amounts=amounts)
-            for (training, phase, step, task), amounts in by_place.items()
-        ]
+async def _sum_sources(runs: RunsOfDatabase, wanted: RolloutFilter, prices: Prices) -> dict[Source, _Amounts]:
+    """What the rollouts of each step and evaluation used."""
+    found = await _sum_by(runs, wanted, prices, SOURCES, (RolloutRow.training_id, PHASE, STEP))
+    return {_source(runs, place): amounts for place, amounts in found.items()}
+
+
+async def _sum_by(
+    runs: RunsOfDatabase, wanted: RolloutFilter, prices: Prices, rows: Any, keys: Sequence[Any]
+) -> dict[tuple[Any, ...], _Amounts]:
+    sums = [cast(func.sum(column), Double[float]()) for column in _SUMMED.values()]
+    num_open = func.count().filter(RolloutRow.sampling_s.is_(None))
+    query: AnySelect = select(*keys, func.count(), num_open, *sums).select_from(rows)
+    found: dict[tuple[Any, ...], _Amounts] = {}
+    for row in await runs.session.execute(query.where(*conditions(runs, wanted)).group_by(*keys)):
+        values = zip(("num_rollouts", "num_open", *_SUMMED), row[len(keys) :], strict=True)
+        found[tuple(row[: len(keys)])] = {name: finite(value) or 0.0 for name, value in values}
+    for place, judged in await _judged(runs, wanted, rows, keys, prices):
+        _add(found.get(place, {}), judged)  # one that has come in meanwhile is left out
     return found
 
 
 async def _judged(
-    runs: RunsOfDatabase, wanted: RolloutFilter, keys: Sequence[Any], prices: Prices
+    runs: RunsOfDatabase, wanted: RolloutFilter, rows: Any, keys: Sequence[Any], prices: Prices
 ) -> list[tuple[Any, _Amounts]]:
     """Tokens and money of the judge, by the same keys; what a run recorded as its cost counts, whatever the prices."""
     prompt, answer, unpriced = JudgementRow.num_prompt_tokens, JudgementRow.num_answer_tokens, JudgementRow.cost_usd
@@ -146,7 +140,7 @@ async def _judged(
     query: AnySelect = (
         select(*keys, JudgementRow.model, func.sum(prompt), func.sum(answer), func.sum(JudgementRow.cost_usd))
         .add_columns(*without, func.count().filter(unpriced.is_(None)))
-        .select_from(SOURCES.join(JudgementRow, JudgementRow.rollout_pk == RolloutRow.id))
+        .select_from(join(rows, JudgementRow, JudgementRow.rollout_pk == RolloutRow.id))
         .where(*conditions(runs, wanted))
         .group_by(*keys, JudgementRow.model)
     )
@@ -162,13 +156,24 @@ async def _judged(
     return found
 
 
-async def _sampling_seconds(runs: RunsOfDatabase) -> dict[Source, float]:
-    """Of all requests of each step and evaluation."""
-    keys = (RolloutRow.training_id, PHASE, STEP)
+async def _gpu_shares(runs: RunsOfDatabase, trainings: Mapping[str, Training]) -> dict[Source, float]:
+    """GPU seconds of a step or evaluation for each second of its requests, where both are known."""
+    gpu_s = await _gpu_seconds(runs, trainings)
+    whole = await _sampling_seconds(runs, RolloutFilter(), literal_column("''::text")) if gpu_s else {}
+    return {source: gpu_s[source] / took_s for (source, _), took_s in whole.items() if took_s and source in gpu_s}
+
+
+async def _sampling_seconds(runs: RunsOfDatabase, wanted: RolloutFilter, task: Any) -> dict[tuple[Source, str], float]:
+    """Of the requests of each step and evaluation, for each value of `task`."""
+    keys = (RolloutRow.training_id, PHASE, STEP, task)
     query: AnySelect = select(*keys, func.sum(RolloutRow.sampling_s)).select_from(SOURCES).group_by(*keys)
-    rows = await runs.session.execute(query.where(RolloutRow.training_id.in_(runs.training_ids)))
-    found = {Source(runs.database.run_id(training), phase, step): finite(took) for training, phase, step, took in rows}
-    return {source: took_s for source, took_s in found.items() if took_s is not None}
+    rows = await runs.session.execute(query.where(*conditions(runs, wanted)))
+    return {(_source(runs, row), row[3]): finite(row[4]) or 0.0 for row in rows}
+
+
+def _source(runs: RunsOfDatabase, place: Sequence[Any]) -> Source:
+    training_id, phase, step, *_ = place
+    return Source(runs.database.run_id(training_id), phase, step)
 
 
 async def _gpu_seconds(runs: RunsOfDatabase, trainings: Mapping[str, Training]) -> dict[Source, float]:
@@ -200,13 +205,6 @@ def _num_gpus(config: Mapping[str, object]) -> int | None:
     if not plan or mapping(config.get("trainer")).get("num_nodes") is not None:
         return None
     return len({str(gpu) for part in ("server", "trainer") for gpu in sequence(mapping(plan.get(part)).get("gpus"))})
-
-
-def _sum_by(parts: Iterable[Part], key: Callable[[Part], Key]) -> defaultdict[Key, _Amounts]:
-    found: defaultdict[Key, _Amounts] = defaultdict(dict)
-    for part in parts:
-        _add(found[key(part)], part.amounts)
-    return found
 
 
 def _add(total: _Amounts, more: Mapping[str, float]) -> None:

@@ -165,11 +165,11 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     found += _between(RolloutRow.reward, wanted.min_reward, wanted.max_reward)
     found += _between(RolloutRow.num_turns, wanted.min_turns, wanted.max_turns)
     found += _between(RolloutRow.max_gap, wanted.min_gap, wanted.max_gap)
-    of_groups = _source_conditions(wanted)
-    if of_groups:
-        groups = select(Group.id).outerjoin(Step, Group.step_id == Step.id).outerjoin(Eval, Group.eval_id == Eval.id)
-        groups = groups.where(Group.training_id.in_(runs.training_ids), *of_groups)
-        found.append(RolloutRow.group_pk.in_(groups))
+    of_sources, of_group = _source_conditions(wanted), _given({Group.group_id: wanted.group_id})
+    groups = select(Group.id).outerjoin(Step, Group.step_id == Step.id).outerjoin(Eval, Group.eval_id == Eval.id)
+    groups = groups.where(Group.training_id.in_(runs.training_ids), *of_sources)
+    if of_sources or of_group:
+        found.append(RolloutRow.group_pk.in_(groups.where(*of_group)))
     kinds = _given({TaskRow.category: wanted.category, TaskRow.difficulty: wanted.difficulty})
     if kinds:
         found.append(RolloutRow.task_pk.in_(select(TaskRow.id).where(*kinds)))
@@ -181,7 +181,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         unread = select(TurnRow.rollout_pk).join(of, is_own_turn(of)).where(TurnRow.failure_kind == wanted.failure_kind)
         found.append(RolloutRow.id.in_(unread))
     if wanted.stragglers is not None:
-        found.append(RolloutRow.id.in_(_stragglers(runs)) == wanted.stragglers)
+        found.append(RolloutRow.id.in_(_stragglers(groups if of_sources else None, runs)) == wanted.stragglers)
     checks = _given(
         {
             ValidationRow.query: wanted.check,
@@ -194,11 +194,15 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     return found + [_has_word(runs, word) for word in wanted.search.split()]
 
 
-def _stragglers(runs: RunsOfDatabase) -> AnySelect:
-    """Rollouts that their step or evaluation waited for: longer than the 95th percentile, or the last to end."""
+def _stragglers(groups: AnySelect | None, runs: RunsOfDatabase) -> AnySelect:
+    """Rollouts that their step or evaluation waited for: longer than the 95th percentile, or the last to end.
+
+    `groups` are those of the steps and evaluations that are looked at, None for all.
+    """
     one, group = aliased(RolloutRow), aliased(Group)
     source = func.coalesce(group.step_id, -group.eval_id)
-    ended = (one.training_id.in_(runs.training_ids), one.duration_s.is_not(None))
+    ended = [one.training_id.in_(runs.training_ids), one.duration_s.is_not(None)]
+    ended += [] if groups is None else [one.group_pk.in_(groups)]
     long_s = func.percentile_cont(0.95).within_group(one.duration_s)
     ends = select(source.label("source"), long_s.label("long_s"), func.max(one.ended_at).label("last"))
     of_source = ends.join_from(one, group, one.group_pk == group.id).where(*ended).group_by(source).subquery()
@@ -262,10 +266,10 @@ def _second_opinions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[Column
 
 
 def _source_conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
-    """On a group joined with its step or evaluation."""
+    """On a group joined with its step or evaluation, which hold for all groups of these alike."""
     number = func.coalesce(Step.step, Eval.step)
     found = _between(number, wanted.min_step, wanted.max_step)
-    found += _given({number: wanted.step, Group.group_id: wanted.group_id})
+    found += _given({number: wanted.step})
     if wanted.phase:
         of_steps = Group.step_id.is_not(None)
         found.append(

@@ -273,9 +273,11 @@ async def test_stragglers_are_those_above_the_95th_percentile_of_their_step_and_
     monitor: Monitor,
 ) -> None:
     group = group_of("a", EASY, *([[(1, 0, 1, 1.0)]] * 40))
+    small = group_of("c", HARD, *([[(1, 0, 1, 1.0)]] * 2))
     other = group_of("bb", HARD, *([[(1, 0, 1, 1.0)]] * 2))
-    await record(monitor.url, *source_of("step", 1, (EASY, group)), trained(1), *source_of("eval", 1, (HARD, other)))
-    # 1 to 40 s, all begun at once but the shortest, which ends last; 95 % of 40 are below 38.05 s
+    step = source_of("step", 1, (EASY, group), (HARD, small))
+    await record(monitor.url, *step, trained(1), *source_of("eval", 1, (HARD, other)))
+    # 1 to 40 s, and 1 and 2 s, all begun at once but the shortest, which end last; 95 % of 42 are below 37.95 s
     at = "timestamptz '2026-01-01'"
     run_sql(
         monitor.url,
@@ -287,9 +289,10 @@ async def test_stragglers_are_those_above_the_95th_percentile_of_their_step_and_
         found = await monitor.json("/api/rollouts", run_id="1", limit=200, **wanted)
         return {one["rollout_id"] for one in found["items"]}
 
-    assert await ids(phase="step", stragglers=True) == {"a-38", "a-39", "a-0"}
+    assert await ids(phase="step", stragglers=True) == {"a-37", "a-38", "a-39", "a-0", "c-0"}
+    assert await ids(phase="step", group_id=small.group_id, stragglers=True) == {"c-0"}  # compared with the whole step
     assert await ids(phase="eval", stragglers=True) == {"bb-1", "bb-0"}  # the longer one, and the last to end
     everything = await ids()
     assert await ids(stragglers=False) == everything - await ids(stragglers=True)
     figures = await monitor.json("/api/rollouts/summary", run_id="1", step=1, phase="step", stragglers=True)
-    assert figures["num_rollouts"] == 3
+    assert figures["num_rollouts"] == 5
