@@ -27,7 +27,7 @@ SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
     "core code lines": 17_478,
-    "all code lines": 69_769,
+    "all code lines": 69_767,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

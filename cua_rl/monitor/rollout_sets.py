@@ -195,10 +195,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
 
 
 def _stragglers(groups: AnySelect | None, runs: RunsOfDatabase) -> AnySelect:
-    """Rollouts that their step or evaluation waited for: longer than the 95th percentile, or the last to end.
-
-    `groups` are those of the steps and evaluations that are looked at, None for all.
-    """
+    """Rollouts slower than 95 % of their step or evaluation, or the last of it to end; of these `groups` if given."""
     one, group = aliased(RolloutRow), aliased(Group)
     source = func.coalesce(group.step_id, -group.eval_id)
     ended = [one.training_id.in_(runs.training_ids), one.duration_s.is_not(None)]
