@@ -148,7 +148,10 @@ async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) 
 def as_first_recorded(rollout: Rollout) -> Rollout:
     """Without what later versions added."""
     assert rollout.reward is not None
-    turns = tuple(replace(turn, state="", model=replace(turn.model, grammar="")) for turn in rollout.turns)
+    turns = tuple(
+        replace(turn, state="", model=replace(turn.model, grammar=""), agent=replace(turn.agent, target_box=()))
+        for turn in rollout.turns
+    )
     return replace(rollout, turns=turns, reward=replace(rollout.reward, of_turns=()))
 
 
