@@ -20,14 +20,15 @@ from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.rl.datums import fork_reason
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.rl.datums import ForkReason, fork_reason
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.ignored_fields import Api
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.types.rollout import SamplingParams, Turn
+from cua_rl.types.rollout import ModelTurn, SamplingParams, Turn
 from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
 from tests.real.harnesses.harbor_registry import EXAMPLE, PYTHON, TASKS, open_registry, reward_of
 from tests.sampling.clients.loops import LOOPS, device_backend
@@ -118,6 +119,17 @@ def lacking(name: str) -> str:
 HERE = [pytest.param(name, marks=pytest.mark.skipif(bool(lacking(name)), reason=lacking(name))) for name in LOOPS]
 
 
+def has_answer(renderer: Renderer, last: ModelTurn, following: ModelTurn) -> bool:
+    """Whether a prompt begins with the one before and its answer, or with that answer's text: an untrained model
+    samples words in pieces, which prompts encode in one token.
+    """
+    image = renderer.image_token_id
+    reason = fork_reason(last, following, image)
+    after = following.prompt.token_ids(image)[last.prompt.length :]
+    is_same_text = renderer.decode([token for token in after if token != image]).startswith(last.text)
+    return reason is None or (reason is ForkReason.ANSWER_RETOKENISED and is_same_text)
+
+
 @pytest.mark.parametrize("name", HERE)
 async def test_a_vendors_loop_trains_a_step_and_its_turns_merge(name: str, caller: Engine, tmp_path: Path) -> None:
     loop = LOOPS[name]
@@ -135,6 +147,5 @@ async def test_a_vendors_loop_trains_a_step_and_its_turns_merge(name: str, calle
     assert any(datum.model_input.images for datum in trained.batch.datums)
     rollouts = [member for group in trained.groups for member in group.rollouts]
     pairs = [pair for one in rollouts for pair in pairwise(turn.model for turn in one.turns)]
-    forks = [fork_reason(last, following, caller.renderer.image_token_id) for last, following in pairs]
     assert len(pairs) >= len(rollouts), [[turn.model.text for turn in one.turns] for one in rollouts]
-    assert forks.count(None) / len(forks) >= GOAL, forks
+    assert sum(has_answer(caller.renderer, *pair) for pair in pairs) / len(pairs) >= GOAL
