@@ -60,7 +60,7 @@ async def test_no_route_writes_without_the_write_token() -> None:
         writes = [one for one in operations(schema) if one[0] != "get" and one[1] not in (*OPEN, *ASKED)]
         answers = [await client.request(*one, json={"success": True, "reason": "r", "actor": "a"}) for one in writes]
 
-    assert len(writes) == 3  # verdicts, notes
+    assert len(writes) == 4  # verdicts, notes, pins and aliases
     assert {answer.status_code for answer in answers} == {401}
 
 

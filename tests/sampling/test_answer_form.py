@@ -54,7 +54,7 @@ def asked(fake: FakeVllm) -> list[Any]:
 
 
 def call_of(name: str) -> Any:
-    content = {"type": "json_schema", "json_schema": SCHEMAS[name]}
+    content = {"type": "json_schema", "json_schema": SCHEMAS[name], "max_whitespace_cnt": 2}
     begin = f'<tool_call>\n{{"name": "{name}", "arguments": '
     return {"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"}
 
@@ -115,7 +115,7 @@ async def test_a_format_is_the_same_grammar_through_three_protocols(
     )
 
     assert schema["required"] == ["city", "degrees"]
-    assert asked(fake) == [{"type": "json_schema", "json_schema": schema}] * 3
+    assert asked(fake) == [{"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 64}] * 3
     assert response.output_parsed == completion.choices[0].message.parsed == Weather(city="Bern", degrees=7)
 
 
@@ -170,7 +170,7 @@ async def test_with_tools_and_a_format_the_model_calls_or_answers(gateway: Gatew
     for more in forms:
         await gateway.answer("r", PLAIN["responses"] | {"text": text} | more, "responses")
 
-    anything = {"type": "json_schema", "json_schema": {"type": "object"}}
+    anything = {"type": "json_schema", "json_schema": {"type": "object"}, "max_whitespace_cnt": 64}
     assert asked(fake) == [
         {"type": "or", "elements": [calls_of("click", "open"), anything]},
         {"type": "or", "elements": [calls_of("click", "open", one=True), anything]},

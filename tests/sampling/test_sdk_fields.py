@@ -111,8 +111,8 @@ OTHERWISE_READ = {
 
 
 def inert_names() -> set[str]:
-    """The fields that docs/agents.md lists as saying nothing about the answer."""
-    start = DOCS.index("Fields that say nothing about the answer")
+    """The fields that docs/agents.md lists as not affecting the answer."""
+    start = DOCS.index("fields that do not affect the answer")
     return set(DOCS[start : DOCS.index("\n\n", start)].split("`")[1::2])
 
 
