@@ -11,7 +11,7 @@ import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from PIL import Image
@@ -21,6 +21,7 @@ from cua_rl.environments.browser.chromium import find_chromium
 
 FOLDER = Path(__file__).parents[1] / "docs" / "monitor"
 SIZES = {"": (1280, 860), "-phone": (390, 1300)}
+SCHEMES: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
 TIMEOUT_MS = 120_000.0
 QUALITY = 60  # of WebP, at which small text is still clean
 
@@ -40,7 +41,7 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
     page = f"/runs/{run}"
     middle, mine = step // 2, f"run_id%3D{run}%26phase%3Dstep"
     halves = f"first={mine}%26max_step%3D{middle}&second={mine}%26min_step%3D{middle + 1}"
-    tabs = ("timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "ask")
+    tabs = ("timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "sql")
     return {
         "runs": "/",
         "run": page,
@@ -65,10 +66,11 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
 async def picture(browser: Browser, base_url: str, views: Mapping[str, str], complaints: list[str]) -> None:
     """Write the files of all views."""
     for device, (width_px, height_px) in SIZES.items():
-        for scheme, suffix in (("light", ""), ("dark", "-dark")):
-            context = await browser.new_context(viewport={"width": width_px, "height": height_px})
+        for scheme, suffix in SCHEMES:
+            context = await browser.new_context(
+                viewport={"width": width_px, "height": height_px}, color_scheme=scheme, reduced_motion="reduce"
+            )
             page = await context.new_page()
-            await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             page.set_default_timeout(TIMEOUT_MS)
             page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
             for name, path in views.items():

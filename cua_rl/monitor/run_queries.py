@@ -37,7 +37,7 @@ from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_s
 from cua_rl.types.json_values import is_array, is_object
 
 _MEASURED = 100  # rollouts from which the size of a run is estimated
-_SAMPLED = [literal_column(text) for text in ("'$.\"rollout/sampled_tokens\".double()'", "'{}'", "true")]
+_SAMPLED: Sequence[Any] = [literal_column(text) for text in ("'$.\"rollout/sampled_tokens\".double()'", "'{}'", "true")]
 """The path to a number in metrics, no variables, and null for what is no number."""
 _PLACE = (Training.is_pinned, Training.started_at, Training.id)
 

@@ -7,7 +7,7 @@ the role may call is settled where it is made (`database/postgres_launcher.py`),
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
 
@@ -185,7 +185,7 @@ def _explain(error: psycopg.Error, asked: str) -> str:
             return f"{said}{where}{hint}"
 
 
-def saved_queries(training_id: int) -> Sequence[schemas.SavedQuery]:
+def saved_queries(training_id: int) -> list[schemas.SavedQuery]:
     """Queries to begin with, for one run."""
     return [schemas.SavedQuery(name=name, sql=sql.format(run=training_id)) for name, sql in _SAVED.items()]
 
