@@ -5,14 +5,13 @@ the role may call is settled where it is made (`database/postgres_launcher.py`),
 """
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql
 
 from cua_rl.database.models import Base
@@ -32,7 +31,6 @@ _TABLES = (
     *("screenshots", "analyses", "notes"),
 )
 _HELD_BACK = {("screenshots", "data")}
-_OF_AN_OWN_DATABASE = re.compile(rf"postgresql(?:\+psycopg)?://{ROLE}@/postgres\?host=(/.+)")
 _OPTIONS = (
     "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC "
     "-c max_parallel_workers_per_gather=0 -c lock_timeout=2000 -c client_min_messages=error"
@@ -77,8 +75,9 @@ def list_tables() -> list[schemas.SqlTable]:
 
 async def open_reader(database: Database) -> str:
     """Address of the database for the reading role, which may read the tables afterwards; raises `SqlClosedError`."""
-    address = _OF_AN_OWN_DATABASE.fullmatch(database.url)
-    if address is None:
+    address = make_url(database.url)
+    folder = str(address.query.get("host", ""))
+    if (address.username, address.host, address.database) != (ROLE, None, "postgres") or not folder.startswith("/"):
         raise SqlClosedError(
             "expected a run with a database of its own, got one in a shared or external database: the monitor makes no "
             "role there that may only read. Ask it with psql and a role of yours (docs/database.md)"
@@ -99,7 +98,7 @@ async def open_reader(database: Database) -> str:
                 columns = f"({', '.join(one.name for one in table.columns)})" if table.name in dict(_HELD_BACK) else ""
                 await session.execute(text(f"GRANT SELECT {columns} ON {table.name} TO {READER}"))
             await session.commit()
-    return f"postgresql://{READER}@/postgres?host={address[1]}"
+    return f"postgresql://{READER}@/postgres?host={folder}"
 
 
 async def answer(url: str, sql: str, *, time_limit_s: float = TIME_LIMIT_S) -> schemas.SqlAnswer:

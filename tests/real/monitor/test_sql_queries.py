@@ -11,6 +11,7 @@ import httpx
 import psycopg
 import pytest
 import pytest_asyncio
+from sqlalchemy import make_url
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Base
@@ -315,7 +316,8 @@ async def test_a_database_folder_of_an_earlier_version_gets_the_role_when_it_is_
         await migrate(postgres.url)
     (tmp_path / "data" / "pg_hba.conf").write_text("local all cua_rl peer map=controller\n")
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
-        database = open_database(postgres.url)
+        # as a run hands it to its own monitor
+        database = open_database(make_url(postgres.url).render_as_string(hide_password=False))
         found = await answer(await open_reader(database), "SELECT count(*) FROM rollouts")
         await database.engine.dispose()
     assert found.rows == [["0"]]
