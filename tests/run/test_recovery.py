@@ -40,9 +40,12 @@ def by_luck(task: Task, share: float) -> Task:
 
 
 async def failures(task: Task) -> list[Recorded]:
+    """With ids that are the same each time, from which the seeds of those that go on follow."""
     rollouts = (await run(task, BranchingSettings())).group.rollouts
     return [
-        Recorded(rollout=one, params=PARAMS, settings={}) for one in rollouts if not one.success and len(one.turns) > 1
+        Recorded(rollout=replace(one, rollout_id=f"failed-{number}"), params=PARAMS, settings={})
+        for number, one in enumerate(rollouts)
+        if not one.success and len(one.turns) > 1
     ]
 
 
