@@ -171,11 +171,8 @@ def _find_link(data_dir: Path) -> Path | None:
 def _write_configuration(folder: Path) -> tuple[str, ...]:
     """Write all files that configure the server, and return its options that name them."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    texts = {
-        "config_file": "",
-        "hba_file": _ACCESS,
-        "ident_file": "".join(f'controller "{user}" {role}\n' for role in (ROLE, READER)),
-    }
+    users = "".join(f'controller "{user}" {role}\n' for role in (ROLE, READER))
+    texts = {"config_file": "", "hba_file": _ACCESS, "ident_file": users}
     for name, text in texts.items():
         (folder / name).write_text(text)
     return tuple(f"--{name}={folder / name}" for name in texts)

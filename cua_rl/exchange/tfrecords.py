@@ -134,19 +134,21 @@ def raw_screenshot(example: Row) -> str:
     return b64encode(encoded.getvalue()).decode()
 
 
-_INT, _BOOL = _FIELD.TYPE_INT32, _FIELD.TYPE_BOOL
-_SIDES = enumerate(("left", "top", "right", "bottom"), start=1)
-_FLAGS = {14: "is_clickable", 15: "is_editable", 19: "is_long_clickable", 23: "is_visible"}
-_FOREST = message_class(
-    "Forest",
-    {
-        "Rect": {number: (side, _INT, False) for number, side in _SIDES},
-        "Node": {2: ("bounds", "Rect", False), **{number: (flag, _BOOL, False) for number, flag in _FLAGS.items()}},
-        "Tree": {1: ("nodes", "Node", True)},
-        "Window": {4: ("layer", _INT, False), 11: ("tree", "Tree", False)},
-        "Forest": {1: ("windows", "Window", True)},
-    },
-)
+@cache
+def _forest_class() -> Any:
+    """The accessibility tree of a screenshot, with those fields of its nodes that say what takes touches."""
+    sides = {1: "left", 2: "top", 3: "right", 4: "bottom"}
+    flags = {14: "is_clickable", 15: "is_editable", 19: "is_long_clickable", 23: "is_visible"}
+    return message_class(
+        "Forest",
+        {
+            "Rect": {number: (side, _FIELD.TYPE_INT32, False) for number, side in sides.items()},
+            "Node": {2: ("bounds", "Rect", False)} | {n: (flag, _FIELD.TYPE_BOOL, False) for n, flag in flags.items()},
+            "Tree": {1: ("nodes", "Node", True)},
+            "Window": {4: ("layer", _FIELD.TYPE_INT32, False), 11: ("tree", "Tree", False)},
+            "Forest": {1: ("windows", "Window", True)},
+        },
+    )
 
 
 def find_element(tree: str, x: float, y: float) -> tuple[float, ...]:
@@ -155,7 +157,7 @@ def find_element(tree: str, x: float, y: float) -> tuple[float, ...]:
     It is the smallest element there in the front window that has one. `tree` is in base64; raises `ConfigError`.
     """
     try:
-        forest = _FOREST.FromString(b64decode(tree, validate=True))
+        forest = _forest_class().FromString(b64decode(tree, validate=True))
     except (ValueError, DecodeError) as error:
         raise ConfigError(
             f"expected accessibility trees of AndroidControl in base64, got {tree[:60]!r} ({error}); leave them out, "

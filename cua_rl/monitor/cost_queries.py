@@ -57,9 +57,10 @@ async def cost_set(
             _add(total, amounts)
         for (task_id,), amounts in (await _sum_by(one, wanted, prices, RolloutRow, (RolloutRow.task_id,))).items():
             _add(by_task[task_id], amounts)
-        if shares:
-            for (source, task_id), took_s in (await _sampling_seconds(one, wanted, RolloutRow.task_id)).items():
-                _add(by_task[task_id], {"gpu_s": shares[source] * took_s} if source in shares else {})
+        of_tasks = await _sampling_seconds(one, wanted, RolloutRow.task_id) if shares else {}
+        for (source, task_id), took_s in of_tasks.items():
+            if source in shares:
+                _add(by_task[task_id], {"gpu_s": shares[source] * took_s})
     tasks = [(task_id, make_cost(prices, amounts)) for task_id, amounts in by_task.items()]
     tasks.sort(key=lambda task: (-(task[1].total_usd or 0), -task[1].sampling_s, task[0]))
     return schemas.SetCost(
@@ -159,16 +160,16 @@ async def _judged(
 async def _gpu_shares(runs: RunsOfDatabase, trainings: Mapping[str, Training]) -> dict[Source, float]:
     """GPU seconds of a step or evaluation for each second of its requests, where both are known."""
     gpu_s = await _gpu_seconds(runs, trainings)
-    whole = await _sampling_seconds(runs, RolloutFilter(), literal_column("''::text")) if gpu_s else {}
-    return {source: gpu_s[source] / took_s for (source, _), took_s in whole.items() if took_s and source in gpu_s}
+    whole = await _sampling_seconds(runs, RolloutFilter()) if gpu_s else {}
+    return {source: gpu_s[source] / took_s for (source,), took_s in whole.items() if took_s and source in gpu_s}
 
 
-async def _sampling_seconds(runs: RunsOfDatabase, wanted: RolloutFilter, task: Any) -> dict[tuple[Source, str], float]:
-    """Of the requests of each step and evaluation, for each value of `task`."""
-    keys = (RolloutRow.training_id, PHASE, STEP, task)
+async def _sampling_seconds(runs: RunsOfDatabase, wanted: RolloutFilter, *more: Any) -> dict[tuple[Any, ...], float]:
+    """Of the requests of each step and evaluation, for each value of these columns; the keys begin with the source."""
+    keys = (RolloutRow.training_id, PHASE, STEP, *more)
     query: AnySelect = select(*keys, func.sum(RolloutRow.sampling_s)).select_from(SOURCES).group_by(*keys)
     rows = await runs.session.execute(query.where(*conditions(runs, wanted)))
-    return {(_source(runs, row), row[3]): finite(row[4]) or 0.0 for row in rows}
+    return {(_source(runs, row), *row[3:-1]): finite(row[-1]) or 0.0 for row in rows}
 
 
 def _source(runs: RunsOfDatabase, place: Sequence[Any]) -> Source:

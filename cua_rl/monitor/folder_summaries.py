@@ -8,7 +8,7 @@ from pathlib import Path
 from cua_rl.monitor import schemas
 from cua_rl.monitor.figures import curve_ends, finite, thin
 from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name, share_done
-from cua_rl.reporting.json_lines import read_records
+from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.types.json_values import Json, mapping
 
 
@@ -73,7 +73,7 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
 
 def write_mark(folder: Path, mark: schemas.RunMark) -> None:
     """Keep what people call the run where a list finds it without the run's database."""
-    (folder / _MARK).write_text(mark.model_dump_json(), encoding="utf-8")
+    write_text(folder / _MARK, mark.model_dump_json())
 
 
 def _read_mark(folder: Path) -> schemas.RunMark:

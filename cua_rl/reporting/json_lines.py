@@ -55,7 +55,8 @@ def write_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace the file by this text atomically: a reader sees the old or the new text."""
     partial = path.with_name(f".{path.name}.partial")
-    with writing(path.parent), partial.open("w") as file:
+    partial.unlink(missing_ok=True)  # one that came with a stranger's folder may be a link to another file
+    with writing(path.parent), partial.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from cua_rl.monitor.folder_summaries import summarise_folder
+from cua_rl.monitor.folder_summaries import summarise_folder, write_mark
 from cua_rl.monitor.run_summaries import model_name
+from cua_rl.monitor.schemas import RunMark
 
 
 def test_an_evaluation_is_completed_once_it_has_results(tmp_path: Path) -> None:
@@ -29,3 +30,15 @@ def test_a_model_is_named_as_it_was_asked_for_or_by_its_folder() -> None:
     assert model_name({"model_name": "Qwen/Qwen3-VL-4B-Instruct@0123abc"}) == "Qwen/Qwen3-VL-4B-Instruct"
     assert model_name({"model_name": None, "model_path": "/models/tiny"}) == "tiny"
     assert model_name({}) is None
+
+
+def test_a_mark_follows_no_link_of_a_folder_and_may_be_in_any_script(tmp_path: Path) -> None:
+    others = tmp_path / "others.txt"
+    others.write_text("mine")
+    for name in ("mark.json", ".mark.json.partial"):
+        (tmp_path / name).symlink_to(others)
+
+    write_mark(tmp_path, RunMark(alias="运行 ü", is_pinned=True))
+
+    assert others.read_text() == "mine"
+    assert RunMark.model_validate_json((tmp_path / "mark.json").read_text(encoding="utf-8")).alias == "运行 ü"
