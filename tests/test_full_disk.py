@@ -1,6 +1,8 @@
 """A full disk says so, with its folder, wherever something is written. /dev/full has no room for a byte."""
 
+import errno
 import logging
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -35,16 +37,24 @@ def append_attempt(folder: Path) -> None:
     append_record(fill(folder / "attempts.jsonl"), {"attempt": 1})
 
 
-def write_summary(folder: Path) -> None:
-    fill(folder / ".summary.json.partial")
-    write_text(folder / "summary.json", "{}")
-
-
-@pytest.mark.parametrize("write", [write_checkpoint, append_attempt, write_summary])
+@pytest.mark.parametrize("write", [write_checkpoint, append_attempt])
 def test_what_cannot_be_written_is_an_error_with_the_folder(write: Callable[[Path], None], tmp_path: Path) -> None:
     with pytest.raises(DiskFullError, match=f"disk full: expected room in '{tmp_path}', got .*No space left"):
         write(tmp_path)
     assert not (tmp_path / "state").exists()
+
+
+def test_a_replaced_file_keeps_its_old_text_where_the_new_one_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_text(tmp_path / "summary.json", "old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DiskFullError, match=f"disk full: expected room in '{tmp_path}', got .*No space left"):
+        write_text(tmp_path / "summary.json", "new")
+    assert (tmp_path / "summary.json").read_text() == "old"
 
 
 async def test_a_log_without_room_says_so_once_and_the_run_goes_on(
