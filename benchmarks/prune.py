@@ -55,8 +55,9 @@ _ROWS = (
        SELECT 1, g.id, g.task_pk, md5('r' || g.id || ':' || n), g.task_id, 1, g.group_index, n, n, 'phone ' || n, 10,
         'completed', :turns, 'finished', n % 2 = 0, (n % 2 = 0)::int, '{}', 0.0, 'page ' || n,
         0.0, 0.0, -0.5, g.started_at,
-        extract(epoch FROM g.started_at), 10.0, g.ended_at
-       FROM groups g, generate_series(0, :per_group - 1) n""",
+        extract(epoch FROM g.started_at), duration, g.started_at + duration * interval '1 second'
+       FROM groups g, generate_series(0, :per_group - 1) n,
+        LATERAL (SELECT 5 + (g.id * 101 + n * 37) % 997 / 100.0) d(duration)""",
     """INSERT INTO validations (rollout_pk, query, expected, actual, success, duration_s)
        SELECT id, 'page', 'page ' || seed, 'page ' || member_index, success, 0.1 FROM rollouts""",
     """INSERT INTO screenshots (sha256, data, format, width_px, height_px, size_bytes, created_at)

@@ -41,24 +41,34 @@ FAULT_MESSAGE: ColumnElement[str] = func.left(
     type_=AnyText(),
 )
 """A fault's message; ids, addresses and times do not tell it from others."""
-CAUSE: ColumnElement[str] = type_coerce(
-    case(
-        (
-            and_(RolloutRow.stop_reason == literal_column("'finished'"), RolloutRow.success.is_not(None)),
-            literal_column("'wrong_final_state'", Text),
-        ),
-        else_=func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")),
-    ),
-    AnyText(),
-)
-"""Why a rollout failed: its stop reason, or `wrong_final_state` if it finished and the validator disagreed."""
-VERDICT: ColumnElement[str] = case(
-    (RolloutRow.status == literal_column("'failed'"), literal_column("'fault'", Text())),
-    (RolloutRow.status != literal_column("'completed'"), literal_column("'open'", Text())),
-    (RolloutRow.success.is_(True), literal_column("'success'", Text())),
-    else_=literal_column("'failure'", Text()),
-)
-"""As it was recorded; a fault says nothing about the policy."""
+
+
+def _verdicts(rollout: Any) -> dict[Verdict, ColumnElement[bool]]:
+    """When a rollout has which verdict, in terms that Postgres has statistics for."""
+    completed = rollout.status == literal_column("'completed'")
+    return {
+        "fault": rollout.status == literal_column("'failed'"),
+        "success": and_(completed, rollout.success.is_(True)),
+        "failure": and_(completed, rollout.success.is_not(True)),
+        "open": rollout.status.not_in((literal_column("'completed'"), literal_column("'failed'"))),
+    }
+
+
+def verdict_of(rollout: Any) -> ColumnElement[str]:
+    """As it was recorded; a fault says nothing about the policy. `rollout` has the columns of `rollouts`."""
+    return case(
+        *((condition, literal_column(f"'{verdict}'", Text())) for verdict, condition in _verdicts(rollout).items())
+    )
+
+
+def cause_of(rollout: Any) -> ColumnElement[str]:
+    """Why a rollout failed: its stop reason, or `wrong_final_state` if it finished and the validator disagreed."""
+    is_wrong = and_(rollout.stop_reason == literal_column("'finished'"), rollout.success.is_not(None))
+    stop_reason = func.coalesce(rollout.stop_reason, literal_column("'cancelled'"))
+    return type_coerce(case((is_wrong, literal_column("'wrong_final_state'", Text)), else_=stop_reason), AnyText())
+
+
+VERDICT, CAUSE = verdict_of(RolloutRow), cause_of(RolloutRow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +166,12 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         RolloutRow.device_id: wanted.device_id,
         RolloutRow.worker: wanted.worker,
         RolloutRow.parent_id.is_not(None): wanted.branch,
-        VERDICT: wanted.verdict,
         CAUSE: wanted.cause,
         FAULT_MESSAGE: wanted.fault,
     }
     found = [RolloutRow.training_id.in_(runs.training_ids)]
     found += _given(equal)
+    found += [] if wanted.verdict is None else [_verdicts(RolloutRow)[wanted.verdict]]
     found += _between(RolloutRow.reward, wanted.min_reward, wanted.max_reward)
     found += _between(RolloutRow.num_turns, wanted.min_turns, wanted.max_turns)
     found += _between(RolloutRow.max_gap, wanted.min_gap, wanted.max_gap)
@@ -291,4 +301,4 @@ def _has_word(runs: RunsOfDatabase, word: str) -> ColumnElement[bool]:
     of_task = or_(holds(TaskRow.task_id), holds(TaskRow.instruction), holds(TaskRow.category))
     tasks = select(TaskRow.id).where(TaskRow.id.in_(theirs), of_task)
     nameless = and_(RolloutRow.task_pk.is_(None), holds(RolloutRow.task_id))
-    return or_(has_id, RolloutRow.task_pk.in_(tasks), nameless, holds(RolloutRow.answer))
+    return or_(RolloutRow.task_pk.in_(tasks), has_id, nameless, holds(RolloutRow.answer))  # the cheapest first

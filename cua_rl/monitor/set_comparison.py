@@ -14,7 +14,7 @@ from cua_rl.evaluation.statistics import difference_interval, paired_interval, s
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.rollout_sets import VERDICT, RolloutFilter, open_runs
-from cua_rl.monitor.set_queries import Tally, count, rate_of, tally_of
+from cua_rl.monitor.set_queries import Tally, count, find_rollouts, rate_of, tally_of
 from cua_rl.types.errors import CuaError
 
 _FILTERS = TypeAdapter(RolloutFilter)
@@ -81,7 +81,7 @@ async def _load_arm(databases: Databases, text: str) -> tuple[schemas.SetArm, Ta
     run_ids, wanted = parse_set(text)
     async with open_runs(databases, run_ids) as (runs, named):
         keys = (RolloutRow.training_id, VERDICT, RolloutRow.task_id, RolloutRow.seed)
-        found = [(one, await count([one], wanted, RolloutRow, *keys)) for one in runs]
+        found = [(one, await count(await find_rollouts([one], wanted), RolloutRow, *keys)) for one in runs]
     by_run = {
         one.database.run_id(key): tally_of(
             ((task, seed), verdict, num) for (run, verdict, task, seed), num in counts.items() if run == key

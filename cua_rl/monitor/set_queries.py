@@ -1,10 +1,23 @@
 """Counts the rollouts of a set by verdict, cause, task, check and step."""
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, literal_column, select, true
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Subquery,
+    and_,
+    any_,
+    func,
+    literal,
+    literal_column,
+    select,
+    true,
+)
 from sqlalchemy.orm import join, outerjoin
 
 from cua_rl.database.judge_models import JudgementRow
@@ -16,26 +29,28 @@ from cua_rl.monitor.databases import AnySelect
 from cua_rl.monitor.figures import make_task_rate
 from cua_rl.monitor.rollout_schemas import CheckCount, Count
 from cua_rl.monitor.rollout_sets import (
-    CAUSE,
     FAULT_MESSAGE,
     VERDICT,
     RolloutFilter,
     RunsOfDatabase,
+    cause_of,
     conditions,
     is_newest_verdict,
     is_own_turn,
+    verdict_of,
 )
 from cua_rl.monitor.schemas import Rate
 
 PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
 STEP = func.coalesce(Step.step, Eval.step)
+_FEW = 10_000  # ids that are given to each query of a set
 _MOST = 200  # rows of each list, the most frequent ones
 _ALL = true()
 _Counts = Counter[tuple[Any, ...]]
+FoundRollouts = Sequence[tuple[RunsOfDatabase, Sequence[ColumnElement[bool]]]]
 Tally = dict[str, dict[int, tuple[int, int]]]
 """Successes and rollouts with a verdict, by task and seed."""
 
-_TASKS = outerjoin(RolloutRow, TaskRow, RolloutRow.task_pk == TaskRow.id)
 _CHECKS = join(RolloutRow, ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
 _UNREAD = join(RolloutRow, TurnRow, and_(is_own_turn(RolloutRow), TurnRow.failure_kind.is_not(None)))
 _JUDGED = join(RolloutRow, JudgementRow, JudgementRow.rollout_pk == RolloutRow.id)
@@ -53,28 +68,19 @@ async def summarise_set(
     runs: Sequence[RunsOfDatabase], named: Iterable[tuple[str, Training]], wanted: RolloutFilter
 ) -> schemas.SetSummary:
     """The figures of a set."""
-    rows = await count(
-        runs,
-        wanted,
-        _TASKS,
-        TaskRow.category,
-        VERDICT,
-        RolloutRow.stop_reason,
-        CAUSE,
-        RolloutRow.task_id,
-        RolloutRow.seed,
+    found = await find_rollouts(runs, wanted)
+    of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
+    rows, steps, checks = await asyncio.gather(
+        _count_by_task(found), _count_by_step(found), count(found, _CHECKS, *of_check)
     )
-    checks = await count(
-        runs, wanted, _CHECKS, ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success
-    )
-    messages = await count(runs, wanted, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
+    messages = await count(found, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
     faults = _sum((message, num) for (message,), num in messages.items())
-    tagged = await count(runs, wanted, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
-    unread = await count(runs, wanted, _UNREAD, TurnRow.failure_kind)
+    tagged = await count(found, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
+    unread = await count(found, _UNREAD, TurnRow.failure_kind)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
-    judged = await count(runs, wanted, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED)
+    judged = await count(found, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED)
     given = (VERDICT, RolloutOverride.success, RolloutRow.task_id, RolloutRow.seed)
-    reviewed = await count(runs, wanted, _REVIEWED, *given, only=is_newest_verdict())
+    reviewed = await count(found, _REVIEWED, *given, only=is_newest_verdict())
     recorded = [((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items()]
     tally = tally_of(recorded)
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
@@ -103,20 +109,70 @@ async def summarise_set(
             for (query, expected, actual, success), num in checks.most_common(_MOST)
         ],
         num_checks=len(checks),
-        steps=_steps(await count(runs, wanted, SOURCES, PHASE, STEP, VERDICT, CAUSE)),
+        steps=_steps(steps),
     )
 
 
-async def count(
-    runs: Sequence[RunsOfDatabase], wanted: RolloutFilter, rows: Any, *keys: Any, only: ColumnElement[bool] = _ALL
-) -> _Counts:
-    """How often these values occur among the rollouts of the set, or among what `rows` joins them with."""
-    found = _Counts()
+async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -> FoundRollouts:
+    """What tells the set's rollouts from others: their ids if looking for them takes long and they are few."""
+    found: list[tuple[RunsOfDatabase, Sequence[ColumnElement[bool]]]] = []
     for one in runs:
-        query: AnySelect = select(*keys, func.count()).select_from(rows).where(*conditions(one, wanted), only)
-        for row in await one.session.execute(query.group_by(*keys)):
-            found[tuple(row[:-1])] += row[-1]
+        are_wanted = conditions(one, wanted)
+        if wanted.search or wanted.stragglers:
+            async with one.database.sessions() as session:
+                ids = (await session.scalars(select(RolloutRow.id).where(*are_wanted).limit(_FEW))).all()
+            if len(ids) < _FEW:
+                are_wanted = [RolloutRow.id == any_(literal(ids, ARRAY(BigInteger)))]
+        found.append((one, are_wanted))
     return found
+
+
+async def count(found: FoundRollouts, rows: Any, *keys: Any, only: ColumnElement[bool] = _ALL) -> _Counts:
+    """How often these values occur among the rollouts of the set, or among what `rows` joins them with."""
+    return await _add(
+        (one, select(*keys, func.count()).select_from(rows).where(*are_wanted, only).group_by(*keys))
+        for one, are_wanted in found
+    )
+
+
+async def _add(queries: Iterable[tuple[RunsOfDatabase, AnySelect]]) -> _Counts:
+    """Sums of the last column by the others; each query has a connection of its own, as several run side by side."""
+    sums = _Counts()
+    for one, query in queries:
+        async with one.database.sessions() as session:
+            for row in await session.execute(query):
+                sums[tuple(row[:-1])] += row[-1]
+    return sums
+
+
+async def _count_by_task(found: FoundRollouts) -> _Counts:
+    """By category, verdict, stop reason, cause, task and seed."""
+    queries: list[tuple[RunsOfDatabase, AnySelect]] = []
+    for one, are_wanted in found:
+        counted = _counted(are_wanted, RolloutRow, RolloutRow.task_pk, RolloutRow.task_id, RolloutRow.seed)
+        of = counted.c
+        query = select(TaskRow.category, verdict_of(of), of.stop_reason, cause_of(of), of.task_id, of.seed, of.num)
+        queries.append((one, query.outerjoin_from(counted, TaskRow, of.task_pk == TaskRow.id)))
+    return await _add(queries)
+
+
+async def _count_by_step(found: FoundRollouts) -> _Counts:
+    """By phase, step, verdict and cause."""
+    queries: list[tuple[RunsOfDatabase, AnySelect]] = []
+    for one, are_wanted in found:
+        rows = join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
+        counted = _counted(are_wanted, rows, Group.step_id, Group.eval_id)
+        of = counted.c
+        sources = outerjoin(counted, Step, of.step_id == Step.id).outerjoin(Eval, of.eval_id == Eval.id)
+        queries.append((one, select(PHASE, STEP, verdict_of(of), cause_of(of), of.num).select_from(sources)))
+    return await _add(queries)
+
+
+def _counted(are_wanted: Iterable[ColumnElement[bool]], rows: Any, *keys: Any) -> Subquery:
+    """Rollouts by keys and by the columns that decide verdict and cause: these texts of each would cost more."""
+    columns = (*keys, RolloutRow.status, RolloutRow.success, RolloutRow.stop_reason)
+    query = select(*columns, func.count().label("num")).select_from(rows)
+    return query.where(*are_wanted).group_by(*columns).subquery()
 
 
 def _sum(counts: Iterable[tuple[str, int]]) -> Counter[str]:
