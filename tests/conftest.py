@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
-from tests.groups import pytest_xdist_make_scheduler
+from tests.groups import place_in_order, pytest_xdist_make_scheduler
 from tests.not_tested import pytest_sessionfinish, pytest_terminal_summary
 from tests.patience import patience, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
@@ -49,9 +49,7 @@ def pytest_runtestloop() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones start first."""
-    items.sort(
-        key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2
-    )
+    items.sort(key=lambda item: place_in_order(item.path))
 
 
 @pytest.fixture(scope="session")

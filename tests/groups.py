@@ -9,7 +9,7 @@ to node ids, which pytest 9.2 ignores (pytest-xdist issue 1386).
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,18 @@ PATHS: Mapping[str, str] = {
 }
 """The test in tests/real that stands for each part and path; `make test` runs these, `make test-all` all others too."""
 
+LONGEST: Sequence[str] = (
+    "server",
+    "tests/real/sampling/test_replicas_on_nodes.py",
+    "tests/real/training/test_nodes.py",
+    "tests/real/test_cluster.py",
+    "tests/real/end_to_end/test_families.py",
+    "tests/real/tinker/test_our_service.py",
+    "tests/real/training/test_ranks.py",
+)
+"""The groups that take minutes, roughly the longest first: one that begins last ends alone, while others wait."""
+
+_ROOT = Path(__file__).parents[1]
 _SHARED_SERVERS = ("server", "vllm")
 """Fixtures of tests/real that last for a whole session."""
 
@@ -64,6 +76,14 @@ def group_of_file(path: Path) -> str:
     texts = [file.read_text(encoding="utf-8") for file in (path, conftest) if "real" in file.parts and file.exists()]
     taken = set(re.findall(r"\b(\w+): VllmServer\b", "".join(texts)))
     return next((name for name in _SHARED_SERVERS if name in taken), str(path))
+
+
+def place_in_order(path: Path) -> int:
+    """Tests are begun in this order, with --dist=loadgroup by groups: the longest, those of tests/real, all others."""
+    group = group_of_file(path).removeprefix(f"{_ROOT}/")
+    if group in LONGEST:
+        return LONGEST.index(group)
+    return len(LONGEST) + ("real" not in path.parts)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import PATHS
+from tests.groups import LONGEST, PATHS, group_of_file, place_in_order
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +24,16 @@ def test_a_path_has_a_test_of_which_no_other_has_the_beginning(path: str) -> Non
 
     # --deselect leaves out every test that begins so
     assert [found for found in functions_of(ROOT / "tests" / "real" / file) if found.startswith(name)] == [name]
+
+
+def test_the_longest_groups_begin_first_and_are_there() -> None:
+    files = sorted((ROOT / "tests" / "real").rglob("test_*.py"))
+    groups = {group_of_file(file).removeprefix(f"{ROOT}/") for file in files}
+
+    assert [name for name in LONGEST if name not in groups] == []
+    begun = sorted([*files, Path(__file__)], key=place_in_order)
+    assert group_of_file(begun[0]) == LONGEST[0]
+    assert begun[-1] == Path(__file__)
 
 
 def test_what_is_chosen_is_left_out_of_the_rest() -> None:

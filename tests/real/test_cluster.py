@@ -17,7 +17,6 @@ import pytest_asyncio
 from cua_rl.cluster import ActorLost, Cluster, open_cluster
 from cua_rl.database.rows import Scope
 from cua_rl.host.masking import mask_known
-from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.devices import prepare_devices
 from cua_rl.run.prepared_training import load_task_sets
@@ -26,13 +25,14 @@ from cua_rl.types.errors import ConfigError, CuaError, DatabaseError
 from cua_rl.types.rollout import AdapterRef
 from cua_rl.workers.worker import RolloutWorker, WorkerSetup, identify, open_workplace
 from tests.patience import patience
+from tests.real.echo import Echo
 
 HERE = AdapterRef(path=Path("/adapters/1"), policy_version=1)
 RUN = """
 import asyncio, sys
 from pathlib import Path
 from cua_rl.cluster import open_cluster
-from tests.real.test_cluster import Echo
+from tests.real.echo import Echo
 
 async def main():
     async with open_cluster(Path(sys.argv[1]), num_cpus=1) as cluster:
@@ -42,38 +42,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-class Echo:
-    """An actor."""
-
-    def __init__(self, num_waiting: int = 0) -> None:
-        self.num_waiting = num_waiting
-
-    async def pid(self) -> int:
-        return os.getpid()
-
-    async def same(self, value: object) -> object:
-        return value
-
-    async def environment(self) -> dict[str, str]:
-        return dict(os.environ)
-
-    async def wait(self) -> None:
-        self.num_waiting += 1
-        await asyncio.Event().wait()
-
-    async def count(self) -> int:
-        return self.num_waiting
-
-    async def fail(self, error: Exception) -> None:
-        raise error
-
-    async def make_folder(self) -> Path:
-        return make_scratch_folder("kept")
-
-    async def close(self) -> None:
-        self.num_waiting = 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,8 +11,9 @@ import pytest
 from cua_rl.cluster import ClusterLost, open_cluster
 from cua_rl.sampling.server import VllmServer
 from tests.patience import patience
+from tests.real.echo import Echo
 from tests.real.end_to_end.runs import Run, read_lines, survivors
-from tests.real.test_cluster import Echo, family
+from tests.real.test_cluster import family
 
 
 @pytest.mark.parametrize("killed", ["raylet", "gcs_server"])

@@ -31,14 +31,13 @@ async def fine_tune(folder: Path, *options: str) -> list[float]:
 
 @pytest.mark.timeout(900)
 async def test_a_reinforced_and_a_supervised_run_train_on_two_nodes(
-    hosts: tuple[Host, Host], server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[Host, Host], server: VllmServer, tmp_path: Path
 ) -> None:
     expected = await fine_tune(tmp_path / "alone", "trainer.num_threads=1")
-    async with running_cluster(hosts, tmp_path, monkeypatch):
+    async with running_cluster(hosts, tmp_path):
         losses = await fine_tune(tmp_path / "fine-tuned", "trainer.num_nodes=2")
-        run = Run(
-            tmp_path / "run", f"base_url={server.base_url}", "trainer.num_nodes=2", "max_steps=2", "monitor=false"
-        )
+        options = (f"base_url={server.base_url}", "trainer.num_nodes=2", "max_steps=2", "eval_tasks=none")
+        run = Run(tmp_path / "run", *options, "monitor=false")
         await asyncio.to_thread(run.wait_for, run.steps)
         owned = run.owned()
         status = await asyncio.to_thread(run.finish)

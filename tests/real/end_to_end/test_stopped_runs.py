@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 def chaos(server: VllmServer, folder: Path, *options: str) -> dict[str, Any]:
     """The verdict about a run of four steps that is stopped, and resumed, with no checkpoint due before its end."""
-    command = [sys.executable, "-m", "scripts.chaos_kill", f"folder={folder}", f"base_url={server.base_url}", "steps=4"]
+    command = [sys.executable, "-m", "scripts.chaos_kill", f"folder={folder}", f"base_url={server.base_url}"]
+    command += ["steps=4", "num_eval_rollouts=8"]
 
     done = subprocess.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True)
 

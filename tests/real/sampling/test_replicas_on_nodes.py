@@ -20,6 +20,7 @@ from cua_rl.sampling.server import ask_model_server
 from cua_rl.types.errors import ConfigError
 from tests.live_processes import command_line
 from tests.patience import patience
+from tests.real.ray_nodes import NODE_ENVIRONMENT, head_command
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -30,11 +31,9 @@ KEY = "a-key-that-nobody-guesses"
 async def environment(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[dict[str, str]]:
     """Of a cluster with room for two servers."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key(), API_KEY_VARIABLE: KEY}
-    given = {**os.environ, **secret, "RAY_worker_niceness": "0"}  # or servers wait for all other tests
+    given = {**os.environ, **secret, **NODE_ENVIRONMENT}
     port, folder = free_port(), make_scratch_folder("ray")
-    where = ("--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=2")
-    sizes = ("--object-store-memory=100000000", "--include-dashboard=false", "--block")
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *sizes]
+    command = [*head_command("127.0.0.1", port), f"--temp-dir={folder}"]
     log_path = tmp_path_factory.mktemp("ray") / "node.log"
     async with OwnedProcess(command, name="node", log_path=log_path, environment=given) as node:
         async with asyncio.timeout(patience(120.0)):

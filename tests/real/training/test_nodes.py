@@ -8,7 +8,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from pathlib import Path
 import chz
 import psutil
 import pytest
+import pytest_asyncio
 
 from cua_rl.host.masking import make_key
-from cua_rl.host.processes import OwnedProcess
+from cua_rl.host.processes import OwnedProcess, free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.run.trainer_nodes import TrainerNode, open_trainer
 from cua_rl.training import wire
@@ -29,11 +29,16 @@ from cua_rl.training.trainer import Trainer
 from cua_rl.types.errors import ConfigError
 from tests.live_processes import command_line, wait_until_dead
 from tests.patience import patience
+from tests.real.ray_nodes import NODE_ENVIRONMENT, head_command, node_command
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 NAME = f"cua{os.getpid() % 100_000}"
+NETWORK = f"10.213.{100 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"
+"""Of the cable; other processes of pytest may have one too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +55,11 @@ def _ip(*words: str) -> bool:
     return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[Host, Host]]:
     """This machine, and a second one that is reached through a cable."""
-    here = Host(address="10.213.77.1", interface=f"{NAME}a")
-    there = Host(address="10.213.77.2", interface=f"{NAME}b", prefix=("ip", "netns", "exec", NAME))
+    here = Host(address=f"{NETWORK}.1", interface=f"{NAME}a")
+    there = Host(address=f"{NETWORK}.2", interface=f"{NAME}b", prefix=("ip", "netns", "exec", NAME))
     if shutil.which("ip") is None or not _ip("netns", "add", NAME):
         pytest.skip("not permitted here: network namespaces")
     try:
@@ -73,8 +78,9 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 class FakeCluster:
     """Two nodes of a Ray cluster with two processors each; the first, where the run is, is the head."""
 
-    def __init__(self, hosts: Sequence[Host], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, hosts: Sequence[Host], port: int, folder: Path, environment: dict[str, str]) -> None:
         self._hosts = hosts
+        self._port = port
         self._folder = folder
         self._environment = environment
         self._starts = itertools.count()
@@ -82,14 +88,12 @@ class FakeCluster:
 
     async def start(self, index: int) -> None:
         """Start a node, or start it again."""
-        host, head = self._hosts[index], f"{self._hosts[0].address}:6379"
-        where = ("--head", "--port=6379", "--include-dashboard=false") if index == 0 else (f"--address={head}",)
-        command = [*host.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2"]
-        command += [*where, f"--node-ip-address={host.address}", "--object-store-memory=100000000"]
+        host, head = self._hosts[index], f"{self._hosts[0].address}:{self._port}"
+        command = node_command(host.address, head) if index else head_command(host.address, self._port)
         async with asyncio.timeout(patience(120)):
             while True:  # until it has joined: Ray gives a node 30 s, also on a busy machine
                 node = OwnedProcess(
-                    [*command, f"--temp-dir={make_scratch_folder('ray')}"],
+                    [*host.prefix, *command, f"--temp-dir={make_scratch_folder('ray')}"],
                     name=f"node {index}",
                     log_path=self._folder / f"node{index}-{next(self._starts)}.log",
                     environment=self._environment,
@@ -103,23 +107,29 @@ class FakeCluster:
 
 
 @asynccontextmanager
-async def running_cluster(
-    hosts: Sequence[Host], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[FakeCluster]:
+async def running_cluster(hosts: Sequence[Host], folder: Path) -> AsyncGenerator[FakeCluster]:
     """A cluster on these hosts, to which this process connects."""
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key()}
-    # trainers do not wait for all other tests, and a node that is cut off for half a minute is not given up
-    patient = {"RAY_worker_niceness": "0", "RAY_health_check_timeout_ms": "60000"}
-    for name, value in {**secret, "RAY_ADDRESS": f"{hosts[0].address}:6379"}.items():
-        monkeypatch.setenv(name, value)
-    cluster = FakeCluster(hosts, folder, {**os.environ, **secret, **patient})
-    try:
-        for index in range(len(hosts)):
-            await cluster.start(index)
-        yield cluster
-    finally:
-        for node in reversed(cluster.nodes):
-            await node.stop()
+    port, secret = free_port(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": make_key()}
+    # a node that is cut off for half a minute is not given up
+    patient = {"RAY_health_check_timeout_ms": "60000"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**secret, "RAY_ADDRESS": f"{hosts[0].address}:{port}"}.items():
+            patch.setenv(name, value)
+        cluster = FakeCluster(hosts, port, folder, {**os.environ, **secret, **patient, **NODE_ENVIRONMENT})
+        try:
+            for index in range(len(hosts)):
+                await cluster.start(index)
+            yield cluster
+        finally:
+            for node in reversed(cluster.nodes):
+                await node.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cluster(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[FakeCluster]:
+    """One for all tests here."""
+    async with running_cluster(hosts, tmp_path_factory.mktemp("nodes")) as running:
+        yield running
 
 
 def listening(pid: int) -> set[str]:
@@ -160,8 +170,9 @@ async def trainer_on(config: TrainerConfig, folder: Path) -> AsyncGenerator[Trai
         yield await stack.enter_async_context(trainer)
 
 
+@pytest.mark.usefixtures("cluster")
 async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_death(
-    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
     screens = [draw_screenshot(rng) for _ in range(2)]
@@ -177,11 +188,7 @@ async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_d
     assert not datums[0].model_input.images
 
     several = chz.replace(config, num_nodes=2, num_processes=2, sharding="hybrid", max_restarts=2)
-    async with (
-        asyncio.timeout(patience(400)),
-        running_cluster(hosts, tmp_path, monkeypatch),
-        trainer_on(several, tmp_path) as four,
-    ):
+    async with asyncio.timeout(patience(400)), trainer_on(several, tmp_path) as four:
         await four.load_state(tmp_path / "beginning")
         output = await four.forward_backward(datums, LossConfig())
         await four.optim_step(PLAIN_STEP)
@@ -213,7 +220,7 @@ async def test_four_processes_on_two_nodes_take_the_steps_of_one_and_survive_a_d
 
 
 async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_cable_is_cut(
-    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[Host, Host], cluster: FakeCluster, config: TrainerConfig, tmp_path: Path
 ) -> None:
     datums = tuple(make_datum(random.Random(0), []) for _ in range(2))
     alone = Trainer(config)
@@ -222,11 +229,7 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
         alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
     alone.save_weights_for_sampler(tmp_path / "alone")
     pair = chz.replace(config, num_nodes=2, max_restarts=2)
-    async with (
-        asyncio.timeout(patience(500)),
-        running_cluster(hosts, tmp_path, monkeypatch) as cluster,
-        trainer_on(pair, tmp_path) as two,
-    ):
+    async with asyncio.timeout(patience(500)), trainer_on(pair, tmp_path) as two:
 
         async def kill_actor() -> None:
             actor_of(cluster.nodes[1]).kill()
@@ -257,14 +260,13 @@ async def test_steps_are_taken_once_when_an_actor_or_a_node_dies_and_when_the_ca
     assert two.num_restarts == 2  # of the actor and of the node: a cable that is soon whole again ends nothing
 
 
-async def test_a_node_without_the_model_or_with_other_code_is_named(
-    hosts: tuple[Host, Host], config: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("cluster")
+async def test_a_node_without_the_model_or_with_other_code_is_named(config: TrainerConfig, tmp_path: Path) -> None:
     one, log_path = chz.replace(config, num_nodes=1, num_processes=2), tmp_path / "trainer.log"
     (tmp_path / "half").mkdir()
-    async with running_cluster(hosts, tmp_path, monkeypatch), AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         trainer = await open_trainer(stack, one, str(tmp_path / "half"), log_path)
-        with pytest.raises(ConfigError, match=r"on the trainer's node 10\.213\.77\.[12]: .* without config.json"):
+        with pytest.raises(ConfigError, match=rf"on the trainer's node {NETWORK}\.[12]: .* without config.json"):
             await trainer.__aenter__()
     with pytest.raises(ConfigError, match="expected the run's code of cua_rl on "):
         await TrainerNode().start("0" * 64, None, b"", log_path, {})
