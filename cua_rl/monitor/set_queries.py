@@ -119,8 +119,9 @@ async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -
     for one in runs:
         are_wanted = conditions(one, wanted)
         if wanted.search or wanted.stragglers:
-            async with one.database.sessions() as session:
-                ids = (await session.scalars(select(RolloutRow.id).where(*are_wanted).limit(_FEW))).all()
+            few = select(RolloutRow.id).where(*are_wanted).limit(_FEW).subquery()
+            async with one.database.sessions() as session:  # as one value: thousands of rows take longer to read
+                ids = await session.scalar(select(func.array_agg(few.c.id))) or []
             if len(ids) < _FEW:
                 are_wanted = [RolloutRow.id == any_(literal(ids, ARRAY(BigInteger)))]
         found.append((one, are_wanted))
