@@ -178,7 +178,11 @@ class TrainingClient(ModelClient):
     async def create_model(self, name: str, spec: LoraSpec) -> ModelClient:
         """Train another adapter beside the others; raises `ConfigError` if memory or the settings do not allow it."""
         model = ModelClient(name, self._exchange_undisturbed)
-        require(await self._exchange_undisturbed(model, wire.CreateModel(model=name, spec=spec)), wire.Done)
+        try:
+            require(await self._exchange_undisturbed(model, wire.CreateModel(model=name, spec=spec)), wire.Done)
+        except asyncio.CancelledError:  # nobody knows the model, which will be there
+            self._begin_exchange(model, wire.DropModel(model=name))
+            raise
         return model
 
     async def drop_model(self, name: str) -> None:
@@ -218,10 +222,13 @@ class TrainingClient(ModelClient):
         await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
 
     async def _exchange_undisturbed(self, model: ModelClient, request: wire.Request) -> wire.Reply:
+        return await asyncio.shield(self._begin_exchange(model, request))
+
+    def _begin_exchange(self, model: ModelClient, request: wire.Request) -> asyncio.Task[wire.Reply]:
         exchange = asyncio.create_task(self._exchange_in_turn(model, request), name=f"trainer-{type(request).__name__}")
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._exchanges.discard)
-        return await asyncio.shield(exchange)
+        return exchange
 
     async def _exchange_in_turn(self, model: ModelClient, request: wire.Request) -> wire.Reply:
         """Carry out a request; it is never abandoned halfway, so that the connection is free for the next one."""
@@ -237,6 +244,8 @@ class TrainingClient(ModelClient):
             reply = await self._carry_out(model, request)
             if self._config.max_restarts:
                 journal.add(request, reply)
+                if isinstance(request, wire.SaveState) and isinstance(reply, wire.Done):
+                    journal.begin_from(request.path)  # what was loaded before may be deleted from now on
             match request, reply:
                 case wire.CreateModel(model=name), wire.Done():
                     self._models[name] = model

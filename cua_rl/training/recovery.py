@@ -82,9 +82,13 @@ class Journal:
     """When the next cut is due, by the monotonic clock."""
 
     def add(self, request: wire.Request, reply: wire.Reply) -> None:
-        """Note a request that was answered. One that failed may have dropped gradients: it must fail again."""
+        """Note a request that was answered. One that failed may have dropped gradients: it must fail again.
+
+        A checkpoint that could not be loaded has changed nothing.
+        """
         has_gradient = isinstance(request, wire.ForwardBackward) and request.with_gradient
-        if has_gradient or isinstance(request, _BEGINNINGS | wire.LoadState | wire.BeginStep | wire.OptimStep):
+        is_loaded = isinstance(request, wire.LoadState) and not isinstance(reply, wire.Failed)
+        if has_gradient or is_loaded or isinstance(request, _BEGINNINGS | wire.BeginStep | wire.OptimStep):
             self.entries.append((request, type(reply)))
 
     @property

@@ -51,6 +51,8 @@ class FakeRank:
                     policy_version=len(self._steps), grad_norm=1.0, learning_rate=1.0, num_trained_tokens=1
                 )
             case wire.WithFiles(request=inner, files=files):
+                if isinstance(inner, wire.LoadState) and "steps" not in files:
+                    return wire.Failed(kind="training", message="damaged")
                 if isinstance(inner, wire.LoadState):
                     self._steps = list(files["steps"])
                 assert files or not self._has_gradient
@@ -200,6 +202,30 @@ async def test_a_model_that_does_not_fit_leaves_the_others_and_a_dropped_one_doe
     assert nodes.asked[5:] == ["Forward two", "death", "Start", "CreateModel two", "Forward two"]
 
 
+async def test_a_model_whose_creation_nobody_waits_for_any_more_leaves_the_trainer(tmp_path: Path) -> None:
+    began, may_go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowNodes(FakeNodes):
+        async def ask(self, payload: bytes) -> bytes:
+            if isinstance(decode(payload, wire.Request), wire.CreateModel):
+                began.set()
+                await may_go_on.wait()
+            return await super().ask(payload)
+
+    nodes = SlowNodes()
+    async with _client(nodes, tmp_path) as client:
+        creation = asyncio.create_task(client.create_model("one", LoraSpec(rank=1)))
+        await began.wait()
+        creation.cancel()
+        await asyncio.wait([creation])
+        may_go_on.set()
+        await client.forward([])
+        with pytest.raises(TrainingError, match="expected a model among"):
+            client.model("one")
+
+    assert nodes.asked == ["Start", "CreateModel one", "DropModel one", "Forward"]
+
+
 async def test_a_trainer_that_hangs_is_given_up_and_its_work_done_again(tmp_path: Path) -> None:
     node = FakeNodes(hangs_at=lambda number, _: number == 6)
     limits = TimeLimits(weight_bytes=0, state_bytes=0, least_s=patience(0.2))
@@ -313,6 +339,45 @@ async def test_weights_without_their_optimizer_are_no_checkpoint(tmp_path: Path)
         await client.save_state(tmp_path / "state")
 
     assert node.asked == ["Start", "LoadState", "SaveState"]
+
+
+async def test_a_model_goes_on_from_what_was_saved_after_weights_were_loaded_without_their_optimizer(
+    tmp_path: Path,
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps").write_bytes(b"\7")
+    deaths: list[str] = []
+    nodes = FakeNodes(lambda *_: bool(deaths and deaths.pop()))
+    async with _client(nodes, tmp_path) as client:
+        await client.load_state(tmp_path / "first")
+        await client.load_state(tmp_path / "second", with_optimizer=False)
+        await client.save_state(tmp_path / "saved")
+        shutil.rmtree(tmp_path / "first")
+        shutil.rmtree(tmp_path / "second")
+        deaths.append("at the next request")
+        await _train(client, 8)
+        await client.save_state(tmp_path / "again")
+
+    assert list((tmp_path / "again" / "steps").read_bytes()) == [7, 8]
+
+
+async def test_a_checkpoint_that_could_not_be_loaded_is_not_saved_as_the_state_of_the_model(tmp_path: Path) -> None:
+    deaths: list[str] = []
+    nodes = FakeNodes(lambda *_: bool(deaths and deaths.pop()))
+    async with _client(nodes, tmp_path) as client:
+        await _train(client, 1)
+        (tmp_path / "damaged").mkdir()
+        (tmp_path / "damaged" / "other").write_bytes(b"damaged")
+        with pytest.raises(TrainingError, match="damaged"):
+            await client.load_state(tmp_path / "damaged")
+        await client.save_state(tmp_path / "saved")
+        shutil.rmtree(tmp_path / "damaged")
+        deaths.append("at the next request")
+        await _train(client, 2)
+        await client.save_state(tmp_path / "again")
+
+    assert [list((tmp_path / name / "steps").read_bytes()) for name in ("saved", "again")] == [[1], [1, 2]]
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no second file system")
