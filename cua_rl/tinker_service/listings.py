@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, func, select, update
+from sqlalchemy import Row, Select, func, select, update
 
 from cua_rl.database.tinker_models import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession
 from cua_rl.host.request_limits import RequestRefused
@@ -64,9 +63,9 @@ class Listings:
         return {"base_model": self.base_model, "is_lora": True, "lora_rank": found.lora_rank, **trained}
 
     async def delete_checkpoint(self, call: Call) -> Mapping[str, object]:
-        checkpoint = await self._own(call)
-        await self.store.write(delete(TinkerCheckpoint).where(TinkerCheckpoint.path == checkpoint.path))
-        await asyncio.to_thread(shutil.rmtree, Path(checkpoint.folder), ignore_errors=True)
+        path = (await self._own(call)).path
+        for folder in await self.store.delete_checkpoints(TinkerCheckpoint.path == path):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return {}
 
     async def publish(self, call: Call) -> Mapping[str, object]:

@@ -63,6 +63,8 @@ class _Outcome:
     statements: Sequence[Executable] = ()
     events: Sequence[Event] = ()
     more: Callable[[Connection, Scope], None] | None = None
+    unused: Sequence[str] = ()
+    """Folders that nobody needs any more after it."""
 
 
 class Models:
@@ -233,6 +235,7 @@ class Models:
                 else:
                     outcome = self._step(run, answer) if isinstance(work, OptimConfig) else _Outcome(answer=answer)
                 await self._end(run, "done", outcome)
+                await _delete_folders(outcome.unused)
                 run.num_steps += isinstance(work, OptimConfig)
                 is_due = isinstance(work, OptimConfig) and time.monotonic() >= run.snapshot_due_at
                 if is_due or isinstance(work, Load):
@@ -309,9 +312,11 @@ class Models:
         """Save a checkpoint, or weights for one sampling session."""
         kind = "sampler_weights" if work.for_sampler else "weights"
         name = f"~{run.next_seq}" if work.sampler_number is not None else work.name or f"{run.next_seq:06d}"
-        folder, path = self._folder / kind / run.name / name, f"tinker://{run.id}/{kind}/{name}"
-        exists = await self._store.read(select(TinkerCheckpoint.path).where(TinkerCheckpoint.path == path))
-        if exists and not work.overwrites:
+        path = f"tinker://{run.id}/{kind}/{name}"
+        # its own folder: that of an earlier checkpoint of this name may be about to be deleted
+        folder = self._folder / kind / run.name / (name if name[0] == "~" else f"{name}~{run.next_seq}")
+        replaced = await self._store.read(select(TinkerCheckpoint.folder).where(TinkerCheckpoint.path == path))
+        if replaced and not work.overwrites:
             raise RequestRefused(400, f"expected a new name, got {path!r}, which exists; choose another")
         if work.for_sampler:
             await model.save_weights_for_sampler(folder)
@@ -333,7 +338,8 @@ class Models:
         row = row.on_conflict_do_update(index_elements=["path"], set_={**values, "created_at": func.now()})
         saved = CheckpointSaved(step=run.num_steps, state_path=str(folder), sampler_path="")
         answer = _json({"path": path, "type": f"save_{kind}" if kind == "weights" else "save_weights_for_sampler"})
-        return _Outcome(answer=answer, statements=(row,), events=() if work.for_sampler else (saved,))
+        events, unused = () if work.for_sampler else (saved,), [one.folder for one in replaced]
+        return _Outcome(answer=answer, statements=(row,), events=events, unused=unused)
 
     def _save_sampler(self, run: ModelRun, work: Save, folder: Path) -> _Outcome:
         sampler_id = f"{run.session_id}:sample:{work.sampler_number}"
@@ -379,14 +385,30 @@ class Models:
         is_own = TinkerSampler.model_path.is_(None) & (TinkerSampler.used_at < now - _KEPT_UNUSED)
         newest = select(TinkerSampler.model_id, func.max(TinkerSampler.version).label("version"))
         newest = newest.group_by(TinkerSampler.model_id).subquery()
-        old = select(TinkerSampler.id, TinkerSampler.folder).join(newest, newest.c.model_id == TinkerSampler.model_id)
+        old = select(TinkerSampler.id).join(newest, newest.c.model_id == TinkerSampler.model_id)
         rows = await self._store.read(old.where(is_own, TinkerSampler.version < newest.c.version))
         await self._store.write(delete(TinkerSampler).where(TinkerSampler.id.in_([row.id for row in rows])))
-        for folder in [*folders, *(row.folder for row in rows)]:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        rows = await self._store.read(select(TinkerSampler.folder).where(TinkerSampler.folder.is_not(None)))
+        used = {Path(row.folder).parts[-2:] for row in rows}
+        before = (now - _KEPT_UNUSED).timestamp()
+        await _delete_folders([*folders, *await asyncio.to_thread(self._unused_weights, used, before)])
         is_silent = (TinkerSession.seen_at < now - _SILENT) & TinkerSession.ended_at.is_(None)
         for row in await self._store.read(select(TinkerSession.id).where(is_silent)):
             await self.end_session(row.id, "interrupted")
+
+    def _unused_weights(self, used: set[tuple[str, ...]], before: float) -> list[Path]:
+        """Weights from before a time that were saved for sampling sessions, of which none samples from them now."""
+        unused: list[Path] = []
+        for folder in (self._folder / "sampler_weights").glob("*/~*"):
+            with suppress(FileNotFoundError):  # its session may be ending
+                if folder.parts[-2:] not in used and folder.stat().st_mtime < before:
+                    unused.append(folder)
+        return unused
+
+
+async def _delete_folders(folders: Sequence[str | Path]) -> None:
+    for folder in folders:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _json(fields: dict[str, object]) -> bytes:

@@ -29,7 +29,7 @@ from cua_rl.tinker_service.trained_sequences import MOST_SHOWN
 from cua_rl.training.config import LossConfig, OptimConfig
 from cua_rl.training.folders import link_folder
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, TrainingError, boundary
 from cua_rl.types.rollout import AdapterRef, Datum
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,8 @@ class Places:
                 folder = self._snapshots / run.name / f"{_LOADED}{seq_id}"  # the checkpoint may be deleted
                 if not folder.is_dir():
                     checkpoint = await self._store.find_checkpoint(work.path, run.key_id)
-                    await asyncio.to_thread(link_folder, Path(checkpoint.folder), folder)
+                    with boundary(TrainingError, f"loading {work.path}"):  # it may be deleted while it is read
+                        await asyncio.to_thread(link_folder, Path(checkpoint.folder), folder)
                 await model.load_state(folder, with_optimizer=work.with_optimizer)
                 run.loaded, run.has_stepped, run.has_gradient = folder, False, False
                 return json.dumps({"path": work.path, "model_id": run.id, "type": "load_weights"}).encode()
@@ -300,7 +301,8 @@ class Places:
         if run.snapshot is None or run.snapshot_seq < run.next_seq - 1:
             await self.save_snapshot(run, model, run.next_seq - 1)
         assert run.snapshot is not None
-        await asyncio.to_thread(link_folder, run.snapshot, folder)
+        with boundary(TrainingError, f"saving {folder}"):
+            await asyncio.to_thread(link_folder, run.snapshot, folder)
 
     async def save_snapshot(self, run: ModelRun, model: Trained, seq_id: int) -> None:
         """Save a model without gradient as the request `seq_id` has left it, and forget the requests up to it."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Row, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Executable, Row, Select, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -86,7 +86,9 @@ class Store:
         of_model = TinkerRequest.model_id == model_id
         await self.write(
             update(TinkerModel).where(TinkerModel.id == model_id).values(snapshot_seq=seq_id, snapshot=folder),
-            update(TinkerRequest).where(of_model, TinkerRequest.seq_id <= seq_id).values(body=None),
+            update(TinkerRequest)
+            .where(of_model, TinkerRequest.seq_id <= seq_id, TinkerRequest.body.is_not(None))
+            .values(body=None),
         )
 
     async def find_checkpoint(self, path: str, key_id: int) -> Row[*tuple[Any, ...]]:
@@ -98,14 +100,18 @@ class Store:
 
     async def clean(self, training_ids: Sequence[int], *, kept: datetime) -> list[str]:
         """Note that runs live, and forget answers from before `kept` and expired checkpoints; returns their folders."""
-        expired = TinkerCheckpoint.expires_at < func.now()
-        folders = [row.folder for row in await self.read(select(TinkerCheckpoint.folder).where(expired))]
+        is_kept = TinkerRequest.answer.is_not(None)
         await self.write(
             update(Training).where(Training.id.in_(training_ids)).values(heartbeat_at=func.now()),
-            update(TinkerRequest).where(TinkerRequest.ended_at < kept).values(answer=None),
-            delete(TinkerCheckpoint).where(expired),
+            update(TinkerRequest).where(TinkerRequest.ended_at < kept, is_kept).values(answer=None),
         )
-        return folders
+        return await self.delete_checkpoints(TinkerCheckpoint.expires_at < func.now())
+
+    async def delete_checkpoints(self, which: ColumnElement[bool]) -> list[str]:
+        """Forget checkpoints; returns their folders, which no other checkpoint has."""
+        async with self._engine.begin() as connection:
+            rows = await connection.execute(delete(TinkerCheckpoint).where(which).returning(TinkerCheckpoint.folder))
+            return [row.folder for row in rows]
 
 
 def checkpoints_of(key_id: int) -> Select[*tuple[Any, ...]]:
