@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
 
 import httpx
 from sqlalchemy import select
@@ -22,7 +24,9 @@ _NEWEST = 200  # runs of a database
 
 
 _Known = dict[str, set[str]]
-"""Kinds of alerts by run. What a run has when it is first seen is known: a new start of the monitor repeats nothing."""
+"""Kinds of alerts by run. What a run from before has when it is first seen is known: a new start of the monitor repeats
+nothing.
+"""
 
 
 @asynccontextmanager
@@ -31,8 +35,10 @@ async def watching(
 ) -> AsyncGenerator[None]:
     """Watch the runs of all open databases while the context is open; `address` is where people find the monitor."""
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as client:
-        known = await _announce(databases, {}, client, webhook, address)
-        task = asyncio.create_task(_watch_forever(databases, known, client, webhook, address, every_s))
+        since, known = datetime.now(UTC), _Known()
+        tell = partial(_announce, databases, since=since, client=client, webhook=webhook, address=address)
+        known = await tell(known)
+        task = asyncio.create_task(_watch_forever(tell, known, every_s))
         try:
             yield
         finally:
@@ -40,23 +46,27 @@ async def watching(
             await asyncio.wait([task])
 
 
-async def _watch_forever(
-    databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str, every_s: float
-) -> None:
+async def _watch_forever(tell: Callable[[_Known], Awaitable[_Known]], known: _Known, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
-        known = await _announce(databases, known, client, webhook, address)
+        known = await tell(known)
 
 
 async def _announce(
-    databases: Databases, known: _Known, client: httpx.AsyncClient, webhook: str | None, address: str
+    databases: Databases,
+    known: _Known,
+    *,
+    since: datetime,
+    client: httpx.AsyncClient,
+    webhook: str | None,
+    address: str,
 ) -> _Known:
-    """Tell of alerts that are not known; returns those that are now."""
+    """Tell of alerts that are not known; returns those that are now. Of runs that began `since` then, none is known."""
     runs, unanswered = await _load_running(databases, known)
     now: _Known = {run_id: known[run_id] for run_id in unanswered}
     for run in runs:
         now[run.run_id] = {alert.kind for alert in run.alerts}
-        before = known.get(run.run_id, now[run.run_id])
+        before = known.get(run.run_id, set[str]() if run.started_at >= since else now[run.run_id])
         for kind in before - now[run.run_id]:
             logger.info("alert over run=%s kind=%s", run.run_name, kind)
         for alert in run.alerts:

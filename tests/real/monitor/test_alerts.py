@@ -126,6 +126,19 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
     assert "a-secret-path" not in caplog.text
 
 
+async def test_a_webhook_is_told_of_an_alert_that_a_new_run_has_when_it_is_first_looked_at(monitor: Monitor) -> None:
+    databases = Databases([open_database(monitor.url)])
+    async with (
+        _webhook(200) as (address, got),
+        watching(databases, address, "http://monitor", every_s=0.1),
+        asyncio.timeout(patience(20)),
+    ):
+        await record(monitor, *_steps(1, {"policy/parity_mean_abs": 0.5}))
+        _, said = await got.get()
+    assert said["kind"] == "parity"
+    await databases.close()
+
+
 async def test_a_killed_run_whose_own_database_has_stopped_with_it_is_looked_for_there(monitor: Monitor) -> None:
     await record(monitor, *_steps(3, {"reward/mean": 0.5}))
     run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour'")
