@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -334,12 +335,25 @@ def _lock(path: Path) -> int:
     return lock
 
 
+def _ask_person(question: str) -> str:
+    """What a person types; nothing at the end of the input."""
+    # signals end the process at once: the event loop, which handles them otherwise, waits here
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return input(question)
+    except EOFError:
+        return ""
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def _decide(path: Path, behavior: Behavior, ask: Callable[[str], str] | None) -> Decision:
     if behavior in ("ask", "skip") and not _has_results(path):
         return Decision.FRESH
     choice: str = behavior
     if behavior == "ask":
-        ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
+        ask = ask or (_ask_person if sys.stdin is not None and sys.stdin.isatty() else None)
         if ask is None:
             raise ConfigError(_nobody_to_ask(path))
         choice = ask(f"{path} holds an earlier run. overwrite, skip or resume? ").strip().lower()

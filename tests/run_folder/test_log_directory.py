@@ -3,7 +3,11 @@
 import json
 import logging
 import os
+import pty
+import signal
 import struct
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from cua_rl.run_folder.log_directory import (
     prepare_log_directory,
 )
 from cua_rl.types.errors import ConfigError
+from tests.patience import patience
 
 
 def make_run(path: Path, *, num_steps: int = 0) -> None:
@@ -347,3 +352,41 @@ def test_settings_that_were_cut_are_refused_by_the_name_of_what_points_at_them(t
     (tmp_path / "config.json").write_text('{"learning_rate": ')
     with pytest.raises(ConfigError, match=r"from_run: expected a run's settings in .*config\.json.*JSONDecodeError"):
         load_settings(tmp_path, "from_run")
+
+
+_ASKING = """
+import sys
+from pathlib import Path
+import chz
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.run_folder.log_directory import choose_behavior
+
+@chz.chz
+class Config:
+    pass
+
+async def main(config):
+    print(choose_behavior(Path(sys.argv[1]), "ask"), flush=True)
+
+sys.exit(run_recipe(Config, main, []))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_recipe_that_waits_for_a_person_at_the_terminal(number: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-c", _ASKING, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    try:
+        shown = b""
+        while b"resume?" not in shown:
+            shown += os.read(ours, 1000)
+        process.send_signal(number)
+        assert process.wait(timeout=patience(20.0)) == -number
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
