@@ -79,17 +79,14 @@ class Databases:
 
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = {database.key: database for database in databases}
-        self._folders: dict[str, RunFolder] = {}
+        self.folders: dict[str, RunFolder] = {}
+        """Of runs that are shown, by their keys; the owner of each opens its database when it is wanted."""
         self._writer: Engine | None = None
 
     @property
     def closed(self) -> list[RunFolder]:
         """Folders of runs whose databases are not open."""
-        return [folder for key, folder in self._folders.items() if key not in self._databases]
-
-    def add_folder(self, folder: RunFolder) -> None:
-        """Show a folder's run; its owner opens the database when it is wanted."""
-        self._folders[folder.key] = folder
+        return [folder for key, folder in self.folders.items() if key not in self._databases]
 
     @property
     def all(self) -> tuple[Database, ...]:
@@ -108,14 +105,14 @@ class Databases:
     def add(self, database: Database) -> None:
         """Add a database, replacing one with the same key."""
         self._databases[database.key] = database
-        if database.key in self._folders:
-            self._folders[database.key].opened.set()
+        if database.key in self.folders:
+            self.folders[database.key].opened.set()
 
     async def remove(self, database: Database) -> None:
         if self._databases.get(database.key) is database:
             del self._databases[database.key]
-            if database.key in self._folders:
-                self._folders[database.key].opened.clear()
+            if database.key in self.folders:
+                self.folders[database.key].opened.clear()
         if self._writer is not None and database.key == "":
             await asyncio.to_thread(self._writer.dispose)
             self._writer = None
@@ -151,7 +148,7 @@ class Databases:
 
     async def _open_folder(self, run_id: str) -> None:
         """Wait until the database of the run's folder is open, if it is one of the folders."""
-        folder = self._folders.get(run_id.rpartition(".")[0])
+        folder = self.folders.get(run_id.rpartition(".")[0])
         if folder is None:
             return
         folder.used_at = time.monotonic()

@@ -1,23 +1,32 @@
 """Summaries of runs whose database is not open, from the files of their folders."""
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
 from cua_rl.monitor import schemas
+from cua_rl.monitor.databases import RunFolder
 from cua_rl.monitor.figures import curve_ends, finite, thin
 from cua_rl.monitor.run_summaries import SPARKLINE_POINTS, model_name, share_done
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.types.json_values import Json, mapping
 
 
-def summarise_folder(folder: Path, key: str) -> schemas.RunSummary:
-    """The run as a list shows it; `<key>.0` stands for it until its database is open and knows its number."""
-    measured, ended, configured = (
-        max(path.stat().st_mtime if path.exists() else 0.0 for path in map(folder.joinpath, names)) for names in _FILES
-    )
-    return _summarise(folder, key, measured, ended, configured)
+def summarise_folders(folders: Iterable[RunFolder]) -> list[schemas.RunSummary]:
+    """The runs as a list shows them; `<key>.0` stands for one until its database is open and knows its number."""
+    found: list[schemas.RunSummary] = []
+    for shown in folders:
+        with suppress(FileNotFoundError):  # it has been deleted meanwhile
+            began_at = (shown.path / "postgres" / "PG_VERSION").stat().st_mtime
+            measured, ended, configured = (
+                max(path.stat().st_mtime if path.exists() else 0.0 for path in map(shown.path.joinpath, names))
+                for names in _FILES
+            )
+            found.append(_summarise(shown.path, shown.key, began_at, measured, ended, configured))
+    return found
 
 
 _MARK = "mark.json"
@@ -25,7 +34,9 @@ _FILES = (("metrics.jsonl", "attempts.jsonl"), ("summary.json", "results.json"),
 
 
 @lru_cache(maxsize=4096)
-def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, configured_at: float) -> schemas.RunSummary:
+def _summarise(
+    folder: Path, key: str, began_at: float, measured_at: float, ended_at: float, configured_at: float
+) -> schemas.RunSummary:
     config = read_settings(folder)
     records = read_records(folder / "metrics.jsonl")
     steps = [one for one in records if "reward/success_rate" in one and isinstance(one.get("step"), int)]
@@ -34,7 +45,6 @@ def _summarise(folder: Path, key: str, measured_at: float, ended_at: float, conf
     num_steps = int(finite(steps[-1]["step"]) or 0) if steps else 0
     total = config.get("max_steps")
     total_steps = total if isinstance(total, int) else num_steps
-    began_at = (folder / "postgres" / "PG_VERSION").stat().st_mtime
     seen_at = max(measured_at, ended_at, began_at)
     held_out = [one for one in evaluations if one.get("step") != 0]
     is_done = ended_at > 0 and num_steps >= total_steps

@@ -40,9 +40,9 @@ def is_in_use(folder: Path) -> bool:
 
 
 async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) -> None:
-    """Show the folder's database for as long as the task runs, if its run is in progress or somebody opens it."""
+    """Show the folder's database, if its run is in progress or somebody opens it, until the folder is deleted."""
     folder, data = shown.path, shown.path / "postgres"
-    while True:
+    while not shown.key or has_database(folder):  # opening it would make another one
         is_theirs = running_postgres_url(data) is not None
         if not is_theirs and not shown.wanted.is_set():
             with suppress(TimeoutError):
@@ -73,6 +73,8 @@ async def show_folder(databases: Databases, feed: LiveFeed, shown: RunFolder) ->
             await asyncio.sleep(10 * _POLL_S)
         else:
             logger.info("the run in %s %s", folder, "has ended" if is_theirs else "goes on")
+    del databases.folders[shown.key]
+    feed.publish(LiveEvent(event_id="", kind="reset"))
 
 
 def _is_needed(shown: RunFolder) -> bool:
@@ -82,16 +84,15 @@ def _is_needed(shown: RunFolder) -> bool:
 
 async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> None:
     """Show all runs with their own databases below a folder, and runs that start later."""
-    keys: dict[str, Path] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
-            for folder in [one for one in await asyncio.to_thread(find_runs, root) if one not in keys.values()]:
+            known, found = {one.path for one in databases.folders.values()}, await asyncio.to_thread(find_runs, root)
+            for folder in [one for one in found if one not in known]:
                 # the folder's path below the root, as a part of run ids
                 name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(folder.relative_to(root)))[-90:].lstrip(".")
-                key = next(one for one in chain((name,), (f"{name}-{n}" for n in count(2))) if one not in keys)
-                keys[key] = folder
-                shown = RunFolder(key=key, path=folder)
-                databases.add_folder(shown)
+                names = chain((name,), (f"{name}-{n}" for n in count(2)))
+                key = next(one for one in names if one not in databases.folders)
+                databases.folders[key] = shown = RunFolder(key=key, path=folder)
                 tasks.create_task(show_folder(databases, feed, shown), name=f"show-{folder.name}")
                 feed.publish(LiveEvent(event_id="", kind="reset"))
             await asyncio.sleep(_SCAN_S)
@@ -101,7 +102,7 @@ def find_runs(root: Path) -> list[Path]:
     """All runs below a folder, however deep, the newest last; a run's own folder is not searched."""
     found: list[tuple[float, Path]] = []
     for path, folders, _ in os.walk(root):
-        if has_database(Path(path)):
+        with suppress(OSError):  # no run, or one that is being deleted
             found.append(((Path(path) / "postgres" / "PG_VERSION").stat().st_mtime, Path(path)))
             folders.clear()
     return [folder for _, folder in sorted(found)]

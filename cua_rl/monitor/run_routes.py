@@ -20,7 +20,7 @@ from cua_rl.monitor import (
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
-from cua_rl.monitor.folder_summaries import read_settings, summarise_folder
+from cua_rl.monitor.folder_summaries import read_settings, summarise_folders
 from cua_rl.monitor.security import CanRead
 from cua_rl.monitor.step_change import load_step_change
 
@@ -67,7 +67,7 @@ async def list_runs(
                 session, database, search=search, status=status, cursor=cursor, limit=limit + 1
             )
         num_runs, found = num_runs + num, found + runs
-    closed = await asyncio.to_thread(lambda: [summarise_folder(one.path, one.key) for one in databases.closed])
+    closed = await asyncio.to_thread(summarise_folders, databases.closed)
     num, runs = run_queries.select_runs(closed, search=search, status=status, cursor=cursor)
     return run_queries.first_page(found + runs, limit, num_runs + num)
 

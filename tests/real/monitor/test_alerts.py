@@ -144,7 +144,7 @@ async def test_a_killed_run_whose_own_database_has_stopped_with_it_is_looked_for
     run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour'")
     own, databases = open_database(monitor.url, "killed"), Databases([])
     folder = RunFolder(key="killed", path=Path("killed"))
-    databases.add_folder(folder)
+    databases.folders[folder.key] = folder
     databases.add(own)
 
     async def open_again() -> None:

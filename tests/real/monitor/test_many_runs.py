@@ -79,7 +79,7 @@ async def test_settings_of_runs_whose_databases_are_closed_come_from_their_folde
         (folder / "postgres").mkdir(parents=True)
         (folder / "postgres" / "PG_VERSION").touch()
         (folder / "config.json").write_text(config)
-        databases.add_folder(RunFolder(key=folder.name, path=folder))
+        databases.folders[folder.name] = RunFolder(key=folder.name, path=folder)
     rules = AccessRules(write_token="w")
     transport = httpx.ASGITransport(app=guard(make_app(databases, rules), rules))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,30 @@ def test_all_runs_below_a_folder_are_found_nested_ones_too(tmp_path: Path) -> No
         (tmp_path / name / "postgres" / "PG_VERSION").touch()
 
     assert sorted(str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)) == sorted(names)
+
+
+async def test_a_run_whose_folder_is_deleted_leaves_the_list_and_does_not_come_back(tmp_path: Path) -> None:
+    for name in ("kept", "deleted"):
+        (tmp_path / name / "postgres").mkdir(parents=True)
+        (tmp_path / name / "postgres" / "PG_VERSION").touch()
+    databases, feed, rules = Databases([]), LiveFeed(), AccessRules(write_token="w")
+    transport = httpx.ASGITransport(app=guard(make_app(databases, rules, feed=feed), rules))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        showing = asyncio.create_task(show_runs_below(databases, feed, tmp_path))
+        await _wait_for_runs(client, 2)
+        shown = databases.folders["deleted"]
+        shutil.rmtree(tmp_path / "deleted")
+        answer = await client.get("/api/runs")
+        assert [run["run_name"] for run in answer.json()["items"]] == ["kept"]
+        shown.wanted.set()  # as by a page on the run that is still open
+        async with asyncio.timeout(patience(30)):
+            while "deleted" in databases.folders:
+                await asyncio.sleep(0.05)
+        assert (await client.get("/api/runs/deleted.0")).status_code == 404
+        assert not (tmp_path / "deleted").exists()
+        assert not showing.done()
+        showing.cancel()
+        await asyncio.wait([showing])
 
 
 async def test_a_folder_that_cannot_be_opened_ends_no_monitor_of_others(
