@@ -207,7 +207,7 @@ async def _serve(stack: AsyncExitStack, prepared: Prepared, folder: LogDirectory
     app.set_result(opened.service.app())
     name = opened.service.served.name
     print(f"TINKER_BASE_URL={address}", *told, f"base model: {name}", sep="\n", flush=True)
-    await opened.working
+    await opened.end()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +219,15 @@ class Opened:
     sampler: SamplingClient
     working: asyncio.Task[None]
     """Ends only with an error."""
+
+    async def end(self) -> None:
+        """Wait until requests or samples cannot be carried out any more, and raise why."""
+        given_up = asyncio.create_task(self.sampler.until_given_up(), name="model-servers")
+        try:
+            done, _ = await asyncio.wait((self.working, given_up), return_when=asyncio.FIRST_COMPLETED)
+            await done.pop()
+        finally:
+            given_up.cancel()
 
 
 async def open_service(stack: AsyncExitStack, prepared: Prepared, folder: Path, store: Store) -> Opened:

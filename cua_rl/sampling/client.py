@@ -311,6 +311,11 @@ class SamplingClient:
                 self._homes[sticky_key] = home
         return home
 
+    async def until_given_up(self) -> None:
+        """Wait until no model server is left; raises the `SamplingError` that says why."""
+        await asyncio.wait(self._watches)
+        await self._wait_for_service()
+
     async def _wait_for_service(self) -> None:
         try:
             async with asyncio.timeout(self._outage_timeout_s):

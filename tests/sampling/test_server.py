@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from cua_rl.command_line.fields import with_values
+from cua_rl.recipes.serve_tinker import Opened
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.config import ServerConfig
@@ -65,6 +66,22 @@ async def test_a_server_that_keeps_dying_is_given_up(folder: Path, tmp_path: Pat
         os.kill(server_pids(port)[0], signal.SIGKILL)
         with pytest.raises(SamplingError, match="died 2 times"):
             await ask_until_it_fails(client)
+
+
+async def test_a_service_without_any_model_server_left_ends_and_says_why(folder: Path, tmp_path: Path) -> None:
+    async with make_server(folder, tmp_path, max_restarts=0) as server, SamplingClient(server) as client:
+        unused: Any = None
+        working: Any = asyncio.create_task(asyncio.Event().wait())
+        opened = Opened(service=unused, trainer=unused, sampler=client, working=working)
+        serving = asyncio.create_task(opened.end())
+        await asyncio.sleep(0)
+        assert not serving.done()
+        os.kill(server_pids(server.base_url.removeprefix("unix:"))[0], signal.SIGKILL)
+        with pytest.raises(SamplingError, match="given up"):
+            await ask_until_it_fails(client)
+        with pytest.raises(SamplingError, match="died 1 times, the last time with status 137, and is given up"):
+            await serving
+        working.cancel()
 
 
 async def test_a_server_that_has_served_for_a_while_between_its_deaths_is_not_given_up(
