@@ -37,6 +37,7 @@ from cua_rl.training.batching import MicroBatch
 from cua_rl.training.config import Sharding, TrainerConfig
 from cua_rl.training.layers import PACKED_ATTENTION, StreamedLinear, stream_frozen_weights
 from cua_rl.training.model import PolicyModel
+from cua_rl.training.prefixes import PackedSequence
 from cua_rl.training.ranks import Place, shard_weights
 
 aten = torch.ops.aten
@@ -271,7 +272,7 @@ def make_row(num_tokens: int, num_turns: int) -> Row:
     num_trained = num_turns * ANSWER_TOKENS
     nothing = torch.zeros(num_trained)
     return Row(
-        datum_indices=(0,),
+        sequences=(PackedSequence(index=0),),
         lengths=(num_tokens,),
         input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
         position_ids=torch.zeros(3, 1, num_tokens, dtype=torch.long),

@@ -115,6 +115,7 @@ METRICS: Mapping[str, str] = {
     "optim/total_tokens": "tokens of all training sequences, images included",
     "optim/encoded_images": "screenshots encoded by the vision tower in forward-backward passes",
     "trainer/tokens": "tokens processed by the language model in all passes of the step, images included",
+    "trainer/shared_tokens": "tokens of prefixes, computed in another training sequence; not in trainer/tokens",
     "trainer/trained_tokens": "tokens that contribute to the gradient",
     "trainer/padding_tokens": "padding tokens; 0, because sequences are packed",
     "trainer/encoded_images": "screenshots encoded by the vision tower in all passes of the step",

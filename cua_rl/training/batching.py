@@ -1,5 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Datums as packed micro-batches: sequences end to end in one row, no padding, positions counted per sequence."""
+"""Datums as packed micro-batches: sequences end to end in one row, no padding, positions counted per sequence.
+
+`prefixes.py` says what sequences of a row share.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from cua_rl.training import wire
 from cua_rl.training.losses import LossTokens
+from cua_rl.training.prefixes import PackedSequence, pack_rows
 from cua_rl.types.errors import TrainingError
 from cua_rl.types.rollout import Datum, EncodedTextChunk, ImageChunk, ModelInput
 
@@ -24,12 +28,12 @@ RopeIndex = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class MicroBatch:
     """Several sequences in one row of `seq` tokens, of which `n` are trained."""
 
-    datum_indices: tuple[int, ...]
-    """Positions of the datums in the request, in row order."""
+    sequences: tuple[PackedSequence, ...]
+    """The datums in row order."""
     lengths: tuple[int, ...]
-    """Tokens per sequence; they add up to `seq`."""
+    """Tokens per sequence without its prefix; they add up to `seq`."""
     input_ids: Tensor  # [1, seq]
-    position_ids: Tensor  # [3, 1, seq]: time, height, width; every sequence starts at 0
+    position_ids: Tensor  # [3, 1, seq]: time, height, width; every whole sequence starts at 0
     is_image: Tensor  # [1, seq], bool: the token is a placeholder for a part of an image
     image_hashes: tuple[str, ...]
     """sha256 of the images in row order, repeats included."""
@@ -40,11 +44,21 @@ class MicroBatch:
     advantages: Tensor  # [n]
 
     @property
+    def datum_indices(self) -> tuple[int, ...]:
+        """Positions of the datums in the request, in row order."""
+        return tuple(sequence.index for sequence in self.sequences)
+
+    @property
+    def num_shared(self) -> tuple[int, ...]:
+        """Tokens of each sequence that the row has only in an earlier one."""
+        return tuple(sequence.num_shared for sequence in self.sequences)
+
+    @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
     def predictors(self, start: int = 0, end: int | None = None) -> tuple[Tensor, ...]:
-        """Per sequence, the positions in it of the tokens that predict trained ones; `n` in all.
+        """Per sequence, the positions behind its prefix of the tokens that predict trained ones; `n` in all.
 
         With `start` and `end`, only tokens of this stretch of the row.
         """
@@ -71,10 +85,11 @@ def make_micro_batches(
     rope_index: RopeIndex,
     image_token_id: int,
     max_tokens: int,
+    shares_prefixes: bool,
 ) -> Iterator[MicroBatch]:
-    """Pack the datums at `indices` in order, at most `max_tokens` a row; a longer datum gets its own row."""
-    for part in pack_greedily([datums[index].model_input.length for index in indices], max_tokens):
-        row = [datums[index] for index in indices[part]]
+    """Pack the datums at `indices` as `pack_rows` does."""
+    for sequences in pack_rows(datums, indices, max_tokens, shares=shares_prefixes):
+        row = [datums[sequence.index] for sequence in sequences]
         ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]
         # 1 for image tokens, 0 for text, [1, seq] each: from the chunks, because a sampled image token is text
         types = [
@@ -83,27 +98,39 @@ def make_micro_batches(
         ]
         images = [datum.model_input.images for datum in row]
         grid_rows = [torch.tensor([grids[image.sha256] for image in some]) if some else None for some in images]
-        input_ids = torch.cat(ids, dim=1)
-        mask = torch.cat([torch.tensor(datum.loss_mask) for datum in row])
+        positions = [
+            _positions(datum.model_input, rope_index, one_ids, one_types, grids_of_one)
+            for datum, one_ids, one_types, grids_of_one in zip(row, ids, types, grid_rows, strict=True)
+        ]
+        masks = [torch.tensor(datum.loss_mask) for datum in row]
+        num_shared = [sequence.num_shared for sequence in sequences]
+        own_images = [some[_num_images(datum, n) :] for datum, some, n in zip(row, images, num_shared, strict=True)]
+
+        def own(parts: Sequence[Tensor], num_shared: Sequence[int] = num_shared) -> Tensor:
+            """The row: of each sequence what follows its prefix."""
+            return torch.cat([part[..., start:] for part, start in zip(parts, num_shared, strict=True)], dim=-1)
+
+        input_ids, own_mask, mask = own(ids), own(masks), torch.cat(masks)
         yield MicroBatch(
-            datum_indices=tuple(indices[part]),
-            lengths=tuple(one_ids.shape[1] for one_ids in ids),
+            sequences=tuple(sequences),
+            lengths=tuple(len(one) - start for one, start in zip(masks, num_shared, strict=True)),
             input_ids=input_ids,
-            position_ids=torch.cat(
-                [
-                    _positions(datum.model_input, rope_index, one_ids, one_types, grids_of_one)
-                    for datum, one_ids, one_types, grids_of_one in zip(row, ids, types, grid_rows, strict=True)
-                ],
-                dim=2,
-            ),
-            is_image=torch.cat(types, dim=1) == 1,
-            image_hashes=tuple(image.sha256 for some in images for image in some),
-            targets=input_ids[0, mask],
-            target_positions=mask.nonzero()[:, 0],
+            position_ids=own(positions),
+            is_image=own(types) == 1,
+            image_hashes=tuple(image.sha256 for some in own_images for image in some),
+            targets=input_ids[0, own_mask],
+            target_positions=own_mask.nonzero()[:, 0],
             turn_ids=turn_ids(mask),
             sampling_logprobs=_on_mask([datum.sampling_logprobs for datum in row], mask),
             advantages=_on_mask([datum.advantages for datum in row], mask),
         )
+
+
+def _num_images(datum: Datum, end: int) -> int:
+    """Images among the first `end` tokens."""
+    chunks = datum.model_input.chunks
+    starts = accumulate((chunk.length for chunk in chunks), initial=0)
+    return sum(isinstance(chunk, ImageChunk) and start < end for chunk, start in zip(chunks, starts, strict=False))
 
 
 def _positions(
@@ -160,7 +187,7 @@ def empty_micro_batch(num_tokens: int = 1) -> MicroBatch:
     """Tokens that train nothing, for a pass in which only other ranks have work."""
     nothing = torch.zeros(0)
     return MicroBatch(
-        datum_indices=(),
+        sequences=(),
         lengths=(num_tokens,),
         input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
         position_ids=torch.zeros(3, 1, num_tokens, dtype=torch.long),
@@ -254,6 +281,6 @@ def align_with_tokens(
     for micro_batch, trained in zip(micro_batches, values, strict=True):
         row = torch.zeros(micro_batch.num_tokens)
         row[micro_batch.target_positions.cpu()] = trained.detach().float().cpu()
-        parts = row.split(list(micro_batch.lengths))
-        aligned |= {index: tuple(part.tolist()) for index, part in zip(micro_batch.datum_indices, parts, strict=True)}
+        parts = zip(micro_batch.sequences, row.split(list(micro_batch.lengths)), strict=True)
+        aligned |= {sequence.index: (0.0,) * sequence.num_shared + tuple(part.tolist()) for sequence, part in parts}
     return tuple(aligned[index] for index in range(len(datums)))

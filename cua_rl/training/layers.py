@@ -6,7 +6,7 @@ experts that stay in their files, and compiled norms, rotations and SwiGLU.
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MethodType
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
 from cua_rl.training.context import ALONE, Context
+from cua_rl.training.prefixes import Prefix
 from cua_rl.types.errors import ConfigError
 
 PACKED_ATTENTION = "cua_rl_packed"
@@ -50,44 +51,43 @@ def packed_attention(
     *,
     sequence_lengths: Sequence[int],
     scaling: float,
+    prefixes: Sequence[Prefix] = (),
     context: Context = ALONE,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence of a packed row: no padding, no attention across sequences.
+    """Causal attention inside each sequence of a packed row and to its prefix: no padding, none across sequences.
 
     query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq, or to
-    the tokens of all ranks of `context`. Returns [1, seq, heads, head_dim], the layout of Transformers.
+    the tokens of all ranks of `context`. Without `prefixes`, sequences are whole. Returns [1, seq, heads, head_dim],
+    the layout of Transformers.
     """
-    if context.size > 1:
-        return _shared_attention(query, key, value, sequence_lengths, context, scaling).transpose(1, 2), None
-    outputs = [
-        _attend(q, k, v, scaling)
-        for q, k, v in zip(*(x.split(list(sequence_lengths), dim=2) for x in (query, key, value)), strict=True)
-    ]
+    num_tokens, lengths = sum(sequence_lengths), list(sequence_lengths)
+    begin, end = context.span(num_tokens)
+    keys, values = (x.split(lengths, dim=2) for x in context.gather_keys(key, value, num_tokens))
+    bounds = [min(max(bound, begin), end) for bound in accumulate(lengths, initial=0)]
+    queries = query.split([stop - start for start, stop in pairwise(bounds)], dim=2)
+    outputs: list[Tensor] = []
+    for place, (start, q) in enumerate(zip(accumulate(lengths, initial=0), queries, strict=False)):
+        if q.shape[2]:  # the last query sees all of these keys
+            k, v = (_seen(x, place, prefixes, bounds[place + 1] - start) for x in (keys, values))
+            outputs.append(_attend(q, k, v, scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _shared_attention(
-    query: Tensor, key: Tensor, value: Tensor, sequence_lengths: Sequence[int], context: Context, scaling: float
-) -> Tensor:
-    """The attention of this rank's tokens to those of all ranks, [1, heads, own, head_dim]."""
-    num_tokens = sum(sequence_lengths)
-    key, value = context.gather_keys(key, value, num_tokens)
-    begin, end = context.span(num_tokens)
-    outputs: list[Tensor] = []
-    for start, length in zip(accumulate(sequence_lengths, initial=0), sequence_lengths, strict=False):
-        first, last = max(start, begin), min(start + length, end)
-        if first < last:  # the last query sees all of these keys
-            q, k, v = query[:, :, first - begin : last - begin], key[:, :, start:last], value[:, :, start:last]
-            with _disable_current_modes():  # that of selective recomputation would replace this kind of tensor
-                is_seen = causal_lower_right(last - first, last - start)
-            outputs.append(_attend(q, k, v, scaling, is_seen=is_seen))
-    return torch.cat(outputs, dim=2)
+def _seen(parts: Sequence[Tensor], place: int, prefixes: Sequence[Prefix], num_own: int) -> Tensor:
+    """Keys or values, by sequence, of a sequence's prefix and of its first tokens."""
+    own = parts[place][:, :, :num_own]
+    prefix = prefixes[place] if prefixes else ()
+    return torch.cat([*(parts[other][:, :, :count] for other, count in prefix), own], dim=2) if prefix else own
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, is_seen: Any = None) -> Tensor:
-    """Attention of heads that may share keys and values; causal, unless `is_seen` says what queries see."""
-    is_grouped, is_causal = key.shape[1] != query.shape[1], is_seen is None
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention of heads that may share keys and values; the last query sees all of them."""
+    num_queries, num_keys, is_seen = query.shape[2], key.shape[2], None
+    is_grouped, is_causal = key.shape[1] != query.shape[1], num_queries == num_keys
+    if not is_causal:
+        with _disable_current_modes():  # that of selective recomputation would replace this kind of tensor
+            is_seen = causal_lower_right(num_queries, num_keys)
     if is_grouped and query.is_cuda:
         settings = SDPAParams(query, key, value, None, 0.0, is_causal, True)
         if not can_use_flash_attention(settings):  # in float32, for example
@@ -151,8 +151,8 @@ def keep_predictors_only(model: Any) -> None:
     values still come from every token: results do not change.
 
     Calls of the language model then need `sequence_lengths`, which add up to seq, and `predictors`: the positions of
-    the n tokens in each sequence. With a `context` of several ranks, n counts this rank's tokens. Raises `ConfigError`
-    if visual features are added after the last layer.
+    the n tokens in each sequence, behind its prefix if there are `prefixes`. With a `context` of several ranks, n
+    counts this rank's tokens. Raises `ConfigError` if visual features are added after the last layer.
     """
     layers = model.language_model.layers
     num_layers = len(layers)
@@ -178,6 +178,7 @@ def last_layer_forward(
     *,
     sequence_lengths: Sequence[int],
     predictors: Sequence[Tensor],
+    prefixes: Sequence[Prefix] = (),
     context: Context = ALONE,
     **_: object,
 ) -> Tensor:
@@ -203,12 +204,13 @@ def last_layer_forward(
     value = heads(attention.v_proj(normed))
     key, value = context.gather_keys(key, value, num_tokens)
 
-    # each predictor attends to the tokens of its sequence up to itself
+    # each predictor attends to the prefix and the tokens of its sequence up to itself
     outputs: list[Tensor] = []
     counts, lengths = [len(places) for places in predictors], list(sequence_lengths)
-    parts = zip(query.split(counts, 2), key.split(lengths, 2), value.split(lengths, 2), predictors, strict=True)
-    for q, k, v, places in parts:
-        is_seen = torch.arange(k.shape[2], device=k.device) <= places[:, None]
+    parts = [x.split(lengths, 2) for x in (key, value)]
+    for place, (q, places) in enumerate(zip(query.split(counts, 2), predictors, strict=True)):
+        k, v = (_seen(x, place, prefixes, lengths[place]) for x in parts)
+        is_seen = torch.arange(k.shape[2], device=k.device) <= places[:, None] + (k.shape[2] - lengths[place])
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=attention.scaling))
     attended = torch.cat(outputs, dim=2).transpose(1, 2)

@@ -118,12 +118,22 @@ class Account:
     _peak_flops_per_s: float | None = None
 
     def add_sequences(
-        self, lengths: Sequence[int], predictors: Sequence[torch.Tensor], *, backward: bool, adapter: bool
+        self,
+        lengths: Sequence[int],
+        num_shared: Sequence[int],
+        predictors: Sequence[torch.Tensor],
+        *,
+        backward: bool,
+        adapter: bool,
     ) -> None:
-        """Count a pass of the language model over packed sequences, and of their `predictors` through the head."""
+        """Count a pass of the language model over packed sequences, and of their `predictors` through the head.
+
+        `num_shared` are the tokens before each that an earlier one has.
+        """
         shape, num_tokens, num_scored = self.shape, sum(lengths), sum(map(len, predictors))
-        pairs = (shape.num_attentions - 1) * sum(length * (length + 1) // 2 for length in lengths)
-        pairs += sum(int((places + 1).sum()) for places in predictors)
+        pairs = sum(own * shared + own * (own + 1) // 2 for own, shared in zip(lengths, num_shared, strict=True))
+        pairs *= shape.num_attentions - 1
+        pairs += sum(int((places + 1 + shared).sum()) for places, shared in zip(predictors, num_shared, strict=True))
         frozen, trained = (2, 3) if backward else (1, 1)
         base = trained if self.trains_base else frozen
         linear = shape.language * num_tokens + shape.language_last * num_scored
@@ -132,6 +142,7 @@ class Account:
         if adapter:
             self._flops["lora"] += 2 * (shape.lora * num_tokens + shape.lora_last * num_scored) * trained
         self._counts["tokens"] += num_tokens
+        self._counts["shared_tokens"] += sum(num_shared)
         if backward:
             self._counts["trained_tokens"] += num_scored
 
@@ -179,7 +190,7 @@ class Account:
         if self._peak_flops_per_s is None:
             self._peak_flops_per_s = measure_matmul_peak(self.device, self.dtype)
         flops_per_s = self._flops.total() / self._busy_s if self._busy_s else 0.0
-        counts = ("tokens", "trained_tokens", "encoded_images", "reused_images", "memory_retries")
+        counts = ("tokens", "shared_tokens", "trained_tokens", "encoded_images", "reused_images", "memory_retries")
         metrics = {f"trainer/{name}": float(self._counts[name]) for name in counts}
         metrics |= {
             f"trainer/{name}_tflop": self._flops[name] / 1e12 for name in ("language", "vision", "lora", "head")

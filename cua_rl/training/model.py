@@ -66,7 +66,10 @@ class PolicyModel:
             require_separate_sequences(base.model.language_model)
         keep_predictors_only(base.model)
         layers = base.model.language_model.layers
-        if self._context.size > 1 and any("linear_attn" in dict(layer.named_children()) for layer in layers):
+        has_states = any("linear_attn" in dict(layer.named_children()) for layer in layers)
+        self.shares_prefixes = not has_states
+        """Whether sequences of a row may share a prefix; the state of linear attention would have to branch, too."""
+        if self._context.size > 1 and has_states:
             raise ConfigError(
                 f"trainer.context_parallel: expected 1 for a model with linear attention, got {self._context.size}; "
                 "leave it out"
@@ -202,6 +205,7 @@ class PolicyModel:
                 inputs_embeds=embeddings,
                 position_ids=micro_batch.position_ids[:, :, start:end].to(self.device),
                 sequence_lengths=micro_batch.lengths,
+                prefixes=[sequence.prefix for sequence in micro_batch.sequences],
                 predictors=[places.to(self.device) for places in micro_batch.predictors(start, end)],
                 context=context,
                 use_cache=False,

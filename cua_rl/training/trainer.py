@@ -36,6 +36,7 @@ from cua_rl.training.losses import token_losses
 from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
 from cua_rl.training.model import PolicyModel, describe_machine
 from cua_rl.training.models import Models
+from cua_rl.training.prefixes import split_groups
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, PreparedAhead, encode_images
 from cua_rl.types.errors import TrainingError
@@ -193,7 +194,7 @@ class Trainer:
             "optim/num_datums": float(len(batch.datums)),
             "optim/num_micro_batches": float(len(batch.micro_batches)),
             "optim/trained_tokens": float(len(all_logprobs)),
-            "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
+            "optim/total_tokens": float(sum(datum.model_input.length for datum in batch.datums)),
             "optim/micro_batch_tokens": float(self._row_tokens),
             "optim/encoded_images": float(num_encoded_images),
         }
@@ -358,7 +359,11 @@ class Trainer:
     def _pack(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
         num_shares, ours = (number // self._context.size for number in (self._ranks.size, self._ranks.rank))
-        mine = share_out([datum.model_input.length for datum in datums], num_shares)[ours]
+        lengths = [datum.model_input.length for datum in datums]
+        # of at most half a rank's share, so that all ranks get about as much
+        parts = split_groups(datums, sum(lengths) // (2 * num_shares) if self.model.shares_prefixes else 0)
+        chosen = share_out([sum(lengths[index] for index in part) for part in parts], num_shares)[ours]
+        mine = sorted(index for place in chosen for index in parts[place])
         images = {chunk.image.sha256: chunk for index in mine for chunk in datums[index].model_input.image_chunks}
         micro_batches = make_micro_batches(
             datums,
@@ -367,6 +372,7 @@ class Trainer:
             rope_index=self.model.rope_index,
             image_token_id=self.model.image_token_id,
             max_tokens=self._row_tokens,
+            shares_prefixes=self.model.shares_prefixes,
         )
         ahead = PreparedAhead(self._preprocessor.prepare)
         return _Batch(datums=datums, micro_batches=list(micro_batches), images=images, ahead=ahead)
@@ -403,6 +409,7 @@ class Trainer:
         if self._context.rank == 0:
             self.account.add_sequences(
                 micro_batch.lengths,
+                micro_batch.num_shared,
                 micro_batch.predictors(),
                 backward=backward,
                 adapter=adapter and not self.model.trains_base,

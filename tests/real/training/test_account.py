@@ -1,6 +1,7 @@
 """The account's FLOPs against PyTorch's own count of the operations that ran."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import chz
@@ -28,15 +29,24 @@ def counted_flops(trainer: Trainer, request: wire.ForwardBackward) -> dict[str, 
     return {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
 
 
-def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
+@pytest.mark.parametrize("num_shared", [0, 13])
+def test_flops_equal_what_pytorch_counts(config: TrainerConfig, num_shared: int) -> None:
     trainer, rng = Trainer(config), random.Random(0)
     datums = tuple(make_datum(rng, [draw_screenshot(rng) for _ in range(2)]) for _ in range(3))
+    num_images = 6
+    if num_shared:  # the first prompt, 6 + 1 + 6 + 1 tokens, without the one that predicts
+        first = datums[0].model_input.chunks[:3]
+        inputs = [replace(one.model_input, chunks=(*first, *one.model_input.chunks[3:])) for one in datums]
+        datums = tuple(replace(one, model_input=changed) for one, changed in zip(datums, inputs, strict=True))
+        num_images = 4
     request = wire.ForwardBackward(datums=datums, loss=LossConfig())
 
     found = counted_flops(trainer, request)
     account = trainer.account.take()
 
-    tokens, lengths = sum(d.model_input.length for d in datums), [d.model_input.length for d in datums]
+    lengths = [d.model_input.length for d in datums]
+    tokens = sum(lengths) - 2 * num_shared
+    assert (account["trainer/tokens"], account["trainer/shared_tokens"]) == (tokens, 2 * num_shared)
     predictors = [place for d in datums for place, is_trained in enumerate(d.loss_mask[1:]) if is_trained]
     counted = sum(found.get(name, 0) for name in LINEAR)
     # not counted by PyTorch: addmm_, which adds LoRA's update (out: 512 a layer), its gradient (in: 512, less q, k, v)
@@ -46,10 +56,10 @@ def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
     # the first layer's q, k, v [64 -> 64, 32, 32] need no gradient to their input, which the account does not look at
     below_first = 2 * tokens * (HIDDEN * 128 + 3 * RANK * HIDDEN)
     # scores and values: 2 * heads * head_dim * 2 per pair and layer; forward 1, backward 2
-    pairs = (LAYERS - 1) * sum(n * (n + 1) // 2 for n in lengths) + sum(place + 1 for place in predictors)
-    attention = 3 * 2 * 2 * HIDDEN * pairs
-    # 6 screenshots of 4 x 6 patches in 2 layers of width 48, counted for every pair of patches
-    vision_attention = 2 * 2 * 48 * 2 * 6 * 24**2
+    pairs = sum(n * (n + 1) // 2 for n in lengths) - 2 * num_shared * (num_shared + 1) // 2
+    attention = 3 * 2 * 2 * HIDDEN * ((LAYERS - 1) * pairs + sum(place + 1 for place in predictors))
+    # screenshots of 4 x 6 patches in 2 layers of width 48, counted for every pair of patches
+    vision_attention = 2 * 2 * 48 * 2 * num_images * 24**2
     total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
     assert total - below_first - attention - vision_attention == pytest.approx(counted, rel=1e-3)
 
@@ -113,8 +123,10 @@ def test_utilisation_is_the_one_worked_by_hand() -> None:
     )
 
     account.add_encoded_images([(1, 2, 4)], backward=False)
-    account.add_sequences([4], [torch.tensor([2, 3])], backward=True, adapter=True)
+    account.add_sequences([4], [0], [torch.tensor([2, 3])], backward=True, adapter=True)
     metrics = account.take()
+    account.add_sequences([2], [4], [torch.tensor([1])], backward=False, adapter=False)
+    behind_four = account.take()
 
     # vision: 8 patches x 20 + 64 pairs x 2 + windows of 2 x 3 and 2 x 1 patches, 36 + 4 pairs, + 2 tokens x 16 = 360
     # multiply-adds, forward alone: 720
@@ -124,6 +136,9 @@ def test_utilisation_is_the_one_worked_by_hand() -> None:
     parts = {part: 1e12 * metrics[f"trainer/{part}_tflop"] for part in ("vision", "language", "lora", "head")}
     assert parts == pytest.approx({"vision": 720, "language": 2816, "lora": 300, "head": 320})
     assert metrics["trainer/tflop_per_s"] == pytest.approx(4156 / 2e12)
+    # 2 tokens x 100 + 1 predictor x 50; pairs 5 + 6 in the first layer, 6 in the last: 17 x 8; forward alone
+    assert 1e12 * behind_four["trainer/language_tflop"] == pytest.approx(2 * (250 + 136))
+    assert (behind_four["trainer/tokens"], behind_four["trainer/shared_tokens"]) == (2.0, 4.0)
 
 
 def test_an_account_begins_anew_when_it_is_taken(config: TrainerConfig) -> None:

@@ -1,6 +1,7 @@
 """Trainer processes that share each row, against one that computes it alone."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import chz
@@ -12,6 +13,7 @@ from cua_rl.training.config import LossConfig, Sharding, TrainerConfig
 from cua_rl.training.context import Context
 from cua_rl.training.trainer import Trainer
 from cua_rl.types.errors import ConfigError, TrainingError
+from cua_rl.types.rollout import ModelInput
 from tests.real.training.test_ranks import NUM_ROUNDINGS, PLAIN_STEP, adapter, assert_close
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 from tests.rounding import assert_equal_but_for_rounding
@@ -43,6 +45,9 @@ async def test_processes_that_share_each_row_take_the_step_of_one(
     rng = random.Random(0)
     screens = [draw_screenshot(rng) for _ in range(3)]
     datums = tuple(make_datum(rng, shown) for shown in (screens, screens[:1], []))
+    sibling = datums[1].model_input.chunks[:3]  # sees the prompt in the row, of which another rank has a part
+    other = make_datum(rng, screens[:1])
+    datums += (replace(other, model_input=ModelInput(chunks=(*sibling, other.model_input.chunks[-1]))),)
     alone = Trainer(config)
     expected = alone.forward_backward(wire.ForwardBackward(datums=datums, loss=loss))
     expected_step = alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
@@ -55,10 +60,10 @@ async def test_processes_that_share_each_row_take_the_step_of_one(
         output = await several.forward_backward(datums, loss)
         step = await several.optim_step(PLAIN_STEP)
         account = await several.trainer_metrics()
-        base = await several.base_logprobs(datums[2:])  # of four processes, two have nothing to do
+        base = await several.base_logprobs(datums[2:3])  # of four processes, two have nothing to do
         await several.save_weights_for_sampler(tmp_path / "several")
 
-    expected_base = Trainer(config).forward(wire.Forward(datums=datums[2:], temperature=1.0, weights="base"))
+    expected_base = Trainer(config).forward(wire.Forward(datums=datums[2:3], temperature=1.0, weights="base"))
     expected_rows = (*expected.training_logprobs, *expected_base.training_logprobs)
     for row, other in zip((*output.training_logprobs, *base), expected_rows, strict=True):
         assert_equal_but_for_rounding(row, other, NUM_ROUNDINGS)
@@ -69,4 +74,5 @@ async def test_processes_that_share_each_row_take_the_step_of_one(
             )
     assert_equal_but_for_rounding([step.grad_norm], [expected_step.grad_norm], NUM_ROUNDINGS)
     assert_close(adapter(tmp_path / "several"), adapter(tmp_path / "alone"))
-    assert account["trainer/tokens"] == sum(datum.model_input.length for datum in datums)
+    assert account["trainer/shared_tokens"] == alone.account.take()["trainer/shared_tokens"] == 13
+    assert account["trainer/tokens"] == sum(datum.model_input.length for datum in datums) - 13

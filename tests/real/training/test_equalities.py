@@ -124,19 +124,24 @@ def test_packed_equals_unpacked(moved_adapter: Callable[..., Trainer], rollouts:
     assert_equal(loss_and_gradients(trainer, datums), loss_and_gradients(trainer, *[[datum] for datum in datums]))
 
 
-def test_merged_equals_split_at_a_third_of_the_tokens(
+def test_merged_equals_split_whose_turns_share_what_came_before_them(
     moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
 ) -> None:
     trainer = moved_adapter()
 
     together = loss_and_gradients(trainer, merged(rollouts))
-    merged_tokens = trainer.account.take()["trainer/tokens"]
+    of_merged = trainer.account.take()
     apart = loss_and_gradients(trainer, split(rollouts))
-    split_tokens = trainer.account.take()["trainer/tokens"]
+    of_split = trainer.account.take()
+    trainer.model.shares_prefixes = False
+    whole = loss_and_gradients(trainer, split(rollouts))
+    of_whole = trainer.account.take()
 
     assert_equal(together, apart)
+    assert_equal(together, whole)
     # a turn adds 4 + 1 + 6 + 1 + 5 = 17 tokens; 4 rollouts of 3 turns: 17 * 3 against 17 * (1 + 2 + 3)
-    assert (merged_tokens, split_tokens) == (4 * 51, 4 * 102)
+    counts = [(one["trainer/tokens"], one["trainer/shared_tokens"]) for one in (of_merged, of_split, of_whole)]
+    assert counts == [(4 * 51, 0), (4 * 51, 4 * 51), (4 * 102, 0)]
 
 
 def test_held_features_equal_features_made_anew(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
@@ -291,6 +296,7 @@ def test_no_tensor_of_a_packed_row_has_a_value_per_pair_of_its_tokens(
     moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
 ) -> None:
     trainer, datums = moved_adapter(), tuple(merged(rollouts)) * 12  # 48 sequences of 51 tokens in one row
+    trainer.model.shares_prefixes = False
     sizes: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:

@@ -103,7 +103,10 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Model FLOPs utilisation", metrics: ["trainer/matmul_frac"], prefix: "trainer/mfu", percent: true },
       { title: "TFLOP per second", metrics: ["trainer/tflop_per_s"] },
       { title: "TFLOP by part", metrics: ["trainer/language_tflop", "trainer/vision_tflop", "trainer/lora_tflop", "trainer/head_tflop"] },
-      { title: "Tokens in passes", metrics: ["trainer/tokens", "trainer/trained_tokens", "trainer/padding_tokens"] },
+      {
+        title: "Tokens in passes",
+        metrics: ["trainer/tokens", "trainer/shared_tokens", "trainer/trained_tokens", "trainer/padding_tokens"],
+      },
       { title: "Screenshots in passes", metrics: ["trainer/encoded_images", "trainer/reused_images", "optim/encoded_images"] },
       { title: "Busy time", metrics: ["trainer/busy_s"], seconds: true },
       { title: "Memory, GiB", metrics: ["trainer/parameters_gib", "trainer/rss_gib", "trainer/peak_rss_gib", "trainer/peak_cuda_gib", "trainer/peak_reserved_gib"] },
