@@ -11,7 +11,7 @@ from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 class TimeLimits:
     """Time limits of the stages of a rollout, seconds; the pool has its own limit for the lease."""
 
-    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=AT_MOST_A_DAY)
+    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", by_run=True)
     turn_timeout_s: float = setting(
         300.0,
         "limit for the device's time in a turn, and for a model server that samples no token; exceeding it is a fault",
