@@ -24,11 +24,11 @@ from cua_rl.recipes.prune import PruneConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
 from cua_rl.recipes.recover import RecoverConfig
 from cua_rl.recipes.replay_step import ReplayConfig
-from cua_rl.recipes.serve_model import SERVE_PRESETS, ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.serve_tinker import ServeTinkerConfig
 from cua_rl.recipes.take_over import TakeOverConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
+from cua_rl.run.model_servers import SERVE_PRESETS, ServeModelConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.suite import SuiteConfig

@@ -8,26 +8,7 @@ from cua_rl.command_line.fields import AT_MOST_A_DAY, setting
 
 
 @chz.chz
-class TimeLimits:
-    """Time limits of the stages of a rollout, seconds; the pool has its own limit for the lease."""
-
-    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=AT_MOST_A_DAY)
-    turn_timeout_s: float = setting(
-        300.0,
-        "limit for the device's time in a turn, and for a model server that samples no token; exceeding it is a fault",
-        within=AT_MOST_A_DAY,
-    )
-    task_timeout_s: float = setting(
-        1800.0,
-        "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
-        "process, the time between requests; exceeding it ends the rollout as if out of turns",
-        within=AT_MOST_A_DAY,
-    )
-    validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=AT_MOST_A_DAY)
-
-
-@chz.chz
-class DeviceConfig(TimeLimits):
+class DeviceConfig:
     """Devices: screens, time limits, GBox boxes, phones, gym servers."""
 
     screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen, 1 to 16", within=(0, 16))
@@ -52,6 +33,19 @@ class DeviceConfig(TimeLimits):
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )
     lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=AT_MOST_A_DAY)
+    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", by_run=True)
+    turn_timeout_s: float = setting(
+        300.0,
+        "limit for the device's time in a turn, and for a model server that samples no token; exceeding it is a fault",
+        within=AT_MOST_A_DAY,
+    )
+    task_timeout_s: float = setting(
+        1800.0,
+        "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
+        "process, the time between requests; exceeding it ends the rollout as if out of turns",
+        within=AT_MOST_A_DAY,
+    )
+    validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=AT_MOST_A_DAY)
     gym_base_url: str | None = setting(
         None, "gym server for task sources that name none; None is http://localhost:5010"
     )

@@ -98,8 +98,6 @@ class PoolLimits:
     retry_longest_s: float = 30.0
     makes_per_s: float | None = None
     """Maximum creations per second; None is unlimited."""
-    max_uses: int | None = None
-    """Leases after which a device is replaced although it could be reset; None is never."""
     close_timeout_s: float = 60.0
     """Time limit for closing a device, and for a creation whose lease was cancelled."""
 
@@ -110,7 +108,6 @@ class _Tenancy:
 
     making: asyncio.Task[Device] | None = None
     device: Device | None = None
-    num_uses: int = 0
     is_healthy: bool = False
 
 
@@ -131,7 +128,7 @@ class DevicePool:
         self._limits = limits or PoolLimits()
         self._random = random or Random()
         self._slots = asyncio.Semaphore(max_devices)
-        self._idle: deque[tuple[Device, int]] = deque()
+        self._idle: deque[Device] = deque()
         self._ending: set[asyncio.Task[None]] = set()
         self._next_make_at = 0.0
         self._silent_until = 0.0
@@ -188,7 +185,7 @@ class DevicePool:
     async def close(self) -> None:
         """Close idle devices and wait for leases that are ending; the pool leases nothing from here on."""
         while self._idle:
-            device, _ = self._idle.popleft()
+            device = self._idle.popleft()
             self._own(self._close(device))
         if self._ending:
             await wait_through(asyncio.create_task(asyncio.wait(set(self._ending)), name="end-pool"))
@@ -236,12 +233,12 @@ class DevicePool:
     async def _reuse(self, tenancy: _Tenancy, request: DeviceRequest) -> Device | None:
         """An idle device, reset; those that cannot be reset are closed."""
         while self._idle and self._reset_device is not None:
-            tenancy.device, tenancy.num_uses = self._idle.popleft()
+            tenancy.device = self._idle.popleft()
             try:
                 tenancy.device = await self._reset_device(tenancy.device, request)
             except DeviceError as error:
                 self._meter.count_fault(error)
-                device, tenancy.device, tenancy.num_uses = tenancy.device, None, 0
+                device, tenancy.device = tenancy.device, None
                 await wait_through(self._own(self._close(device)))
             else:
                 self._meter.num_reused += 1
@@ -266,10 +263,8 @@ class DevicePool:
         """Keep or close what a lease held, then free its slot."""
         try:
             device = tenancy.device or await self._await_abandoned(tenancy.making)
-            num_uses = tenancy.num_uses + 1
-            is_worn = self._limits.max_uses is not None and num_uses >= self._limits.max_uses
-            if device is not None and self._reset_device is not None and tenancy.is_healthy and not is_worn:
-                self._idle.append((device, num_uses))
+            if device is not None and self._reset_device is not None and tenancy.is_healthy:
+                self._idle.append(device)
             elif device is not None:
                 await self._close(device)
         finally:

@@ -35,15 +35,18 @@ MAX_RETRIES = 5  # the openai package waits as long as the endpoint asks, or lon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """An external model."""
+class RemoteModel:
+    """A model behind a third-party endpoint. The API key is read from the environment when it is used."""
 
+    name: str
     base_url: str
     """Including `/v1`, or whatever path the endpoint uses."""
     model: str
+    """The endpoint's own name of it."""
     api: Api = "responses"
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
     """Fields set in every request; None removes one."""
+    api_key_env: str | None = None
 
 
 @dataclass(slots=True)
@@ -56,8 +59,8 @@ class _OpenRollout:
 class EndpointAccess:
     """The model access of a `RolloutRunner` over an endpoint; an async context manager, which alone holds the key."""
 
-    def __init__(self, endpoint: Endpoint, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
-        self._endpoint = endpoint
+    def __init__(self, model: RemoteModel, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
+        self._model = model
         self._api_key = api_key
         self._params = params
         self._timeout_s = timeout_s
@@ -69,11 +72,11 @@ class EndpointAccess:
     ) -> None:
         """Open a rollout's address; an endpoint cannot load adapters."""
         if adapter is not None:
-            raise ValueError(f"expected no adapter at {self._endpoint.base_url!r}, got {adapter.name!r}")
+            raise ValueError(f"expected no adapter at {self._model.base_url!r}, got {adapter.name!r}")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
     def tell(self, rollout_id: str, turns: Sequence[Turn], arrival: Turn | None) -> None:
-        raise ConfigError(f"expected no branches at {self._endpoint.base_url!r}: only what is trained has any")
+        raise ConfigError(f"expected no branches at {self._model.base_url!r}: only what is trained has any")
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         turns = self.turns(rollout_id)
@@ -91,7 +94,7 @@ class EndpointAccess:
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
     ) -> AbstractContextManager[ModelAddress]:
         """Raises `ConfigError`: only the built-in agent works with another model endpoint."""
-        raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
+        raise ConfigError(f"expected the built-in agent for {self._model.base_url!r}, got one in another process")
 
     async def respond(self, rollout_id: str, request: Json) -> Json:
         """Ask the endpoint in its own API and record the turn.
@@ -101,8 +104,8 @@ class EndpointAccess:
         """
         rollout = self._open(rollout_id)
         conversation = conversation_from_responses(request, rollout.images)
-        make_body = responses_body if self._endpoint.api == "responses" else chat_body
-        body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
+        make_body = responses_body if self._model.api == "responses" else chat_body
+        body = make_body(conversation.items, conversation.tools, self._model.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body, conversation.tools)
         parsed = reply.parsed
@@ -126,7 +129,7 @@ class EndpointAccess:
         answer = Answer(
             turn=turn,
             parsed=parsed,
-            model=self._endpoint.model,
+            model=self._model.model,
             num_prompt_tokens=reply.num_prompt_tokens,
             num_sampled_tokens=reply.num_sampled_tokens,
         )
@@ -136,10 +139,10 @@ class EndpointAccess:
         from openai import APIStatusError, BadRequestError
 
         assert self._client is not None, "expected the endpoint to be entered first"
-        is_responses = self._endpoint.api == "responses"
-        fields = {name: value for name, value in {**body, **self._endpoint.extra}.items() if value is not None}
+        is_responses = self._model.api == "responses"
+        fields = {name: value for name, value in {**body, **self._model.extra}.items() if value is not None}
         try:
-            with boundary(SamplingError, f"asking {self._endpoint.base_url}"):
+            with boundary(SamplingError, f"asking {self._model.base_url}"):
                 try:
                     answer = await self._client.post(
                         "/responses" if is_responses else "/chat/completions", cast_to=object, body=fields
@@ -162,7 +165,7 @@ class EndpointAccess:
 
     async def __aenter__(self) -> Self:
         self._client = external_client(
-            self._endpoint.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=self._timeout_s
+            self._model.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=self._timeout_s
         )
         return self
 

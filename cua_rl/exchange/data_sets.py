@@ -220,4 +220,4 @@ def _act_code(recorder: Recorder, code: str, thought: str | None) -> None:
 
 def _in_folder(recorder: Recorder, name: str, folder: str) -> str:
     """An image where the file says, or in the folder that the publisher's archives unpack to."""
-    return name if (recorder.images.folder / name).is_file() else f"{folder}/{name}"
+    return name if (recorder.folder / name).is_file() else f"{folder}/{name}"

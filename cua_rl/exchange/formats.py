@@ -30,7 +30,7 @@ from cua_rl.exchange.data_sets import (
 from cua_rl.exchange.files import find_files, is_conversation, read_values
 from cua_rl.exchange.foreign_actions import WHEEL_CLICK_PX, ForeignAction, UnknownAction
 from cua_rl.exchange.provider_logs import read_anthropic, read_gemini, read_openai
-from cua_rl.exchange.recorder import ForeignTrajectory, Images, Recorder
+from cua_rl.exchange.recorder import ForeignTrajectory, Recorder
 from cua_rl.exchange.rows import Row, as_row, as_rows, is_row
 from cua_rl.exchange.tfrecords import find_element
 from cua_rl.types.errors import ConfigError
@@ -60,17 +60,17 @@ def read_trajectories(path: Path, told: Told | None = None) -> Iterator[Callable
     root = (path if path.is_dir() else path.parent).absolute()
     is_empty = True
     for file in files:
-        images = Images(folder=file.absolute().parent, root=root, display=told.display)
+        folder = file.absolute().parent
         for where, value in read_values(file, root):
             is_empty = False
-            yield partial(_parse, value, where, images, told)
+            yield partial(_parse, value, where, folder, root, told)
     if is_empty:
         raise ConfigError(f"path: expected at least one trajectory in {str(path)!r}, got none; correct path")
 
 
-def _parse(value: object, where: str, images: Images, told: Told) -> ForeignTrajectory:
+def _parse(value: object, where: str, folder: Path, root: Path, told: Told) -> ForeignTrajectory:
     kind = told.format or detect_format(value, where)
-    recorder = Recorder(where=where, images=images)
+    recorder = Recorder(where=where, folder=folder, root=root, told_display=told.display)
     try:
         # of a conversation, the items alone will do
         value = {_ITEMS.get(kind, ""): value} if is_array(value) else value

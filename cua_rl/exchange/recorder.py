@@ -62,16 +62,6 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Where the images of one file are."""
-
-    folder: Path
-    root: Path
-    display: Size | None = None
-    """What the user says about all screens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignStep:
     """One step: what the agent saw, its reasoning, and its action."""
 
@@ -112,7 +102,11 @@ class Recorder:
     """What has been read of one trajectory."""
 
     where: str
-    images: Images
+    folder: Path
+    """Of the file, in which its images are."""
+    root: Path
+    told_display: Size | None = None
+    """What the user says of all screens."""
     display: Size | None = None
     """What the file says of all its screens."""
     instruction: str = ""
@@ -140,8 +134,8 @@ class Recorder:
             return
         if not isinstance(source, str):
             raise TypeError(f"expected the path of an image or the image in base64, got {source!r}")
-        images, shown = self.images, self.images.display or display or self.display
-        self.screen = Screen(source=source, folder=images.folder, root=images.root, display=shown)
+        shown = self.told_display or display or self.display
+        self.screen = Screen(source=source, folder=self.folder, root=self.root, display=shown)
         self.is_seen_after = True
 
     def leave(self) -> None:

@@ -59,7 +59,6 @@ class JudgeConfig:
     calibration: str | None = setting(
         None, "calibration file from recipes.calibrate_judge; None searches <log_dir>/judge_calibrations"
     )
-    force: bool = setting(False, "train with a judge that judge.min_precision would refuse")
 
     prompt_text: str = setting("", "the system prompt", by_run=True)
     grader_text: str = setting("", "the grader that takes the judge's place, as JSON; none if empty", by_run=True)

@@ -249,7 +249,7 @@ async def open_service(stack: AsyncExitStack, prepared: Prepared, folder: Path, 
     await models.load()
     samplers = Samplers(sampler, store, reader, name)
     stack.push_async_callback(samplers.close)
-    served = ServedModel(name=name, tokenizer=name, max_tokens=sampler.max_model_len, max_lora_rank=config.lora_rank)
+    served = ServedModel(name=name, max_tokens=sampler.max_model_len, max_lora_rank=config.lora_rank)
     service = Service(
         served=served,
         store=store,

@@ -1,6 +1,7 @@
 """The parity gate: log-probabilities of sampler and trainer for the same tokens, compared before each update."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress, count, groupby
 
@@ -46,13 +47,6 @@ class Parity:
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gap:
-    size: float
-    after_image: bool
-    is_first: bool
-
-
 def measure_parity(
     datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], policy_version: int | None = None
 ) -> Parity:
@@ -61,7 +55,8 @@ def measure_parity(
     Each run of trained tokens is one turn, which answers what came since the previous run, of whatever version. Only
     turns of `policy_version` count (None: all).
     """
-    gaps: list[_Gap] = []
+    sizes: list[float] = []
+    of_kind = defaultdict[str, list[float]](list)
     for datum, row in zip(datums, training_logprobs, strict=True):
         chunks = datum.model_input.chunks
         starts = accumulate((chunk.length for chunk in chunks), initial=0)  # and the end, which no chunk pairs with
@@ -74,23 +69,22 @@ def measure_parity(
                 after_image = any(last_end <= image < position for image in images)
             last_end = position + 1
             if is_compared[position]:
-                size = abs(datum.sampling_logprobs[position] - row[position])
-                gaps.append(_Gap(size=size, after_image=after_image, is_first=is_first))
-    overall = _mean_size(gaps)
-    if overall is None:
+                sizes.append(abs(datum.sampling_logprobs[position] - row[position]))
+                of_kind["image" if after_image else "text"].append(sizes[-1])
+                of_kind["first_token" if is_first else "later_token"].append(sizes[-1])
+    if not sizes:
         raise ValueError("expected at least one trained token to compare, got none")
     return Parity(
-        mean_abs=overall,
-        max_abs=max(gap.size for gap in gaps),
-        text_mean_abs=_mean_size(gap for gap in gaps if not gap.after_image),
-        image_mean_abs=_mean_size(gap for gap in gaps if gap.after_image),
-        first_token_mean_abs=_mean_size(gap for gap in gaps if gap.is_first),
-        later_token_mean_abs=_mean_size(gap for gap in gaps if not gap.is_first),
+        mean_abs=sum(sizes) / len(sizes),
+        max_abs=max(sizes),
+        text_mean_abs=_mean(of_kind["text"]),
+        image_mean_abs=_mean(of_kind["image"]),
+        first_token_mean_abs=_mean(of_kind["first_token"]),
+        later_token_mean_abs=_mean(of_kind["later_token"]),
     )
 
 
-def _mean_size(gaps: Iterable[_Gap]) -> float | None:
-    sizes = [gap.size for gap in gaps]
+def _mean(sizes: Sequence[float]) -> float | None:
     return sum(sizes) / len(sizes) if sizes else None
 
 

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.host.masking import mask_known
@@ -34,7 +34,7 @@ class FreshCheck:
     """Validates rollouts, and tries a check that fails on fresh devices."""
 
     devices: DeviceSource
-    limits: TimeLimits
+    limits: DeviceConfig
     _worked: set[str] = field(default_factory=set[str])
     """Tasks whose check has worked in this process."""
     _trusted_at: dict[Instance, float] = field(default_factory=dict[Instance, float])

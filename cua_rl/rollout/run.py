@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from cua_rl.agent.agent import Agent, AgentTask, RecordingAccess
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceSource
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
@@ -77,7 +77,7 @@ class RolloutRunner:
     watch_goal: bool = False
     judge: Judge | None = None
     judge_all: bool = False
-    time_limits: TimeLimits = field(default_factory=TimeLimits)
+    time_limits: DeviceConfig = field(default_factory=DeviceConfig)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _check: FreshCheck = field(init=False)
 

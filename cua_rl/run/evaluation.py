@@ -170,7 +170,7 @@ class Evaluation:
         prepared = self.prepared
         for model in prepared.models:
             if isinstance(model, RemoteModel):
-                access = EndpointAccess(model.endpoint, read_api_key(model), prepared.params)
+                access = EndpointAccess(model, read_api_key(model), prepared.params)
                 await self._run_model(model, access, image_token_id=0)  # an endpoint tells no tokens
         for model_path, engine in prepared.engines.items():
             models = [

@@ -135,16 +135,16 @@ def require_precision(config: JudgeConfig, log_dir: str | None) -> None:
     The lower end of the 95 % interval must reach `min_precision`, for its precision on the recorded rollouts and for
     the precision with as many failures as successes: among rollouts that nearly all succeed, a judge that always says
     yes has a precision near 1. Without a minimum, an uncalibrated judge only causes a warning. Raises `ConfigError` if
-    the precision is too low or unknown, and `force` is not set.
+    the precision is too low or unknown.
     """
     problem = _problem(config, log_dir)
     if problem is None:
         return
     advice = (
         "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge "
-        "settings (docs/judge.md), or set judge.force=true to train on it anyway"
+        "settings (docs/judge.md), or leave judge.min_precision out to train on it anyway"
     )
-    if config.min_precision is None or config.force:
+    if config.min_precision is None:
         logger.warning("%s; %s", problem, advice)
         return
     raise ConfigError(f"judge.min_precision: {problem}; {advice}")

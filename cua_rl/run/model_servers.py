@@ -8,8 +8,9 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import chz
 
 from cua_rl.cluster import (
     PACKAGE,
@@ -22,7 +23,8 @@ from cua_rl.cluster import (
     open_cluster,
     require_code,
 )
-from cua_rl.command_line.fields import with_values
+from cua_rl.command_line.fields import Given, check_numbers, setting, with_presets, with_values
+from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.host.processes import free_port
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.system import refuse_inspection
@@ -42,21 +44,42 @@ _PLACE_TIMEOUT_S = 600.0  # nodes are allocated
 _PAUSE_S = 5.0  # before a server that has ended is started again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a server for other hosts serves, and where."""
+FOR_OTHER_HOSTS: dict[str, object] = {"server.port": 8000}
+SERVE_PRESETS = {"In every server for other hosts": FOR_OTHER_HOSTS}
+"""What replaces defaults, for `--help` and docs/settings.md."""
 
-    model_name: str | None
-    lora_rank: int
-    server: ServerConfig
-    host: str
-    log_path: Path
+
+def serve_presets(_: Given) -> Given:
+    """A server for other hosts has a port."""
+    return FOR_OTHER_HOSTS
+
+
+@with_presets(serve_presets, explain_field, accept_value)
+@chz.chz
+class ServeModelConfig:
+    """Serve a model to runs on other hosts."""
+
+    model_name: str | None = setting(None, "folder or hub id of the model; None uses the included tiny model")
+    host: str = setting("127.0.0.1", "address of this host to listen on; choose one in the network of the runs")
+    lora_rank: int = setting(32, "largest lora_rank of the runs", at_least=1)
+    num_replicas: int | None = setting(
+        None,
+        "servers on nodes of the Ray cluster at RAY_ADDRESS, each with server.tensor_parallel GPUs and its own port, "
+        "from server.port on; None serves on this host",
+        at_least=1,
+    )
+    server: ServerConfig = chz.field(default_factory=ServerConfig)
+    log_file: Path = setting(Path("vllm.log"), "file for the server's output")
+
+    @chz.validate
+    def _numbers_make_sense(self) -> None:
+        check_numbers(self)
 
 
 @asynccontextmanager
-async def open_server(wanted: Served, environ: Mapping[str, str]) -> AsyncGenerator[VllmServer]:
+async def open_server(wanted: ServeModelConfig, environ: Mapping[str, str]) -> AsyncGenerator[VllmServer]:
     """A server on this host, started again whenever it dies; raises `ConfigError` for settings that cannot work."""
-    server, log_path = wanted.server, wanted.log_path
+    server, log_path = wanted.server, wanted.log_file
     assert server.port is not None, "a preset ensures that"
     with boundary(
         ConfigError, f"host, port: expected a free port, got {server.port} of {wanted.host!r}; choose another"
@@ -109,12 +132,12 @@ class Replica:
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[VllmServer] | None = None
 
-    async def open(self, code: str, key: str, wanted: Served) -> tuple[str, str]:
+    async def open(self, code: str, key: str, wanted: ServeModelConfig) -> tuple[str, str]:
         """Start it; returns the addresses of the node and of the server."""
         await asyncio.to_thread(require_code, code)
         os.environ[API_KEY_VARIABLE] = key
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, which knows nothing of vLLM
-        wanted = replace(wanted, host=node_address())
+        wanted = with_values(wanted, host=node_address())
         self._opening = asyncio.create_task(self._stack.enter_async_context(open_server(wanted, os.environ)))
         try:
             return wanted.host, (await self._opening).base_url
@@ -134,7 +157,7 @@ class Replica:
         await self._stack.aclose()
 
 
-async def keep_replicas(wanted: Served, num_replicas: int, key: str, environ: Mapping[str, str]) -> None:
+async def keep_replicas(wanted: ServeModelConfig, num_replicas: int, key: str, environ: Mapping[str, str]) -> None:
     """Keep servers on nodes, each at a port of its own, until cancelled, and say where they are.
 
     Raises `CuaError` if one cannot be started for the first time.
@@ -142,17 +165,17 @@ async def keep_replicas(wanted: Served, num_replicas: int, key: str, environ: Ma
     assert wanted.server.port is not None, "a preset ensures that"
     check_address("num_replicas", "server", wanted.server.gpus, environ)
     async with (
-        open_cluster(wanted.log_path.parent, num_cpus=0, environ=environ) as cluster,
+        open_cluster(wanted.log_file.parent, num_cpus=0, environ=environ) as cluster,
         asyncio.TaskGroup() as kept,
     ):
         for index in range(num_replicas):
             server = with_values(wanted.server, port=wanted.server.port + index)
-            log_path = wanted.log_path.with_stem(f"{wanted.log_path.stem}-{index + 1}")
-            replica = _keep_replica(cluster, replace(wanted, server=server, log_path=log_path), key)
+            log_file = wanted.log_file.with_stem(f"{wanted.log_file.stem}-{index + 1}")
+            replica = _keep_replica(cluster, with_values(wanted, server=server, log_file=log_file), key)
             kept.create_task(replica, name=f"replica-{index + 1}")
 
 
-async def _keep_replica(cluster: Cluster, wanted: Served, key: str) -> None:
+async def _keep_replica(cluster: Cluster, wanted: ServeModelConfig, key: str) -> None:
     """Keep a server on a node, always the same one."""
     code = await asyncio.to_thread(digest_of, PACKAGE)
     kind = "GPU" if any(node.num_gpus for node in cluster.nodes()) else "CPU"

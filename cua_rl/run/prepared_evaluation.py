@@ -16,7 +16,7 @@ from cua_rl.command_line.fields import with_values
 from cua_rl.command_line.plain_config import find_stored, plain_config, stored_setting
 from cua_rl.database.session import find_database
 from cua_rl.environments.table import find_environment
-from cua_rl.evaluation.openai_endpoint import Endpoint
+from cua_rl.evaluation.openai_endpoint import RemoteModel
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
@@ -72,15 +72,6 @@ class LocalModel:
     """As given by the user; None is the tiny model."""
     model_path: Path
     adapter: AdapterFolder | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteModel:
-    """A model behind a third-party endpoint. The API key is read from the environment when it is used."""
-
-    name: str
-    endpoint: Endpoint
-    api_key_env: str | None
 
 
 Model = LocalModel | RemoteModel
@@ -311,7 +302,10 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
             raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
         remote = RemoteModel(
             name=name,
-            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=extra),
+            base_url=base_url,
+            model=model,
+            api=api,
+            extra=extra,
             api_key_env=_entry_text(fields, "api_key_env"),
         )
         read_api_key(remote)
@@ -362,10 +356,10 @@ def shown_model(model: Model) -> dict[str, Any]:
         case RemoteModel():
             return {
                 "name": model.name,
-                "base_url": model.endpoint.base_url,
-                "model": model.endpoint.model,
-                "api": model.endpoint.api,
-                "extra": json.loads(json.dumps(dict(model.endpoint.extra))),
+                "base_url": model.base_url,
+                "model": model.model,
+                "api": model.api,
+                "extra": json.loads(json.dumps(dict(model.extra))),
             }
 
 

@@ -52,7 +52,7 @@ class ServedModel:
     """What the service says about its base model, and its limits."""
 
     name: str
-    tokenizer: str
+    """Clients load its tokenizer from there, too."""
     max_tokens: int
     max_lora_rank: int
 
@@ -239,7 +239,7 @@ class Service:
 
     async def get_info(self, call: Call) -> _Answer:
         run = self.models.find(call.fields().text("model_id", pattern=MODEL_ID), call.key_id)
-        data = {"arch": "vision-language", "model_name": self.served.name, "tokenizer_id": self.served.tokenizer}
+        data = {"arch": "vision-language", "model_name": self.served.name, "tokenizer_id": self.served.name}
         shown = {"model_id": run.id, "is_lora": True, "lora_rank": run.lora_rank, "model_name": self.served.name}
         return {"type": "get_info", "model_data": data, **shown}
 

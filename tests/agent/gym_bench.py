@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cua_rl.agent.mini_agent import MiniAgent
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.gym.client import GymLimits
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
@@ -83,7 +83,11 @@ async def open_gym(tasks: Sequence[Task] | None = None) -> AsyncGenerator[tuple[
 
 @asynccontextmanager
 async def open_bench(
-    renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK, time_limits: TimeLimits | None = None, slack_s: float = 0.5
+    renderer: Qwen3VLRenderer,
+    *,
+    limits: GymLimits = QUICK,
+    time_limits: DeviceConfig | None = None,
+    slack_s: float = 0.5,
 ) -> AsyncGenerator[GymBench]:
     """Everything on sockets, with gbox-mini-agent's double at work."""
     fake, mini = FakeVllm(renderer), MiniAgentDouble()
@@ -106,7 +110,7 @@ async def open_bench(
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,
-                    time_limits=time_limits or TimeLimits(),
+                    time_limits=time_limits or DeviceConfig(),
                 )
                 source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
                 loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM_ABILITIES)

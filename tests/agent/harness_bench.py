@@ -11,7 +11,7 @@ from typing import Any
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource
@@ -82,7 +82,7 @@ class Bench:
         program: HarnessProgram,
         *,
         row: Mapping[str, object] | None = None,
-        time_limits: TimeLimits | None = None,
+        time_limits: DeviceConfig | None = None,
         rollout_id: str = "r1",
         **agent: Any,
     ) -> Rollout:
@@ -96,7 +96,7 @@ class Bench:
             reward=score_reward,
             recorder=self.recorder,
             max_turns=20,
-            time_limits=time_limits or TimeLimits(),
+            time_limits=time_limits or DeviceConfig(),
         )
         plan = RolloutJob(
             source=RolloutSource(phase="step", step=1),
@@ -115,14 +115,14 @@ class Bench:
 
 
 async def run_out_of_time(
-    bench: Bench, run: Callable[[TimeLimits], Awaitable[Rollout]], name: str = "r1", first_s: float = 1.0
+    bench: Bench, run: Callable[[DeviceConfig], Awaitable[Rollout]], name: str = "r1", first_s: float = 1.0
 ) -> Rollout:
     """The rollout with the shortest limit in which its program comes to `hang()`, however busy the machine."""
     for agent_s in (first_s, 4 * first_s, 16 * first_s):
-        rollout = await run(TimeLimits(task_timeout_s=agent_s))
+        rollout = await run(DeviceConfig(task_timeout_s=agent_s))
         if "hangs" in bench.log(name):
             return rollout
-    return await run(TimeLimits(task_timeout_s=64 * first_s))
+    return await run(DeviceConfig(task_timeout_s=64 * first_s))
 
 
 @asynccontextmanager

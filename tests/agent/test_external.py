@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.host.guest_account import claim_guest_account
@@ -77,7 +77,7 @@ class Bench:
         self.variables: tuple[str, ...] = ()
         self.task = make_task(max_turns=9)
 
-    async def run(self, work: Work, *, max_turns: int = 3, time_limits: TimeLimits | None = None) -> Rollout:
+    async def run(self, work: Work, *, max_turns: int = 3, time_limits: DeviceConfig | None = None) -> Rollout:
         async def endpoint(request: Request) -> JSONResponse:
             desk = Desk(await request.json())
             async with desk.http:
@@ -92,7 +92,7 @@ class Bench:
         return await self._run(AgentCommand(argv=argv, log_folder=self.folder, variables=self.variables), max_turns)
 
     async def _run(
-        self, program: AgentService | AgentCommand, max_turns: int, time_limits: TimeLimits | None = None
+        self, program: AgentService | AgentCommand, max_turns: int, time_limits: DeviceConfig | None = None
     ) -> Rollout:
         async def make_device(task: object) -> Any:
             return self.device
@@ -104,7 +104,7 @@ class Bench:
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=max_turns,
-            time_limits=time_limits or TimeLimits(),
+            time_limits=time_limits or DeviceConfig(),
         )
         source = RolloutSource(phase="step", step=1)
         plan = RolloutJob(
@@ -199,7 +199,7 @@ async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns
         assert (await desk.ask()).status_code == 403
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=15.0))
+    rollout = await bench.run(work, time_limits=DeviceConfig(task_timeout_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
     assert [turn.agent.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
@@ -212,7 +212,7 @@ async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> 
     async def work(desk: Desk) -> Any:
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(task_timeout_s=0.1))
+    rollout = await bench.run(work, time_limits=DeviceConfig(task_timeout_s=0.1))
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
 
@@ -223,7 +223,7 @@ async def test_a_model_server_that_hangs_is_a_fault_and_not_the_agents_time(benc
     async def work(desk: Desk) -> Any:
         await desk.ask()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2, task_timeout_s=15.0))
+    rollout = await bench.run(work, time_limits=DeviceConfig(turn_timeout_s=0.2, task_timeout_s=15.0))
     bench.fake.gate.set()
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.SAMPLING_ERROR, None)
@@ -354,7 +354,7 @@ async def test_an_action_that_outlasts_its_rollout_is_answered_that_the_rollout_
         await asyncio.Event().wait()
 
     bench.device = Stuck()
-    running = asyncio.create_task(bench.run(work, time_limits=TimeLimits(turn_timeout_s=0.2)))
+    running = asyncio.create_task(bench.run(work, time_limits=DeviceConfig(turn_timeout_s=0.2)))
     desk = Desk(await told)
     async with desk.http:
         acting = asyncio.create_task(desk.act(action="click", coordinate=[500, 500]))

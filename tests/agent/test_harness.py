@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.harness_world import HarnessResult, parse_result
 from cua_rl.host.http_server import serve_app
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -126,7 +126,7 @@ class AsksUntilRefused:
 
 
 async def test_rule_2_a_program_that_hangs_once_the_policy_is_out_of_turns_is_no_fault(bench: Bench) -> None:
-    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(task_timeout_s=2.0))
+    rollout = await bench.run_program(AsksUntilRefused(), time_limits=DeviceConfig(task_timeout_s=2.0))
 
     assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
 
@@ -398,7 +398,7 @@ async def test_a_server_that_hangs_is_left_when_its_time_is_up(bench: Bench) -> 
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
     async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
         clock = IdleClock()
-        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(task_timeout_s=0.2))
+        rollout = await bench.run_program(HarnessService(url=url), time_limits=DeviceConfig(task_timeout_s=0.2))
 
     assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
     assert clock.look() < 10

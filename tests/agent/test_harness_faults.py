@@ -20,7 +20,7 @@ import pytest
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, HarnessCommand, HarnessProgram, RunEnd
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource
@@ -105,7 +105,7 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
         reward=score_reward,
         recorder=FakeRecorder(),
         max_turns=2,
-        time_limits=TimeLimits(task_timeout_s=10.0),
+        time_limits=DeviceConfig(task_timeout_s=10.0),
     )
     plan = GroupJob(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.rollout import Rollout, StopReason
 from tests.agent.harness_bench import Bench, open_bench, run_out_of_time
@@ -39,7 +39,7 @@ async def run(
     name: str,
     payload: dict[str, Any],
     *answers: str,
-    limits: TimeLimits | None = None,
+    limits: DeviceConfig | None = None,
     max_turns: int = 5,
 ) -> Rollout:
     wrapper = ROOT / "examples" / "harnesses" / name / "wrapper.py"
@@ -57,14 +57,14 @@ async def android(
     *answers: str,
     task: str = "PressTheButton",
     script: str = "adb",
-    limits: TimeLimits | None = None,
+    limits: DeviceConfig | None = None,
     max_turns: int = 5,
 ) -> Rollout:
     payload = {"task": task, "console_port": 5554, "adb_path": script, "pause": 0.0}
     return await run(bench, "android_world", payload, *answers, limits=limits, max_turns=max_turns)
 
 
-async def osworld(bench: Bench, *answers: str, script: str = "docker", limits: TimeLimits | None = None) -> Rollout:
+async def osworld(bench: Bench, *answers: str, script: str = "docker", limits: DeviceConfig | None = None) -> Rollout:
     machine = {"provider_name": script, "headless": True, "screen_size": [160, 96]}
     payload = {"config": str(WORLDS / "osworld_task.json"), "machine": machine}
     return await run(bench, "osworld", payload, *answers, limits=limits)

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.actions import Click, Drag, PressButton, Scroll, TypeText, Wait
 from cua_rl.types.conversation import EncodedImage
@@ -95,7 +95,7 @@ async def test_a_hung_run_is_a_fault_that_frees_its_device(bench: GymBench) -> N
 
 async def test_a_run_that_takes_its_time_ends_as_with_its_steps_used_up(small_renderer: Qwen3VLRenderer) -> None:
     for agent_s in (1.0, 4.0, 16.0):  # the shortest in which it takes a step, however busy the machine
-        async with open_bench(small_renderer, time_limits=TimeLimits(task_timeout_s=agent_s), slack_s=60.0) as bench:
+        async with open_bench(small_renderer, time_limits=DeviceConfig(task_timeout_s=agent_s), slack_s=60.0) as bench:
             bench.mini.hangs_after_steps = 1
             bench.fake.default_answer = call(action="wait", time=0)
 

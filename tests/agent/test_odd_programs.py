@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.host.scratch import scratch_folder
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.advantages import score_group
@@ -76,7 +76,7 @@ async def test_an_odd_program_is_a_fault_or_has_its_reward_and_leaves_nothing(
     before, running = set(scratch_folder().iterdir()), set(marked_processes())
     async with open_bench(small_renderer, tmp_path) as bench:
         script = FAULTS.get(name) or REWARDED[name] + REPORT
-        rollout = await bench.run(f"ask()\n{script}", time_limits=TimeLimits(task_timeout_s=120))
+        rollout = await bench.run(f"ask()\n{script}", time_limits=DeviceConfig(task_timeout_s=120))
         assert bench.gateway._rollouts == {}
         good = await bench.run("ask(); report(reward=0.75)", rollout_id="r2")
 

@@ -42,7 +42,6 @@ from cua_rl.recipes import (
     rebuild_datums,
     recover,
     replay_step,
-    serve_model,
     serve_tinker,
     sft,
     suite,
@@ -51,6 +50,7 @@ from cua_rl.recipes import (
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
+from cua_rl.run.model_servers import ServeModelConfig
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.sampling.vllm_command import Platform, vllm_options
 from cua_rl.types.errors import ConfigError
@@ -75,7 +75,7 @@ MACHINE = "1x79.6"
 """What dry runs plan for: the models that pages name fit."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
-    "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
+    "cua_rl.recipes.serve_model": ServeModelConfig,
     "cua_rl.recipes.serve_tinker": serve_tinker.ServeTinkerConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.plan": plan.PlanConfig,

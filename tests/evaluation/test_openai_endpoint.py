@@ -8,7 +8,7 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.environments.device import Device
 from cua_rl.environments.phone.demo.phone import make_simulated_phone
 from cua_rl.environments.pool import DevicePool, DeviceRequest
-from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
+from cua_rl.evaluation.openai_endpoint import Api, EndpointAccess, RemoteModel
 from cua_rl.events import NoRecorder, RolloutSource
 from cua_rl.host.http_server import serve_app
 from cua_rl.judge.judge import may_use_proxy
@@ -39,7 +39,7 @@ async def attempt(url: str, *, api: Api = "responses", key: str = KEY, **extra: 
         return make_simulated_phone(task)
 
     (task,) = load_tasks({"source_type": "demo_eval"}, seed=0, split="eval").held_out(1)
-    endpoint = Endpoint(base_url=url, model="gpt", api=api, extra=extra)
+    endpoint = RemoteModel(name="gpt", base_url=url, model="gpt", api=api, extra=extra)
     async with EndpointAccess(endpoint, key, PARAMS) as access:
         runner = RolloutRunner(
             devices=DevicePool(make_device, max_devices=1),

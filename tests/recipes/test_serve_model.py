@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from cua_rl.host.processes import free_port
-from cua_rl.recipes.serve_model import ServeModelConfig, cli_main, main, require_key
+from cua_rl.recipes.serve_model import cli_main, main, require_key
+from cua_rl.run.model_servers import ServeModelConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.types.errors import ConfigError

@@ -22,7 +22,7 @@ from cua_rl.agent.device_step import perform
 from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, RunEnd
 from cua_rl.agent.policy_time import TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.harness.environment import HarnessTask
 from cua_rl.environments.harness_world import HarnessResult, HarnessWorld
 from cua_rl.environments.pool import DevicePool, DeviceRequest
@@ -57,7 +57,7 @@ BETA: Mapping[str, tuple[float, float]] = {"weak": (0.4, 1.8), "middling": (1.0,
 """How the success rates of a policy's tasks are distributed."""
 SHARE = 0.8
 """Of the failures, those in which the policy does what could pass for a fault."""
-LIMITS = TimeLimits(turn_timeout_s=120.0, task_timeout_s=600.0, validate_timeout_s=60.0)
+LIMITS = DeviceConfig(turn_timeout_s=120.0, task_timeout_s=600.0, validate_timeout_s=60.0)
 
 
 def true_success(policy: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cua_rl.agent.device_step import perform
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.rollout.group import GroupJob, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Click
@@ -110,7 +110,7 @@ async def test_a_check_that_never_ends_on_what_the_policy_left_is_not_done() -> 
             await asyncio.Event().wait()
         return await read_json(device, answer)
 
-    bench = Bench(FakeAgent(["endless"]), time_limits=TimeLimits(validate_timeout_s=0.05))
+    bench = Bench(FakeAgent(["endless"]), time_limits=DeviceConfig(validate_timeout_s=0.05))
     rollout = await run(bench, task_with(validate))
 
     assert outcome(rollout) == (StopReason.FINISHED, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Event, RolloutSource
 from cua_rl.reporting.comparison import EvalResult
@@ -74,7 +74,7 @@ class Waiting:
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1)
 
 
-async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> EvalResult:
+async def evaluate(agent: Any, limits: DeviceConfig, num_tasks: int = 400) -> EvalResult:
     bench = SlowBench(agent, max_devices=num_tasks, time_limits=limits)
     tasks = [make_task(f"task-{number}", seed=number) for number in range(num_tasks)]
     evaluator = Evaluator(tasks=tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
@@ -82,14 +82,14 @@ async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> Eval
 
 
 def test_a_policy_that_waits_too_long_where_it_would_fail_is_not_reported_as_twice_as_good() -> None:
-    result = run_jumping(evaluate(Waiting(Random(5), wait_s=60.0), TimeLimits(task_timeout_s=30.0)))
+    result = run_jumping(evaluate(Waiting(Random(5), wait_s=60.0), DeviceConfig(task_timeout_s=30.0)))
 
     assert (result.num_rollouts, result.num_faults) == (400, 0)
     assert result.success_rate == pytest.approx(0.3, abs=0.05)  # 0.60 where what runs out of time is left out
 
 
 async def test_the_last_turn_of_a_rollout_that_waits_too_long_is_kept_and_the_wait_cut_short() -> None:
-    bench = SlowBench(Waiting(Random(5), wait_s=60.0, respond_s=0.0), time_limits=TimeLimits(task_timeout_s=0.01))
+    bench = SlowBench(Waiting(Random(5), wait_s=60.0, respond_s=0.0), time_limits=DeviceConfig(task_timeout_s=0.01))
     rollouts = [await bench.runner.run(plan()) for _ in range(10)]
 
     waited = [rollout for rollout in rollouts if rollout.stop_reason is StopReason.MAX_TIME]
@@ -100,7 +100,7 @@ async def test_the_last_turn_of_a_rollout_that_waits_too_long_is_kept_and_the_wa
 
 
 def test_time_of_sampling_is_nobodys_and_that_of_the_device_never_the_policys() -> None:
-    limits = TimeLimits(turn_timeout_s=100.0, task_timeout_s=5.0)
+    limits = DeviceConfig(turn_timeout_s=100.0, task_timeout_s=5.0)
 
     class HangingBench(SlowBench):
         overhead_s = 101.0
@@ -128,7 +128,7 @@ def test_an_outage_of_the_database_is_nobodys_time() -> None:
             await asyncio.sleep(600.0)
 
     async def run() -> Rollout:
-        bench = Bench(FakeAgent(["1"]), time_limits=TimeLimits(turn_timeout_s=100.0, task_timeout_s=5.0))
+        bench = Bench(FakeAgent(["1"]), time_limits=DeviceConfig(turn_timeout_s=100.0, task_timeout_s=5.0))
         return await replace(bench.runner, recorder=Away()).run(plan())
 
     ended = run_jumping(run())
@@ -148,7 +148,7 @@ def test_a_wait_longer_than_the_limit_of_a_turn_is_no_fault_and_a_device_that_ha
             return Hanging()
 
     async def run(bench: type[SlowBench]) -> set[StopReason]:
-        limits = TimeLimits(turn_timeout_s=10.0, task_timeout_s=100.0)
+        limits = DeviceConfig(turn_timeout_s=10.0, task_timeout_s=100.0)
         agent = Waiting(Random(5), wait_s=50.0)
         return {(await bench(agent, time_limits=limits).runner.run(plan())).stop_reason for _ in range(10)}
 
@@ -219,7 +219,7 @@ class Risky:
 
 
 async def test_bounds_hold_the_truth_where_faults_depend_on_the_outcome() -> None:
-    result = await evaluate(Risky(Random(3)), TimeLimits())
+    result = await evaluate(Risky(Random(3)), DeviceConfig())
 
     assert result.success_rate == pytest.approx(0.3 / 0.65, abs=0.05)  # what the faults leave over is too good
     assert not result.low < 0.3 < result.high

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cua_rl.agent.agent import AgentOutcome
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.pool import DevicePool
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.host.masking import make_key
@@ -30,7 +30,7 @@ SOURCE = RolloutSource(phase="step", step=1)
 class Bench:
     """A runner with everything around it faked, and the fakes at hand."""
 
-    def __init__(self, agent: Any, max_devices: int = 4, time_limits: TimeLimits | None = None) -> None:
+    def __init__(self, agent: Any, max_devices: int = 4, time_limits: DeviceConfig | None = None) -> None:
         self.devices: list[FakeDevice] = []
         self.gateway, self.recorder = FakeGateway(), FakeRecorder()
         self.pool = DevicePool(self._make, max_devices=max_devices)
@@ -41,7 +41,7 @@ class Bench:
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=5,
-            time_limits=time_limits or TimeLimits(),
+            time_limits=time_limits or DeviceConfig(),
         )
 
     async def _make(self, task: object) -> Any:
@@ -191,7 +191,7 @@ class Pausing:
 
 
 def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
-    limits = TimeLimits(turn_timeout_s=0.1)
+    limits = DeviceConfig(turn_timeout_s=0.1)
 
     slow = run_jumping(Bench(Pausing(60.0), time_limits=limits).runner.run(plan()))
     steady = run_jumping(Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan()))

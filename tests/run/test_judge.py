@@ -103,10 +103,8 @@ def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision
     assert "expected a calibration of judge 'judge-1'" in caplog.text
     assert "recipes.calibrate_judge" in caplog.text
 
-    with pytest.raises(ConfigError, match=r"precision of at least 0\.9.*calibrate_judge.*judge.force=true"):
+    with pytest.raises(ConfigError, match=r"precision of at least 0\.9.*calibrate_judge.*min_precision out"):
         gate(judge(), tmp_path, 0.9)
-
-    gate(judge(), tmp_path, 0.9, force=True)
 
 
 def test_the_lower_end_of_the_interval_must_reach_the_least_precision(tmp_path: Path) -> None:

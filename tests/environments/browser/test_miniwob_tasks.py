@@ -4,13 +4,14 @@ pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.environments.browser.django_admin.state import draw_names
 from cua_rl.environments.browser.django_admin.templates import ADMIN_BROWSER, ADMIN_TEMPLATES
-from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn, PageElement, Write
+from cua_rl.environments.browser.miniwob.routes import ROUTES, PageElement
 from cua_rl.environments.browser.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.table import find_environment, parse_sources
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
+from cua_rl.types.actions import TypeText
 from cua_rl.types.errors import ConfigError
 from scripts.tiny_models.page_tasks import LABELS, TINY_TASKS
 from scripts.tiny_models.vocabulary import label_forms, page_pieces
@@ -90,12 +91,12 @@ def test_training_on_a_site_is_evaluated_there_unless_told_otherwise() -> None:
 def test_experts_find_what_the_instruction_names(
     name: str, instruction: str, elements: tuple[PageElement, ...], expected: int
 ) -> None:
-    assert ROUTES[name](instruction, elements) == ClickOn(element=elements[expected])
+    assert ROUTES[name](instruction, elements) == elements[expected]
 
 
 def test_experts_write_into_the_field_that_has_the_focus() -> None:
     said = 'Enter "Keli" into the text field and press Submit.'
-    assert ROUTES["enter-text"](said, [element("text", id="tt", is_focused=True)]) == Write(text="Keli")
+    assert ROUTES["enter-text"](said, [element("text", id="tt", is_focused=True)]) == TypeText(text="Keli")
 
 
 def test_the_tiny_model_has_a_token_for_every_form_of_every_label() -> None:

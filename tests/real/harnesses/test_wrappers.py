@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand
 from cua_rl.agent.harness import HarnessCommand
-from cua_rl.environments.config import TimeLimits
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.host.processes import OwnedProcess
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
@@ -179,7 +179,7 @@ async def test_a_browser_or_driver_that_is_killed_is_a_fault_and_leaves_nothing(
     )
     bench.fake.default_answer = call("computer_use", action="left_click", coordinate=[9, 9])
     bench.fake.gate = asyncio.Event()
-    limits = TimeLimits(task_timeout_s=60.0)
+    limits = DeviceConfig(task_timeout_s=60.0)
     running = asyncio.create_task(
         bench.run_program(HarnessCommand(command), row=rows_of("browsergym")[0], time_limits=limits)
     )

@@ -204,7 +204,6 @@ async def test_the_matrix_of_a_judge_of_known_error_is_right_and_the_gate_refuse
     require_precision(with_values(judge_config, min_precision=low), str(tmp_path))
     with pytest.raises(ConfigError, match=r"judge.min_precision: expected the 95 % interval .* at 0\.9 or above, got"):
         require_precision(with_values(judge_config, min_precision=0.9), str(tmp_path))
-    require_precision(with_values(judge_config, min_precision=0.9, force=True), str(tmp_path))
 
 
 async def test_what_a_judge_decided_itself_is_no_truth_to_calibrate_on(

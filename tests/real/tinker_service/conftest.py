@@ -113,7 +113,7 @@ async def running(
     await models.load()
     samplers = Samplers(server, store, reader, BASE_MODEL, open_bytes=room)
     service = Service(
-        served=ServedModel(name=BASE_MODEL, tokenizer=BASE_MODEL, max_tokens=MAX_TOKENS, max_lora_rank=32),
+        served=ServedModel(name=BASE_MODEL, max_tokens=MAX_TOKENS, max_lora_rank=32),
         store=store,
         models=models,
         samplers=samplers,

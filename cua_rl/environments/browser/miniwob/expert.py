@@ -3,7 +3,7 @@
 from random import Random
 
 from cua_rl.environments.browser.miniwob.pages import read_result
-from cua_rl.environments.browser.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, PageElement, Write, read_elements
+from cua_rl.environments.browser.miniwob.routes import ROUTES, SCANNED_KINDS, PageElement, read_elements
 from cua_rl.environments.browser.page import BrowserPage, as_page
 from cua_rl.environments.device import Device
 from cua_rl.tasks.expert import Decision, Expert
@@ -41,15 +41,15 @@ class _PageExpert:
             return Decision(scanned=(), action=Finish(success_claimed=result.reward >= 1))
         elements = await read_scanned(self._page, self._name)
         match ROUTES[self._name](result.instruction, elements):
-            case ClickOn(element=right):
+            case PageElement() as right:
                 chosen = right
                 if self._random.random() < self._error_rate:
                     chosen = self._random.choice(elements)
                     self._has_strayed = chosen != right
                 x, y = (round(side * self._page.settings.scale) for side in chosen.centre)
                 return Decision(scanned=labels_up_to(self._name, elements, chosen), action=Click(x=x, y=y))
-            case Write(text=text):
-                return Decision(scanned=(), action=TypeText(text=text))
+            case TypeText() as typed:
+                return Decision(scanned=(), action=typed)
             case None:
                 return Decision(scanned=(), action=Finish(success_claimed=False))
 

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 from cua_rl.environments.browser.miniwob.pages import HEIGHT, WIDTH
 from cua_rl.environments.browser.page import BrowserPage
+from cua_rl.types.actions import TypeText
 
 _READ = """
 ({ width, height }) => {
@@ -77,21 +78,8 @@ async def read_elements(page: BrowserPage) -> tuple[PageElement, ...]:
     return tuple(elements)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClickOn:
-    """Click the middle of an element."""
-
-    element: PageElement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Type into what has the focus."""
-
-    text: str
-
-
-Step = ClickOn | Write
+Step = PageElement | TypeText
+"""The element whose middle is clicked, or the text for what has the focus."""
 
 Elements = Sequence[PageElement]
 
@@ -108,7 +96,7 @@ def _click_named(pattern: str, kind: str, name: Callable[[PageElement], str] = l
     def route(instruction: str, elements: Elements) -> Step | None:
         wanted = _read(pattern, instruction)
         found = (element for element in elements if (not kind or element.kind == kind) and name(element) == wanted)
-        return _click(next(found, None))
+        return next(found, None)
 
     return route
 
@@ -117,7 +105,7 @@ def _click_tab_2_medium(instruction: str, elements: Elements) -> Step | None:
     wanted = _read(r'the link "(.+)"', instruction)
     links = (element for element in elements if element.kind == "link" and element.text == wanted)
     tabs = [element for element in elements if element.kind == "tab"]
-    return _click(next(links, None) or (tabs[1] if len(tabs) > 1 else None))
+    return next(links, None) or (tabs[1] if len(tabs) > 1 else None)
 
 
 def _choose(instruction: str, elements: Elements) -> Step | None:
@@ -125,7 +113,7 @@ def _choose(instruction: str, elements: Elements) -> Step | None:
     wanted = _read(r"Select (.+) and click Submit", instruction).split(", ")
     boxes = [element for element in elements if element.kind in ("radio", "checkbox")]
     wrong = (box for box in boxes if (box.text in wanted) != (box.value == "true"))
-    return _click(next(wrong, None) or _button(elements))
+    return next(wrong, None) or _button(elements)
 
 
 def _fill(*patterns: str) -> Route:
@@ -137,14 +125,10 @@ def _fill(*patterns: str) -> Route:
         for field, text in zip(fields, texts, strict=False):
             if field.value != text:
                 is_focused = any(other.is_focused and other.id == field.id for other in elements)
-                return Write(text=text) if is_focused else _click(field)
-        return _click(_button(elements))
+                return TypeText(text=text) if is_focused else field
+        return _button(elements)
 
     return route
-
-
-def _click(element: PageElement | None) -> Step | None:
-    return None if element is None else ClickOn(element=element)
 
 
 def _button(elements: Elements) -> PageElement | None:
