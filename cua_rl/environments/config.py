@@ -33,7 +33,7 @@ class DeviceConfig:
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )
     lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=AT_MOST_A_DAY)
-    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", by_run=True)
+    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=AT_MOST_A_DAY)
     turn_timeout_s: float = setting(
         300.0,
         "limit for the device's time in a turn, and for a model server that samples no token; exceeding it is a fault",

@@ -289,14 +289,24 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
 
 def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:
     """Whether a checkpoint is saved after `num_steps` steps; after the last step always."""
-    return num_steps == settings.config.max_steps or bool(
+    if num_steps == settings.config.max_steps or (
         settings.config.save_every and num_steps % settings.config.save_every == 0
+    ):
+        return True
+    return ends_epochs(
+        num_steps, settings.config.groups_per_batch, settings.num_tasks, settings.config.checkpoints.save_every_epochs
     )
 
 
 def epoch_metrics(step: int, batch_size: int, num_examples: int | None) -> dict[str, float]:
     """Passes over the data after `step` steps: 3 steps of 4 tasks out of 10 are 1.2 epochs."""
     return {"progress/epoch": step * batch_size / num_examples} if num_examples else {}
+
+
+def ends_epochs(step: int, batch_size: int, num_examples: int | None, every: int) -> bool:
+    """Whether `every` more passes over the data end with `step`; never if the data has no end."""
+    passes = every * (num_examples or 0)
+    return passes > 0 and step * batch_size // passes > (step - 1) * batch_size // passes
 
 
 async def save_checkpoint(settings: LoopSettings, parts: LoopParts, num_steps: int) -> None:

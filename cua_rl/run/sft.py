@@ -19,7 +19,7 @@ from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay, starting
 from cua_rl.reporting.step_line import num_of
-from cua_rl.rl.stages import epoch_metrics
+from cua_rl.rl.stages import ends_epochs, epoch_metrics
 from cua_rl.run.decisions import print_decisions, print_settings, sft_decisions
 from cua_rl.run.devices import make_expert_backend
 from cua_rl.run.prepared_sft import PreparedSft, log_path, prepare_sft, require_same_run
@@ -202,7 +202,12 @@ class SftLoop:
                 # evaluate before saving: a run that resumes from a checkpoint never measures again what it covers
                 if is_last or (config.eval_every and step % config.eval_every == 0):
                     await self._evaluate(step, held_out)
-                if is_last or (config.save_every and step % config.save_every == 0):
+                is_due = config.save_every and step % config.save_every == 0
+                if (
+                    is_last
+                    or is_due
+                    or ends_epochs(step, config.batch_size, num_examples, config.checkpoints.save_every_epochs)
+                ):
                     await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:

@@ -216,6 +216,9 @@ class OptimConfig:
 class CheckpointSettings:
     """When checkpoints are saved, which of them stay on disk, and how a run resumes from one."""
 
+    save_every_epochs: int = setting(
+        0, "passes over the training tasks or data between additional checkpoints; 0 for none", at_least=0
+    )
     keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk; 0 for all", at_least=0)
     keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this; 0 for none", at_least=0)
     resume_step: int | None = setting(

@@ -12,7 +12,7 @@ from cua_rl.rl.config import CurriculumSettings, EvaluationSettings, LoopConfig,
 from cua_rl.rl.stages import LoopParts, LoopSettings, build_step_batch, is_checkpoint_due
 from cua_rl.rl.sync_loop import train
 from cua_rl.tasks.task import Task
-from cua_rl.training.config import LossConfig, TrainerConfig
+from cua_rl.training.config import CheckpointSettings, LossConfig, TrainerConfig
 from cua_rl.types.errors import ParityError
 from cua_rl.types.rollout import SamplingParams
 from tests.builders import IMAGE_TOKEN, group, model_turn, prompt, rollout, text
@@ -209,11 +209,19 @@ async def test_a_run_resumed_with_other_tasks_begins_with_a_baseline_of_its_own(
     assert log.evaluations == [("baseline", 1), ("eval", 2)]
 
 
-async def test_checkpoints_follow_steps_and_the_log_says_how_many_passes_over_the_tasks_are_done() -> None:
+async def test_checkpoints_follow_passes_over_the_tasks_and_the_log_says_how_many_are_done() -> None:
+    # 2 groups a step of 3 tasks: passes end in steps 2 (4 of 3), 3 (6 of 6), 5 (10 of 9), 6 (12 of 12), 8 (16 of 15)
     loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+    chosen = settings(
+        max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, checkpoints=CheckpointSettings(save_every_epochs=1)
+    )
 
-    assert [step for step in range(1, 10) if is_checkpoint_due(settings(max_steps=9, save_every=4), step)] == [4, 8, 9]
-    await train(settings(max_steps=2, groups_per_batch=2, num_tasks=3), loop)  # 2 groups a step of 3 tasks
+    assert [step for step in range(1, 10) if is_checkpoint_due(chosen, step)] == [2, 3, 5, 6, 8, 9]
+    two = settings(
+        max_steps=9, groups_per_batch=2, num_tasks=3, save_every=0, checkpoints=CheckpointSettings(save_every_epochs=2)
+    )
+    assert [step for step in range(1, 10) if is_checkpoint_due(two, step)] == [3, 6, 9]
+    await train(settings(max_steps=2, groups_per_batch=2, num_tasks=3), loop)
     assert [metrics["progress/epoch"] for _, metrics in log.steps] == [pytest.approx(2 / 3), pytest.approx(4 / 3)]
 
 
