@@ -11,7 +11,7 @@ from random import Random
 from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.expert import label_of, read_scanned
 from cua_rl.environments.browser.miniwob.pages import read_result
-from cua_rl.environments.browser.miniwob.routes import ROUTES, ClickOn
+from cua_rl.environments.browser.miniwob.routes import ROUTES, PageElement
 from cua_rl.environments.browser.miniwob.templates import miniwob_template
 from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.device import Device
@@ -52,7 +52,7 @@ async def look_at(device: Device, name: str) -> PageScreen:
     page, scale = as_page(device), as_page(device).settings.scale
     result, elements = await read_result(page), await read_scanned(page, name)
     step = ROUTES[name](result.instruction, elements)
-    if not isinstance(step, ClickOn):
+    if not isinstance(step, PageElement):
         raise TaskError(f"expected something to click on {name!r} for {result.instruction!r}, got none")
     boxes = tuple(
         LabelledBox(
@@ -68,7 +68,7 @@ async def look_at(device: Device, name: str) -> PageScreen:
         instruction=result.instruction,
         observation=await page.observe(),
         boxes=boxes,
-        target=elements.index(step.element),
+        target=elements.index(step),
     )
 
 
