@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -139,8 +139,9 @@ async def _run_until_signal(main: Coroutine[Any, Any, object]) -> int:
         if received:
             os._exit(EXIT_SIGNAL + number)  # owned processes end with us: their guards see the lifeline close
         received.append(number)
-        print("stopping; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
         task.cancel()
+        with suppress(OSError):  # Ctrl-C also ends a program that our output is piped to
+            print("stopping; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)

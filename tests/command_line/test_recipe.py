@@ -11,6 +11,7 @@ import pytest
 import cua_rl
 from cua_rl.command_line.recipe import hide_secrets
 from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user
+from tests.patience import patience
 
 RECIPE = """
 import asyncio, logging, os, sys
@@ -188,6 +189,19 @@ def test_a_signal_unwinds_the_recipe(tmp_path: Path, number: signal.Signals, sta
     assert process.returncode == status
     assert output.splitlines() == ["unwound"]
     assert "Traceback" not in errors
+
+
+def test_a_signal_unwinds_a_recipe_whose_errors_nobody_reads_any_more(tmp_path: Path) -> None:
+    process = start(tmp_path, "mode=wait")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("running")
+    process.stderr.close()  # as `2>&1 | tee` does when Ctrl-C ends it first
+
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=patience(20.0))
+
+    assert (process.returncode, output.splitlines()) == (130, ["unwound"])
 
 
 SECRET_RECIPE = """
