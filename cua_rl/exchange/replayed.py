@@ -28,6 +28,15 @@ _REWARD = "imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A trajectory as a rollout."""
+
+    record: RolloutRecord
+    ends_before: str | None
+    """Name of the action that our tools lack, before which the rollout ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """An answer, the screen that it answers, and the one that it leads to; None if that was not recorded."""
 
@@ -68,10 +77,8 @@ class _RecordedDevice:
 
 async def replay(
     trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
-) -> tuple[RolloutRecord, str | None]:
-    """The rollout of a trajectory, the group with this index of a step, and the action that our tools lack, before
-    which it ends; raises `ConfigError` that names its place.
-    """
+) -> Replayed:
+    """The rollout of a trajectory, the group with this index of a step; raises `ConfigError` that names its place."""
     try:
         with boundary(ConfigError, "expected what a model can read and write"):
             return await _replay(trajectory, renderer, step=step, index=index, started_at=started_at)
@@ -84,7 +91,7 @@ async def replay(
 
 async def _replay(
     trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
-) -> tuple[RolloutRecord, str | None]:
+) -> Replayed:
     kind = trajectory.kind
     assert kind is not None  # of one that was read
     calls, ends_before = _read_calls(trajectory, kind)
@@ -140,7 +147,7 @@ async def _replay(
         advantage=0.0,
         training_logprobs=(None,) * len(turns),
     )
-    return record, ends_before
+    return Replayed(record=record, ends_before=ends_before)
 
 
 def _read_calls(trajectory: ForeignTrajectory, kind: DeviceKind) -> tuple[list[_Call], str | None]:

@@ -202,9 +202,7 @@ class _Foreign:
         for parse in batch:
             try:
                 named, place = self._with_own_id(parse()), len(records)
-                record, ends_before = await replay(
-                    named, self.renderer, step=step, index=place, started_at=self.run.started_at
-                )
+                made = await replay(named, self.renderer, step=step, index=place, started_at=self.run.started_at)
             except NoCounterpart as error:
                 self._count(f"left out, whose first action ({error.name}) our tools lack", str(error))
             except ConfigError as error:
@@ -212,14 +210,14 @@ class _Foreign:
                     raise
                 self._count("left out, unreadable", str(error))
             else:
-                records.append(record)
+                records.append(made.record)
                 self.formats[named.format] += 1
-                self.samples.draw(record)
-                if ends_before is not None:
-                    self._count(f"end before {ends_before}, which our tools lack", named.where)
+                self.samples.draw(made.record)
+                if made.ends_before is not None:
+                    self._count(f"end before {made.ends_before}, which our tools lack", named.where)
                 for what, number in {
                     "actions with the box of the element that they aim at": sum(
-                        bool(turn.agent.target_box) for turn in record.rollout.turns
+                        bool(turn.agent.target_box) for turn in made.record.rollout.turns
                     ),
                     "actions only look at the screen: no turns": named.num_looks,
                     "first actions go to an app or page: no turns, the rollouts begin there": named.num_starts,

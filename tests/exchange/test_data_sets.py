@@ -14,8 +14,7 @@ from PIL import Image
 from cua_rl.agent.tools import parse_action, tool_for
 from cua_rl.exchange.foreign_actions import View, tool_arguments
 from cua_rl.exchange.formats import Format, Told, detect_format, read_trajectories
-from cua_rl.exchange.records import RolloutRecord
-from cua_rl.exchange.replayed import replay
+from cua_rl.exchange.replayed import Replayed, replay
 from cua_rl.recipes.import_trajectories import Samples
 from cua_rl.types.actions import (
     Button,
@@ -51,16 +50,16 @@ from tests.exchange.files import BROWSER, LINUX, RENDERER, actions_of, draw
 from tests.exchange.published import android_control_record, anthropic_log, gemini_log, openai_log
 
 
-async def imported(path: Path, told: Told | None = None) -> list[RolloutRecord]:
+async def imported(path: Path, told: Told | None = None) -> list[Replayed]:
     """All trajectories of a file or folder."""
     return [
-        (await replay(parse(), RENDERER, step=1, index=place, started_at=0.0))[0]
+        await replay(parse(), RENDERER, step=1, index=place, started_at=0.0)
         for place, parse in enumerate(read_trajectories(path, told))
     ]
 
 
-def screens_of(made: RolloutRecord) -> list[bytes]:
-    return [turn.agent.before.data for turn in made.rollout.turns if turn.agent.before]
+def screens_of(made: Replayed) -> list[bytes]:
+    return [turn.agent.before.data for turn in made.record.rollout.turns if turn.agent.before]
 
 
 async def test_an_episode_of_gui_odyssey_with_its_screenshots_in_the_folder_beside(tmp_path: Path) -> None:
@@ -86,14 +85,14 @@ async def test_an_episode_of_gui_odyssey_with_its_screenshots_in_the_folder_besi
         None,
     ]
     assert screens_of(made) == [draw(place) for place in range(7)]
-    assert made.task.instruction == "Use Chrome to buy tea."
-    assert made.rollout.turns[0].model.text.startswith("<think>\nWhy 0\n</think>")
+    assert made.record.task.instruction == "Use Chrome to buy tea."
+    assert made.record.rollout.turns[0].model.text.startswith("<think>\nWhy 0\n</think>")
 
 
 async def test_an_episode_of_gui_odyssey_that_was_impossible_is_a_failure(tmp_path: Path) -> None:
     (made,) = await imported(write_odyssey(tmp_path / "data", odyssey(("CLICK", [[1, 1]]), ("INCOMPLETE", ""))))
 
-    assert made.rollout.success is False
+    assert made.record.rollout.success is False
 
 
 @pytest.mark.parametrize(("completed", "success"), [(True, True), (False, False), ("False", False)])
@@ -123,7 +122,7 @@ async def test_a_line_of_agentnet(completed: object, success: bool, tmp_path: Pa
         None,
     ]
     assert screens_of(made) == [draw(place) for place in (0, 1, 1, 2, 3, 4, 5)]
-    assert (made.task.instruction, made.rollout.success) == ("sort the table", success)
+    assert (made.record.task.instruction, made.record.rollout.success) == ("sort the table", success)
 
 
 async def test_questions_of_aguvis_are_tasks_of_their_own_with_the_actions_before_in_their_text(tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ async def test_questions_of_aguvis_are_tasks_of_their_own_with_the_actions_befor
 
     made = await imported(tmp_path, LINUX)
 
-    assert [one.task.instruction for one in made] == [
+    assert [one.record.task.instruction for one in made] == [
         "Click on tea",
         "Go down",
         "Buy tea.",
@@ -149,7 +148,7 @@ async def test_questions_of_aguvis_are_tasks_of_their_own_with_the_actions_befor
         "DoubleClick(x=48, y=160)",
         "PressKey(keys=('enter',))",
     ]
-    assert made[0].rollout.turns[0].model.text.startswith("<think>\nThought: Why\nAction: Click it.\n</think>")
+    assert made[0].record.rollout.turns[0].model.text.startswith("<think>\nThought: Why\nAction: Click it.\n</think>")
 
 
 async def test_phones_of_aguvis_are_known_by_their_plugin(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ async def test_rows_of_mind2web_are_tasks_that_end_before_a_step_without_a_box(t
     )
 
     first, second, third = (parse() for parse in read_trajectories(path))
-    made, ends_before = await replay(first, RENDERER, step=1, index=0, started_at=0.0)
+    made = await replay(first, RENDERER, step=1, index=0, started_at=0.0)
 
     assert actions_of(made) == [
         Click(x=96, y=80),
@@ -186,10 +185,10 @@ async def test_rows_of_mind2web_are_tasks_that_end_before_a_step_without_a_box(t
         MoveMouse(x=10, y=10),
         PressKey(keys=("enter",)),
     ]
-    assert (ends_before, made.task.instruction) == ("left_out", "rent a car in Brooklyn")
+    assert (made.ends_before, made.record.task.instruction) == ("left_out", "rent a car in Brooklyn")
     assert screens_of(made) == [draw(place) for place in (0, 1, 1, 2, 3)]
-    cut, cut_before = await replay(second, RENDERER, step=1, index=0, started_at=0.0)
-    assert (len(actions_of(cut)), cut_before) == (1, "left_out")
+    cut = await replay(second, RENDERER, step=1, index=0, started_at=0.0)
+    assert (len(actions_of(cut)), cut.ends_before) == (1, "left_out")
     with pytest.raises(ConfigError, match="counterpart in our tools, got 'select_option'"):
         await replay(third, RENDERER, step=1, index=0, started_at=0.0)
 
@@ -202,13 +201,13 @@ async def test_a_result_folder_of_osworld_begins_where_its_first_screenshot_is(t
 
     (parse,) = read_trajectories(path)
     found = parse()
-    made, _ = await replay(found, RENDERER, step=1, index=0, started_at=0.0)
+    made = await replay(found, RENDERER, step=1, index=0, started_at=0.0)
 
     assert found.num_unseen == 1  # nobody knows what was there when it clicked
     assert actions_of(made) == [PressKey(keys=("ctrl", "s")), Wait(duration_s=1.0), None]
     assert screens_of(made) == [draw(place) for place in (1, 2, 3)]
-    assert (made.task.instruction, made.rollout.success) == ("Install Spotify.", True)
-    assert made.rollout.turns[0].model.text.startswith("<think>\nI click on it.\n</think>")
+    assert (made.record.task.instruction, made.record.rollout.success) == ("Install Spotify.", True)
+    assert made.record.rollout.turns[0].model.text.startswith("<think>\nI click on it.\n</think>")
 
 
 @pytest.mark.parametrize("first", ["step_0_20240101@120000.png", "initial_state.png"])
@@ -217,7 +216,7 @@ async def test_a_result_folder_of_osworld_with_its_first_screenshot(first: str, 
 
     assert actions_of(made)[0] == Click(x=96, y=80)
     assert screens_of(made)[0] == draw(0)
-    assert made.rollout.success is False
+    assert made.record.rollout.success is False
 
 
 async def test_actions_of_osworld_as_objects(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ async def test_actions_of_osworld_as_objects(tmp_path: Path) -> None:
         "MoveMouse(x=1, y=2)",
         "None",
     ]
-    assert made.rollout.success is False  # nothing says that it succeeded
+    assert made.record.rollout.success is False  # nothing says that it succeeded
 
 
 async def test_a_result_folder_of_osworld_without_its_task_file_says_where_to_copy_it(tmp_path: Path) -> None:
@@ -268,12 +267,14 @@ async def test_tfrecords_of_android_control_are_read_like_their_json(tmp_path: P
     record, same = await imported(tmp_path)
 
     assert actions_of(record) == actions_of(same)
-    assert [turn.model.text for turn in record.rollout.turns] == [turn.model.text for turn in same.rollout.turns]
-    assert record.task == same.task
+    assert [turn.model.text for turn in record.record.rollout.turns] == [
+        turn.model.text for turn in same.record.rollout.turns
+    ]
+    assert record.record.task == same.record.task
 
 
-def boxes_of(made: RolloutRecord) -> list[tuple[int, ...]]:
-    return [turn.agent.target_box for turn in made.rollout.turns]
+def boxes_of(made: Replayed) -> list[tuple[int, ...]]:
+    return [turn.agent.target_box for turn in made.record.rollout.turns]
 
 
 async def test_boxes_of_elements_come_in_pixels_of_the_screenshot_from_each_set_that_has_them(tmp_path: Path) -> None:
@@ -354,10 +355,10 @@ async def test_tfrecords_of_android_in_the_wild_become_episodes(tmp_path: Path) 
         PressKey(keys=("enter",)),
         None,
     ]
-    assert (first.task.task_id, first.task.instruction) == ("aitw/77", "buy tea")
+    assert (first.record.task.task_id, first.record.task.instruction) == ("aitw/77", "buy tea")
     seen = Image.open(BytesIO(screens_of(first)[3])).convert("RGB")
     assert seen.tobytes() == Image.open(BytesIO(draw(3))).convert("RGB").tobytes()
-    assert (first.rollout.success, second.rollout.success) == (True, False)
+    assert (first.record.rollout.success, second.record.rollout.success) == (True, False)
 
 
 @pytest.mark.parametrize(
