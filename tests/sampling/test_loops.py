@@ -16,6 +16,7 @@ from cua_rl.rl.datums import build_datums
 from cua_rl.sampling.client import SamplingClient
 from tests.agent.test_history_data import assert_trained_in_context
 from tests.builders import rollout
+from tests.sampling.clients.loops import LOOPS
 from tests.sampling.clients.recording import FOLDER, RecordedTurn, load_recording
 from tests.sampling.clients.targets import NUM_TARGETS, SIZES, DeviceName, click_in, is_inside, make_targets
 from tests.sampling.fake_vllm import FakeVllm
@@ -45,10 +46,10 @@ async def test_the_turns_of_a_loop_are_one_sequence_for_training(
     assert [turn.text for turn in turns] == [turn.answer for turn in recording.turns]
     assert gateway.prompt_mismatches == 0
     assert (share := merged_share(turns, renderer)) >= GOAL
-    (row,) = (
-        line for line in DOCS.splitlines() if line.startswith("| ") and f"`{path.stem.rpartition('_')[0]}`" in line
-    )
-    assert f"{share:.0%}".replace("%", " %") in row
+    loop = path.stem.rpartition("_")[0]
+    (row,) = (line for line in DOCS.splitlines() if line.startswith("| ") and f"`{loop}`" in line)
+    cell = row.strip("| ").split(" | ")[2 + list(SIZES).index(device_of(path))]
+    assert cell.startswith(f"{share:.0%}".replace("%", " %"))
     datums = build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums
     assert len(datums) == 1
     assert_trained_in_context(datums, turns, renderer.image_token_id)
@@ -93,5 +94,5 @@ async def test_a_click_on_each_of_a_hundred_targets_lands(
     assert landed == NUM_TARGETS
 
 
-def test_loops_were_recorded_on_every_kind_of_device() -> None:
-    assert {device_of(path) for path in PATHS} == set(SIZES)
+def test_every_loop_was_recorded_on_every_kind_of_device() -> None:
+    assert {path.stem for path in PATHS} == {f"{loop}_{device}" for loop in LOOPS for device in SIZES}

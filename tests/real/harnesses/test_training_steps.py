@@ -7,9 +7,10 @@
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest_asyncio
 
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
+from cua_rl.environments.browser.chromium import find_chromium
+from cua_rl.environments.desktop.session import PROGRAMS as SERVER_PROGRAMS
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer
@@ -28,17 +31,20 @@ from cua_rl.sampling.ignored_fields import Api
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
+from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import ModelTurn, SamplingParams, Turn
 from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
 from tests.real.harnesses.harbor_registry import EXAMPLE, PYTHON, TASKS, open_registry, reward_of
 from tests.sampling.clients.loops import LOOPS, device_backend
 from tests.sampling.clients.record import ENVIRONMENTS, PROGRAMS
+from tests.sampling.clients.targets import SIZES, DeviceName
 from tests.sampling.test_clients import GOAL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 MAX_MODEL_LEN = 16_384  # Anthropic's demo has a long system prompt
-NUM_TASKS, MAX_TURNS, MAX_TOKENS = 2, 3, 160  # of a byte each
+NUM_TASKS, MAX_TURNS, MAX_TOKENS = 1, 3, 160  # of a byte each
+DESKTOP_PROGRAMS = (*SERVER_PROGRAMS, "mousepad", "pcmanfm", "xterm")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -108,15 +114,28 @@ async def caller(engine: Engine) -> AsyncGenerator[Engine]:
         yield replace(engine, gateway=gateway)
 
 
-def lacking(name: str) -> str:
-    """Why a loop cannot run here; empty if it can."""
+def lacking(name: str, device: DeviceName) -> str:
+    """Why a loop cannot run here on a device; empty if it can."""
     if not (ENVIRONMENTS / name).exists():
         return f"no environment of {name}; python -m tests.sampling.clients.loops makes it"
     checkout = LOOPS[name].checkout
-    return "" if checkout is None or checkout in os.environ else f"no checkout of {name}; name one in {checkout}"
+    if checkout is not None and checkout not in os.environ:
+        return f"no checkout of {name}; name one in {checkout}"
+    missing = [one for one in DESKTOP_PROGRAMS if shutil.which(one) is None]
+    if device == "desktop" and missing:
+        return f"desktops need {', '.join(missing)}; scripts/install_system_packages.sh installs them"
+    try:
+        if device == "page":
+            find_chromium()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
-HERE = [pytest.param(name, marks=pytest.mark.skipif(bool(lacking(name)), reason=lacking(name))) for name in LOOPS]
+HERE = [
+    pytest.param(name, device, marks=pytest.mark.skipif(bool(lack := lacking(name, device)), reason=lack))
+    for name, device in product(LOOPS, SIZES)
+]
 
 
 def has_answer(renderer: Renderer, last: ModelTurn, following: ModelTurn) -> bool:
@@ -130,17 +149,20 @@ def has_answer(renderer: Renderer, last: ModelTurn, following: ModelTurn) -> boo
     return reason is None or (reason is ForkReason.ANSWER_RETOKENISED and is_same_text)
 
 
-@pytest.mark.parametrize("name", HERE)
-async def test_a_vendors_loop_trains_a_step_and_its_turns_merge(name: str, caller: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "device"), HERE)
+async def test_a_vendors_loop_trains_a_step_and_its_turns_merge(
+    name: str, device: DeviceName, caller: Engine, tmp_path: Path
+) -> None:
     loop = LOOPS[name]
     argv = (str(ENVIRONMENTS / name / "bin" / "python"), str(PROGRAMS / loop.program))
     variables = () if loop.checkout is None else (loop.checkout,)
     agent = ExternalAgent(AgentCommand(argv=argv, log_folder=tmp_path, variables=variables))
-    backend, sources = device_backend("phone", tmp_path)
-    tasks = load_tasks(sources, seed=0, split="train", device=backend.abilities).batch(0, NUM_TASKS)
-    tasks = [replace(task, max_turns=MAX_TURNS) for task in tasks]
-    async with backend:
-        trained = await caller.train(agent, backend, tasks, max_turns=MAX_TURNS, max_tokens=MAX_TOKENS)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to a browser's user
+        backend, sources = device_backend(device, Path(folder))
+        tasks = load_tasks(sources, seed=0, split="train", device=backend.abilities).batch(0, NUM_TASKS)
+        tasks = [replace(task, max_turns=MAX_TURNS) for task in tasks]
+        async with backend:
+            trained = await caller.train(agent, backend, tasks, max_turns=MAX_TURNS, max_tokens=MAX_TOKENS)
 
     turns = assert_trained(trained, num_groups=NUM_TASKS)
     assert all(turn.model.grammar for turn in turns)
