@@ -1,15 +1,16 @@
 """Picture every view of a monitor for docs/monitor.md: `python -m scripts.picture_monitor http://127.0.0.1:8720`.
 
 Shows the newest run that has ended, and the one before it where two are compared, at the width of a desktop and of a
-phone, light and dark: four files for each view in `docs/monitor/`. Ends with status 1 if a page complains in the
-console or is wider than its window.
+phone, light and dark: four files for each view in `docs/monitor/`. Suites, replays and answers of checkpoints are shown
+of the newest run that has them, or not at all. Ends with status 1 if a page complains in the console or is wider than
+its window.
 """
 
 import argparse
 import asyncio
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ SIZES = {"": (1280, 860), "-phone": (390, 1300)}
 SCHEMES: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
 TIMEOUT_MS = 120_000.0
 QUALITY = 60  # of WebP, at which small text is still clean
+NUM_RUNS = 4  # whose databases are started
+PANELS = {"replay": "replay", "asked": "asked"}  # what a picture is about, if it is further down the page
 
 
 async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
@@ -35,12 +38,16 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
     async def open_run(run_id: str) -> str:  # its database starts, and then it has its own id
         return (await client.get(f"/api/runs/{run_id}")).raise_for_status().json()["run_id"]
 
-    run, other = [await open_run(one["run_id"]) for one in await items("/api/runs") if one["status"] == "completed"][:2]
+    completed = [one["run_id"] for one in await items("/api/runs") if one["status"] == "completed"]
+    runs = [await open_run(one) for one in completed[:NUM_RUNS]]
+    run, other = runs[:2]
     failed = next(iter(await items(f"/api/rollouts?run_id={run}&phase=step&verdict=failure&sort=-turns&limit=1")))
     task, step, of_run = failed["task_id"], failed["step"], f"/rollouts?run_id={run}"
     page = f"/runs/{run}"
     middle, mine = step // 2, f"run_id%3D{run}%26phase%3Dstep"
     halves = f"first={mine}%26max_step%3D{middle}&second={mine}%26min_step%3D{middle + 1}"
+    two = await items(f"/api/rollouts?run_id={run}&group_id={failed['group_id']}&sort=-turns&limit=2")
+    of = "&".join(f"of={run}/{one['rollout_id']}" for one in two)
     tabs = ("timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "sql")
     return {
         "runs": "/",
@@ -60,7 +67,24 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
         "compare": f"/compare?runs={run},{other}",
         "compare-sets": f"/compare?{halves}",
         "settings": "/compare",
+        "pair": f"/pair?{of}&screens=change",
+        **await find_analyses(client, runs),
     }
+
+
+async def find_analyses(client: httpx.AsyncClient, runs: Sequence[str]) -> dict[str, str]:
+    """The address of the newest result of each kind that recipes recorded about one of these runs."""
+    found: dict[str, str] = {}
+    for run in runs:
+        for one in (await client.get(f"/api/runs/{run}/analyses")).raise_for_status().json():
+            match one["kind"]:
+                case "suite":
+                    found.setdefault("suite", f"/runs/{run}/suite")
+                case "replay":
+                    found.setdefault("replay", f"/runs/{run}/step/{one['step']}")
+                case _:
+                    found.setdefault("asked", f"/runs/{run}/rollouts/{one['rollout_id']}?turn={one['turn_index'] + 1}")
+    return found
 
 
 async def picture(browser: Browser, base_url: str, views: Mapping[str, str], complaints: list[str]) -> None:
@@ -75,6 +99,9 @@ async def picture(browser: Browser, base_url: str, views: Mapping[str, str], com
             page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
             for name, path in views.items():
                 await show(page, base_url + path)
+                if name in PANELS:
+                    panel = page.locator(".panel").filter(has=page.get_by_test_id(PANELS[name]))
+                    await panel.evaluate("one => one.scrollIntoView()")
                 if await page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                     complaints.append(f"{path} is wider than {width_px} px")
                 with Image.open(io.BytesIO(await page.screenshot())) as shot:

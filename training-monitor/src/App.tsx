@@ -1,4 +1,4 @@
-import { useEffect, useState } from "react";
+import { useEffect, useRef, useState, type RefObject } from "react";
 import { useLive, type LiveState } from "./api/live";
 import { BenchmarksPage } from "./pages/BenchmarksPage";
 import { ComparePage } from "./pages/ComparePage";
@@ -58,8 +58,23 @@ function moveRow(step: number): void {
   rows[Math.min(rows.length - 1, Math.max(0, at + step))]?.focus();
 }
 
+/** The focus goes to a page that takes the place of another, or of the focused link, so that Tab goes on from there. */
+function useFocusOfPage(): RefObject<HTMLElement | null> {
+  const { path, search } = useLocation();
+  const main = useRef<HTMLElement>(null);
+  const shown = useRef({ path, search });
+  useEffect(() => {
+    const before = shown.current;
+    shown.current = { path, search };
+    const isLost = document.activeElement === document.body && before.search !== search;
+    if (isLost || (before.path !== path && !main.current?.contains(document.activeElement))) main.current?.focus({ preventScroll: true });
+  }, [path, search]);
+  return main;
+}
+
 function Shell() {
   const { path } = useLocation();
+  const main = useFocusOfPage();
   const [palette, setPalette] = useState(false);
   const [help, setHelp] = useState(false);
   const runId = currentRun(path);
@@ -87,7 +102,7 @@ function Shell() {
     <div className="shell">
       <a className="skip" href="#content">Skip to content</a>
       <TopBar path={path} live={live} openPalette={() => setPalette(true)} openHelp={() => setHelp(true)} />
-      <main id="content">
+      <main id="content" ref={main} tabIndex={-1}>
         {GONE_TEXT[live] && <div className="notice">{GONE_TEXT[live]}</div>}
         {page ?? (
           <Empty title="Page not found" page>

@@ -90,3 +90,10 @@ async def test_a_step_and_the_timeline_lead_to_its_stragglers_and_show_how_machi
     assert f"highest {100 * max(busy):.0f} %" in next(text for text in texts if text.startswith("Trainer busy"))
     assert f"highest {peak:.3g} GiB" in next(text for text in texts if text.startswith("GPU memory"))
     assert len(texts) == 4  # those that this run recorded, with MFU and devices
+    await page.set_viewport_size({"width": 390, "height": 900})
+    for figure in await use.all():  # nothing lies on the bars, and nothing is cut off
+        words, bars = figure.locator("figcaption"), await figure.locator("svg").bounding_box()
+        box = await words.bounding_box()
+        assert box["y"] + box["height"] <= bars["y"]
+        assert await words.evaluate("one => one.scrollWidth <= one.clientWidth")
+    await page.locator(".run-clock").get_by_text("stronger colours").wait_for()

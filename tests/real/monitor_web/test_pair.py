@@ -96,6 +96,34 @@ async def _image(window: Window, sha256: str) -> Any:
     return Image.open(BytesIO(await answer.body())).convert("RGB")
 
 
+@pytest.mark.parametrize("width_px", [390, 1280])
+async def test_the_button_for_two_chosen_rollouts_stays_in_sight(window: Window, width_px: int) -> None:
+    page, run = window.page, window.site.ended.run_id
+    await page.set_viewport_size({"width": width_px, "height": 700})
+    for path, boxes in (
+        (f"/rollouts?run_id={run}&phase=step", page.locator("table.rollouts input[type=checkbox]")),
+        (await _first_group(window), page.get_by_role("checkbox", name="Choose rollout")),
+    ):
+        await window.open(path)
+        await boxes.nth(5).wait_for()
+        for place in (0, 5):
+            await boxes.nth(place).click()
+        button = page.get_by_role("link", name="Side by side")
+        for share in (0, 0.5):  # of the way down the page
+            await page.evaluate("share => scrollTo(0, share * document.documentElement.scrollHeight)", share)
+            box = await button.bounding_box()
+            assert 0 <= box["y"] <= 700 - box["height"]
+            assert 0 <= box["x"] <= width_px - box["width"]
+    await page.keyboard.press("s")
+    await page.wait_for_url(re.compile(r"/pair\?of="))
+
+
+async def _first_group(window: Window) -> str:
+    run = window.site.ended.run_id
+    detail = await window.json(f"/api/runs/{run}/step/1")
+    return f"/runs/{run}/step/1/groups/{detail['groups'][0]['group_id']}"
+
+
 async def test_without_two_rollouts_the_page_says_how_to_choose_them(window: Window) -> None:
     await window.open("/pair")
     await window.page.get_by_text("Choose two in a table of rollouts or in a group").wait_for()

@@ -74,3 +74,22 @@ async def test_runs_beyond_the_newest_are_found_by_name(window: Window) -> None:
     await page.keyboard.press("Enter")
     await page.wait_for_url(re.compile(rf"/runs/{old}$"))
     await remove(window, newer)
+
+
+async def test_words_for_verdicts_and_phases_mean_a_set(window: Window) -> None:
+    page, run = window.page, await _searchable(window, "meant")
+    await window.open(f"/runs/{run}")
+    await page.keyboard.press("Control+k")
+    for text, label, query in (
+        ("failures", "Failures", "verdict=failure"),
+        ("Wi-Fi in training", "Rollouts in training with “wi-fi”", "phase=step&search=wi-fi"),
+        ("faults of the baseline", "Faults in the baseline", "verdict=fault&phase=baseline"),
+    ):
+        assert f"{label}\nthis run" in await _offers(window, text)
+        await page.get_by_role("option").filter(has=page.get_by_text(label, exact=True)).click()
+        await page.wait_for_url(re.compile(rf"/rollouts\?run_id={run}&{query}$"))
+        await page.go_back()
+        await page.get_by_role("tab", name="Charts").wait_for()
+        await page.keyboard.press("Control+k")
+    assert not any(offer.startswith("Failures") for offer in await _offers(window, "wireless"))
+    await remove(window, [run])

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from cua_rl.events import StepTrained
-from tests.real.database.conftest import run_sql
 from tests.real.monitor_web.conftest import NUM_STEPS, Window
 from tests.real.monitor_web.runs import WIFI, add_run, begin, evaluation, finished, remove, step
 
@@ -104,34 +103,6 @@ async def test_the_largest_gap_of_a_run_is_three_clicks_away(window: Window) -> 
     assert "1 of" in facts
     assert f"/rollouts/{rollout_id}?" in page.url
     assert hand.num_clicks <= 3
-    await remove(window, [run])
-
-
-async def test_why_a_step_dipped_is_four_clicks_away(window: Window) -> None:
-    page, hand, url = window.page, Hand(), window.site.database_url
-    events = [event for number in (1, 2, 3) for event in step(number, task=WIFI, prefix="dip")]
-    run = await add_run(url, begin("dip", total_steps=3), *events, finished())
-    run_sql(
-        url,
-        "UPDATE groups SET num_successes = CASE WHEN step = 3 THEN 0 ELSE 3 END FROM steps"
-        f" WHERE groups.step_id = steps.id AND groups.training_id = {int(run)}",
-    )
-    await window.open(f"/runs/{run}")
-    plot = page.locator('.chart-plot[aria-label^="Success:"] .u-over')
-    await plot.wait_for()
-    box = await plot.bounding_box()
-    await plot.click(position={"x": box["width"] - 2, "y": box["height"] / 2})
-    hand.num_clicks += 1
-    await page.wait_for_url(re.compile(r"/step/3$"))
-    told = await page.get_by_test_id("step-change").inner_text()
-    assert "−100.0 points, from 100.0 % to 0.0 %: 0.0 because other tasks were drawn, −100.0 because" in told
-    panel = page.locator(".panel").filter(has=page.get_by_role("heading", name="Why it changed"))
-    await hand.click(panel.get_by_role("link", name=WIFI.task_id))
-    await page.wait_for_url(re.compile(r"/rollouts\?.*task_id=settings_wifi_on&step=3"))
-    await _rows(window, 3)
-    await hand.click(page.locator("table.rollouts a[data-row]").first)
-    await page.wait_for_url(re.compile(rf"/runs/{run}/rollouts/"))
-    assert hand.num_clicks <= 4
     await remove(window, [run])
 
 

@@ -113,10 +113,10 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         ) : (
           <>
             <Lanes detail={detail} time={time} duration={duration} seek={(at) => setTimeText(at >= duration ? "" : at.toFixed(2))} />
-            <PairLink pair={pair} />
             <div className="side-by-side">
               {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} detail={detail} time={time} pair={pair} />)}
             </div>
+            <PairLink pair={pair} />
           </>
         )}
       </Panel>

@@ -236,7 +236,6 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
   const pair = usePair();
   return (
     <>
-    <PairLink pair={pair} />
     <div className="table-scroll">
       <table className="data rollouts">
         <thead>{head}</thead>
@@ -264,6 +263,7 @@ function SetTable({ items }: { items: readonly RolloutItem[] }) {
         </tbody>
       </table>
     </div>
+    <PairLink pair={pair} />
     </>
   );
 }

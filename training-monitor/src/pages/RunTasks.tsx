@@ -2,7 +2,7 @@ import { useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { setPage, taskPage, tasksPath } from "../api/paths";
 import type { Run, TaskStats } from "../api/types";
-import { formatPercent, formatSigned } from "../format";
+import { formatPercent, formatSigned, plural } from "../format";
 import { Link, useSearchParam } from "../router";
 import { fits } from "../search";
 import { Empty, IntervalBar, Loaded, Panel, Segments } from "../ui/parts";
@@ -53,6 +53,8 @@ function change(task: TaskStats): number {
   return (task.recent.rate ?? task.success.rate ?? 0) - (task.success.rate ?? 0);
 }
 
+const failuresOf = (task: TaskStats) => task.success.num_rollouts - task.success.num_successes;
+
 const COLUMNS: readonly Column<TaskStats>[] = [
   { label: "Task", value: (task) => task.task_id },
   { label: "Category", value: (task) => task.category },
@@ -61,8 +63,9 @@ const COLUMNS: readonly Column<TaskStats>[] = [
   { label: "Whole run", right: true, value: (task) => task.success.rate },
   { label: "Change", right: true, title: "Last quarter against the whole run", value: (task) => (task.recent.rate === null ? null : change(task)) },
   { label: "Held-out", right: true, title: "In the latest evaluation that included it", value: (task) => task.held_out.rate },
+  { label: "Failures", right: true, title: "Rollouts of training steps that failed", value: failuresOf },
   { label: "Groups", right: true, value: (task) => task.num_groups },
-  { label: "Never solved", right: true, value: (task) => task.num_failed_groups },
+  { label: "Never solved", right: true, title: "Groups without a success", value: (task) => task.num_failed_groups },
   { label: "Last step", right: true, value: (task) => task.last_step },
 ];
 
@@ -104,8 +107,9 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 <td className="right dim">{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{formatPercent(task.success.rate)}</Link> : "–"}</td>
                 <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{task.num_groups > 0 ? formatSigned(Math.round(moved * 100)) : "–"}</td>
                 <td className="right">{task.held_out.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: ["baseline", "eval"] })}>{formatPercent(task.held_out.rate)}</Link>}</td>
+                <td className="right">{failuresOf(task) ? <Link className="text-link" aria-label={`${plural(failuresOf(task), "failure")} of ${task.task_id}`} to={setPage({ ...of, phase: "step", verdict: "failure" })}>{failuresOf(task)}</Link> : <span className="faint">{task.num_groups > 0 ? 0 : "–"}</span>}</td>
                 <td className="right">{task.num_groups ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{task.num_groups}</Link> : "–"}</td>
-                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step", verdict: "failure" })}>{task.num_failed_groups}</Link> : "–"}</td>
+                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? task.num_failed_groups : "–"}</td>
                 <td className="right">{task.last_step === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: "step", step: task.last_step })}>{task.last_step}</Link>}</td>
               </tr>
             );

@@ -142,7 +142,7 @@ function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineIte
         <span className="legend">
           <i className="swatch-step" /> rollouts <i className="swatch-train" /> training <i className="swatch-eval" /> evaluation
           {restarts.length > 0 && <><i className="swatch-restart" /> resumed; the downtime is left out</>}
-          <span>· stronger colours: more success</span>
+          <span className="legend-note">stronger colours: more success</span>
         </span>
         <span>{clockText(start, end, end)}</span>
       </div>
@@ -185,12 +185,12 @@ function Use({ run, items, at }: { run: Run; items: readonly TimelineItem[]; at:
     // a path, as a run has thousands of steps
     const path = bars.map(({ from, to, value }) => `M${1000 * from},20V${20 - 20 * Math.min(1, value / full)}H${1000 * to}V20Z`).join("");
     const mean = bars.reduce((sum, bar) => sum + bar.value, 0) / bars.length;
-    const text = `${strip.label}: mean ${strip.format(mean)}, highest ${strip.format(most)}, last ${strip.format(last.value)}`;
+    const figures = `mean ${strip.format(mean)}, highest ${strip.format(most)}, last ${strip.format(last.value)}`;
     return (
-      <div key={strip.label} className="run-use" title={strip.hint}>
-        <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={text}><path d={path} /></svg>
-        <span className="num">{text}</span>
-      </div>
+      <figure key={strip.label} className="run-use" title={strip.hint}>
+        <figcaption className="num"><b>{strip.label}</b> <span className="dim">{figures}</span></figcaption>
+        <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={`${strip.label}: ${figures}`}><path d={path} /></svg>
+      </figure>
     );
   });
 }

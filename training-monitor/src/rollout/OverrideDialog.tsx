@@ -62,7 +62,7 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
         )}
         <label className="stack-label">
           <span>Reason</span>
-          <textarea className="field" rows={3} required maxLength={2000} value={reason} onChange={(event) => setReason(event.target.value)} placeholder="What the validator missed" />
+          <textarea className="field" data-first rows={3} required maxLength={2000} value={reason} onChange={(event) => setReason(event.target.value)} placeholder="What the validator missed" />
         </label>
         <label className="stack-label">
           <span>Your name</span>

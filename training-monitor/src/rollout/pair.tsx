@@ -1,11 +1,12 @@
 import { useState } from "react";
 import { pairPage } from "../api/paths";
 import type { TurnDetail } from "../api/types";
-import { Link } from "../router";
+import { Link, navigate } from "../router";
+import { useShortcuts } from "../ui/keys";
 
 type Named = { run_id: string; rollout_id: string };
 
-export type Pair = { chosen: readonly Named[]; toggle: (one: Named) => void };
+export type Pair = { chosen: readonly Named[]; toggle: (one: Named) => void; clear: () => void };
 
 const isSame = (one: Named, other: Named) => one.run_id === other.run_id && one.rollout_id === other.rollout_id;
 
@@ -13,19 +14,25 @@ const isSame = (one: Named, other: Named) => one.run_id === other.run_id && one.
 export function usePair(): Pair {
   const [chosen, setChosen] = useState<readonly Named[]>([]);
   const toggle = (one: Named) => setChosen((before) => (before.some((other) => isSame(one, other)) ? before.filter((other) => !isSame(one, other)) : [...before.slice(-1), one]));
-  return { chosen, toggle };
+  const clear = () => setChosen([]);
+  useShortcuts({ s: () => chosen.length === 2 && navigate(pairPage(chosen)) });
+  return { chosen, toggle, clear };
 }
 
 export function ChoosePair({ pair, one, label }: { pair: Pair; one: Named; label: string }) {
   return <input type="checkbox" aria-label={`Choose ${label}`} title="Choose two to see them side by side" checked={pair.chosen.some((other) => isSame(one, other))} onChange={() => pair.toggle(one)} />;
 }
 
-/** Appears with the first choice and leads on with the second. */
+/** Appears with the first choice and leads on with the second; stays in sight below a long list. */
 export function PairLink({ pair }: { pair: Pair }) {
   if (pair.chosen.length === 0) return null;
   return (
-    <div className="row wrap panel-body" role="status">
-      {pair.chosen.length === 2 ? <Link className="button primary" to={pairPage(pair.chosen)}>Side by side</Link> : <span className="dim">Choose another rollout to see both side by side.</span>}
+    <div className="row panel-body pair-bar" role="status">
+      <span className="dim">{pair.chosen.length === 2 ? "Two rollouts are chosen." : "Choose another rollout to see both side by side."}</span>
+      <span className="row">
+        <button type="button" className="button quiet" onClick={pair.clear}>Clear</button>
+        {pair.chosen.length === 2 && <Link className="button primary" title="The two rollouts, turn by turn  s" to={pairPage(pair.chosen)}>Side by side</Link>}
+      </span>
     </div>
   );
 }

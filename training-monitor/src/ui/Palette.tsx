@@ -4,7 +4,7 @@ import { failuresPage, rolloutPage, rolloutsPath, runPage, runsPath, setPage, so
 import type { Page, RolloutItem, RunSummary, TaskStats, TimelineItem } from "../api/types";
 import { navigate } from "../router";
 import { nameOf, runLabels } from "../runs";
-import { fits } from "../search";
+import { fits, setOf } from "../search";
 import { Dialog } from "./parts";
 
 type Entry = { label: string; note: string; to: string };
@@ -52,8 +52,11 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
     for (const task of tasks.data ?? []) {
       offer(task.task_id, task.instruction ?? "task", taskPage(runId ?? "", task.task_id), [task.category]);
     }
-    const words: Entry = { label: `Rollouts with “${typed}”`, note: "this run", to: setPage({ run_id: runId, search: typed }) };
-    return runId && typed !== "" ? [...all.slice(0, SHOWN - 1), words] : all.slice(0, SHOWN);
+    if (!runId || typed === "") return all.slice(0, SHOWN);
+    const sets: Entry[] = [{ label: `Rollouts with “${typed}”`, note: "this run", to: setPage({ run_id: runId, search: typed }) }];
+    const meant = setOf(typed);
+    if (meant) sets.unshift({ label: meant.label, note: "this run", to: setPage({ run_id: runId, ...meant.filter }) });
+    return [...all.slice(0, SHOWN - sets.length), ...sets];
   }, [typed, runId, newest.data, runs.data, sources.data, tasks.data, found.data]);
   const go = (entry: Entry | undefined) => {
     if (!entry) return;

@@ -6,7 +6,10 @@ export function Popup({ label, children }: { label: ReactNode; children: ReactNo
   useEffect(() => {
     const listen = (event: Event) => {
       const isElsewhere = event instanceof KeyboardEvent ? event.key === "Escape" : !box.current?.contains(event.target as Node);
-      if (isElsewhere && box.current) box.current.open = false;
+      if (!isElsewhere || !box.current?.open) return;
+      const hadFocus = box.current.contains(document.activeElement);
+      box.current.open = false;
+      if (hadFocus && event instanceof KeyboardEvent) box.current.querySelector("summary")?.focus();
     };
     document.addEventListener("pointerdown", listen);
     document.addEventListener("keydown", listen);

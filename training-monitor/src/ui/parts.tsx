@@ -161,6 +161,7 @@ export function TokenForm({ onDone, submit: label = "Sign in" }: { onDone?: () =
           aria-label="Access token"
           placeholder="token, as the monitor printed it"
           autoComplete="off"
+          autoFocus
           value={token}
           onChange={(event) => setToken(event.target.value)}
         />
@@ -330,12 +331,14 @@ export function Progress({ value, label }: { value: number; label: string }) {
   );
 }
 
-/** A modal that closes with Escape and gives the focus back. */
+const FOCUSED = "input, textarea, select, button, a[href], summary";
+
+/** A modal that keeps the focus, closes with Escape and gives the focus back; `data-first` is focused first. */
 export function Dialog({ label, onClose, children }: { label: string; onClose: () => void; children: ReactNode }) {
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const before = document.activeElement as HTMLElement | null;
-    const first = box.current?.querySelector<HTMLElement>("input, textarea, select, button, a[href]");
+    const first = box.current?.querySelector<HTMLElement>("[data-first]") ?? box.current?.querySelector<HTMLElement>(FOCUSED);
     (first ?? box.current)?.focus();
     return () => before?.focus();
   }, []);
@@ -343,9 +346,9 @@ export function Dialog({ label, onClose, children }: { label: string; onClose: (
     event.stopPropagation();
     if (event.key === "Escape") onClose();
     if (event.key !== "Tab" || !box.current) return;
-    const all = [...box.current.querySelectorAll<HTMLElement>("input, textarea, select, button, a[href]")];
+    const all = [...box.current.querySelectorAll<HTMLElement>(FOCUSED)].filter((one) => !one.matches(":disabled"));
     const edge = event.shiftKey ? all[0] : all.at(-1);
-    if (document.activeElement === edge) {
+    if (document.activeElement === edge || document.activeElement === box.current) {
       event.preventDefault();
       (event.shiftKey ? all.at(-1) : all[0])?.focus();
     }
