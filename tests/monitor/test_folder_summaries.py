@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from cua_rl.monitor.folder_summaries import summarise_folder, write_mark
+from cua_rl.monitor.databases import RunFolder
+from cua_rl.monitor.folder_summaries import summarise_folders, write_mark
 from cua_rl.monitor.run_summaries import model_name
 from cua_rl.monitor.schemas import RunMark
 
@@ -16,9 +17,9 @@ def test_an_evaluation_is_completed_once_it_has_results(tmp_path: Path) -> None:
     config = {"model_name": None, "models": [{"name": "base"}, {"name": "trained"}], "num_tasks": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    before = summarise_folder(tmp_path, "eval")
+    (before,) = summarise_folders([RunFolder(key="eval", path=tmp_path)])
     (tmp_path / "results.json").write_text("{}")
-    after = summarise_folder(tmp_path, "eval")
+    (after,) = summarise_folders([RunFolder(key="eval", path=tmp_path)])
 
     assert (before.status, before.is_alive, before.progress, before.ended_at) == ("running", False, 0.0, None)
     assert (after.status, after.num_completed_steps, after.total_steps, after.progress) == ("completed", 0, 0, 1.0)
