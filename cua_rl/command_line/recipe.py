@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -140,8 +140,10 @@ async def _run_until_signal(main: Coroutine[Any, Any, object]) -> int:
             os._exit(EXIT_SIGNAL + number)  # owned processes end with us: their guards see the lifeline close
         received.append(number)
         task.cancel()
-        with suppress(OSError):  # Ctrl-C also ends a program that our output is piped to
+        try:
             print("stopping; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
+        except OSError:  # Ctrl-C also ends a program that our output is piped to
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # for what is said while the recipe unwinds
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
