@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from secrets import token_hex
 
 from cua_rl.types.errors import writing
 from cua_rl.types.json_values import is_object
@@ -53,11 +54,14 @@ def write_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file by this text atomically: a reader sees the old or the new text."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # one that came with a stranger's folder may be a link to another file
-    with writing(path.parent), partial.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Replace the file by this text atomically: a reader sees the old or the new text, however many write at once."""
+    # made anew: one that came with a stranger's folder may be a link to another file
+    partial = path.with_name(f".{path.name}.partial-{token_hex(8)}")
+    try:
+        with writing(path.parent), partial.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Runs whose database is not open, from the files of their folders."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cua_rl.monitor.databases import RunFolder
@@ -43,3 +44,12 @@ def test_a_mark_follows_no_link_of_a_folder_and_may_be_in_any_script(tmp_path: P
 
     assert others.read_text() == "mine"
     assert RunMark.model_validate_json((tmp_path / "mark.json").read_text(encoding="utf-8")).alias == "运行 ü"
+
+
+def test_people_who_mark_a_run_at_the_same_moment_do_not_disturb_one_another(tmp_path: Path) -> None:
+    aliases = [letter * 100 for letter in "abcd"]
+    with ThreadPoolExecutor(len(aliases)) as threads:
+        list(threads.map(lambda alias: write_mark(tmp_path, RunMark(alias=alias)), aliases * 25))
+
+    assert RunMark.model_validate_json((tmp_path / "mark.json").read_text()).alias in aliases
+    assert [path.name for path in tmp_path.iterdir()] == ["mark.json"]
