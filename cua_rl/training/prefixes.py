@@ -1,4 +1,4 @@
-"""Rows in which what sequences have in common at their beginning is held, and computed, once: a tree in every row.
+"""Rows that hold, and compute, once what their sequences have in common at the beginning: a tree in every row.
 
 Rollouts of a group begin with the same prompt, and those that went on from a turn of another one with its turns. Such a
 sequence leaves out its first tokens and sees those of earlier sequences instead. As no token sees what follows it, all
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from cua_rl.types.rollout import Datum, EncodedTextChunk
 
 Prefix = tuple[tuple[int, int], ...]
-"""What a sequence left out, in order: of each of these sequences of the row, by place, so many of its own first tokens.
-"""
+"""What a sequence leaves out, in order: (another sequence's place in the row, how many of its own first tokens)."""
 
 _COPY_SHARE = 8
 """Attention copies keys and values of a prefix for every sequence. A token needs at least eight times their memory in
 every model that we know (`tests/real/training/test_prefixes.py`)."""
 
-_SHORTEST = 2
-"""A prefix is left out if what follows it is at most twice as long. GPUs have a slower attention for queries behind a
-prefix than for whole sequences, and what that costs grows with the length of what follows."""
+_LONGEST_REST = 2
+"""A prefix is shared if the rest of the sequence is at most twice as long: attention is slower behind a prefix than in
+a whole sequence, so with a longer rest it could cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class PackedSequence:
 
     @property
     def num_shared(self) -> int:
-        """Tokens that it left out."""
+        """Tokens that it leaves out."""
         return sum(count for _, count in self.prefix)
 
 
@@ -104,7 +103,7 @@ def _find_prefix(datum: Datum, names: tuple[int, ...], known: Sequence[tuple[tup
             num_shared, path = num_common, other_path
     while num_shared and names[num_shared - 1] < 0 and names[num_shared - 1] == names[num_shared]:
         num_shared -= 1
-    if _SHORTEST * num_shared < len(names) - num_shared:
+    if len(names) - num_shared > _LONGEST_REST * num_shared:
         return ()
     prefix: list[tuple[int, int]] = []
     for sequence, count in path:
