@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from cua_rl.agent.mini_agent import MiniAgent
 from cua_rl.environments.config import DeviceConfig
-from cua_rl.environments.gym.client import GymLimits
+from cua_rl.environments.device import AttachDevice
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.pool import DevicePool, PoolLimits
 from cua_rl.events import RolloutSource
@@ -29,7 +29,6 @@ from tests.fakes import FakeRecorder
 from tests.sampling.fake_vllm import FakeVllm
 
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
-QUICK = GymLimits(create_timeout_s=1.0, create_retry_s=0.01, evaluate_retry_s=0.01, terminate_retry_s=0.01)
 DEMO_IDS = ("train_01_open_settings", "train_04_open_chrome", "train_22_open_dialer")
 
 
@@ -43,6 +42,16 @@ def call(**arguments: Any) -> str:
     """An answer of the model that calls our tool."""
     body = json.dumps({"name": "mobile_use", "arguments": arguments})
     return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def quick_executions(
+    create_timeout_s: float = 1.0,
+    parallel_creates: int = 1,
+    open_attach: Callable[[], AbstractAsyncContextManager[AttachDevice]] | None = None,
+) -> GymExecutions:
+    """Executions that are tried again after hundredths of a second."""
+    settings = DeviceConfig(lease_timeout_s=create_timeout_s, gym_parallel_creates=parallel_creates)
+    return GymExecutions(settings, open_attach=open_attach, sleep=lambda _: asyncio.sleep(0.01))
 
 
 @dataclass
@@ -85,7 +94,6 @@ async def open_gym(tasks: Sequence[Task] | None = None) -> AsyncGenerator[tuple[
 async def open_bench(
     renderer: Qwen3VLRenderer,
     *,
-    limits: GymLimits = QUICK,
     time_limits: DeviceConfig | None = None,
     slack_s: float = 0.5,
 ) -> AsyncGenerator[GymBench]:
@@ -101,7 +109,7 @@ async def open_bench(
             agent = MiniAgent(
                 base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=slack_s, max_run_time_s=20
             )
-            async with gateway.serve(), GymExecutions(limits=limits) as executions:
+            async with gateway.serve(), quick_executions() as executions:
                 recorder = FakeRecorder()
                 runner = RolloutRunner(
                     devices=DevicePool(executions.make, max_devices=4, limits=PoolLimits(max_make_attempts=1)),

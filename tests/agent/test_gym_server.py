@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from cua_rl.environments.gbox.boxes import open_held_boxes
-from cua_rl.environments.gym.client import GymLimits
-from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
+from cua_rl.environments.gym.environment import GYM_ABILITIES
 from cua_rl.environments.gym.fields import parse_evaluation, parse_execution
 from cua_rl.environments.gym.server import fetch_gym_tasks, parse_gym_task, split_gym_tasks
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Click
 from cua_rl.types.errors import ConfigError, DeviceError, DeviceServiceError, TaskError
-from tests.agent.gym_bench import DEMO_IDS, QUICK, open_gym
+from tests.agent.gym_bench import DEMO_IDS, open_gym, quick_executions
 from tests.doubles.gbox_service import serve_gbox
 from tests.patience import IdleClock
 
@@ -158,7 +157,7 @@ def test_the_device_is_found_wherever_a_server_names_it() -> None:
 
 
 async def test_creations_queue_up_and_are_repeated_until_each_has_its_answer() -> None:
-    async with open_gym() as (gym, url), GymExecutions(limits=QUICK) as executions:
+    async with open_gym() as (gym, url), quick_executions() as executions:
         gym.answers_one_creation = True
         gym.create_delay_s = 0.02
         gym.create_failures.extend([408, 503])
@@ -175,8 +174,7 @@ async def test_creations_queue_up_and_are_repeated_until_each_has_its_answer() -
 
 
 async def test_a_creation_that_is_never_answered_is_given_up_and_tried_again() -> None:
-    limits = GymLimits(max_parallel_creates=3, create_timeout_s=0.3, create_retry_s=0.01)
-    async with open_gym() as (gym, url), GymExecutions(limits=limits) as executions:
+    async with open_gym() as (gym, url), quick_executions(0.3, parallel_creates=3) as executions:
         gym.answers_one_creation = True
         gym.create_delay_s = 0.05
         (task, *_) = await load(url)
@@ -190,7 +188,7 @@ async def test_a_creation_that_is_never_answered_is_given_up_and_tried_again() -
 
 
 async def test_a_refused_task_is_a_fault_at_once() -> None:
-    async with open_gym() as (gym, url), GymExecutions(limits=QUICK) as executions:
+    async with open_gym() as (gym, url), quick_executions() as executions:
         gym.create_failures.append(422)
         (task, *_) = await load(url)
         with pytest.raises(DeviceError, match="with 422: no device"):
@@ -199,7 +197,7 @@ async def test_a_refused_task_is_a_fault_at_once() -> None:
 
 async def test_a_cancelled_creation_is_ended_as_soon_as_the_server_answers() -> None:
     async with open_gym() as (gym, url):
-        async with GymExecutions(limits=QUICK) as executions:
+        async with quick_executions() as executions:
             gym.create_delay_s = 0.1
             (task, *_) = await load(url)
             making = asyncio.create_task(executions.make(task.device_request()))
@@ -212,7 +210,7 @@ async def test_a_cancelled_creation_is_ended_as_soon_as_the_server_answers() -> 
 
 
 async def test_an_evaluation_that_fails_is_invalid_and_never_nought() -> None:
-    async with open_gym() as (gym, url), GymExecutions(limits=QUICK) as executions:
+    async with open_gym() as (gym, url), quick_executions() as executions:
         (task, *_) = await load(url)
         device = await executions.make(task.device_request())
         gym.evaluate_failures.append(500)
@@ -236,9 +234,7 @@ async def test_the_box_behind_an_execution_is_operated_from_here_and_ended_by_th
         box = gbox.double.add_box("android", {})
         gym.device_ids.append(box.box_id)
         (task, *_) = await load(url)
-        async with GymExecutions(
-            open_attach=lambda: open_held_boxes(gbox.connect(), "android"), limits=QUICK
-        ) as executions:
+        async with quick_executions(open_attach=lambda: open_held_boxes(gbox.connect(), "android")) as executions:
             device = await executions.make(task.device_request())
             before = await device.observe()
             await device.execute(Click(x=before.width_px // 2, y=before.height_px // 2))

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from urllib.parse import quote
 
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.device import AgentReport
 from cua_rl.environments.gym.fields import Evaluation, Execution, GymTaskRef, parse_evaluation, parse_execution
 from cua_rl.types.errors import DeviceError, DeviceServiceError, TaskError
@@ -15,27 +15,11 @@ from cua_rl.types.json_values import Json, mapping, parse_json
 logger = logging.getLogger(__name__)
 
 _RETRIED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+MAX_CREATES = 3
+_CREATE_PAUSE_S, _EVALUATE_PAUSE_S, _TERMINATE_PAUSE_S = 10.0, 1.0, 2.0  # after the n-th failure n times that
+_TERMINATE_TIMEOUT_S = 60.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GymLimits:
-    """Timeouts, retries and concurrency of requests to a gym server.
-
-    Some servers answer only one of several creations that run side by side: hence one at a time, a time limit for each,
-    and another try.
-    """
-
-    max_parallel_creates: int = 1
-    create_timeout_s: float = 600.0
-    max_create_attempts: int = 3
-    create_retry_s: float = 10.0
-    """The pause after the first failed creation; after the n-th it is n times that."""
-    evaluate_timeout_s: float = 600.0
-    max_evaluate_attempts: int = 2
-    evaluate_retry_s: float = 1.0
-    terminate_timeout_s: float = 60.0
-    max_terminate_attempts: int = 3
-    terminate_retry_s: float = 2.0
+Sleep = Callable[[float], Awaitable[None]]
 
 
 class _Failed(Exception):
@@ -47,13 +31,18 @@ class _Failed(Exception):
 
 
 class GymClient:
-    """One gym server."""
+    """One gym server.
 
-    def __init__(self, base_url: str, limits: GymLimits | None = None) -> None:
+    Some servers answer only one of several creations that run side by side: hence `gym_parallel_creates`, a time limit
+    for each, and another try. `sleep` is awaited before it.
+    """
+
+    def __init__(self, base_url: str, settings: DeviceConfig, sleep: Sleep = asyncio.sleep) -> None:
         import httpx
 
-        self._limits = limits or GymLimits()
-        self._creating = asyncio.Semaphore(self._limits.max_parallel_creates)
+        self._settings = settings
+        self._sleep = sleep
+        self._creating = asyncio.Semaphore(settings.gym_parallel_creates)
         pools = httpx.Limits(max_connections=None, max_keepalive_connections=10)
         timeout = httpx.Timeout(60.0, connect=60.0, pool=None)
         self._http = httpx.AsyncClient(base_url=base_url.rstrip("/"), limits=pools, timeout=timeout, trust_env=False)
@@ -62,13 +51,13 @@ class GymClient:
         """Make an execution of a task, which holds a device until it is ended; raises `DeviceError` after all tries."""
         path = f"/api/v1/{quote(task.gym_id, safe='')}/tasks/{quote(task.identifier, safe='')}"
         failure = ""
-        for attempt in range(self._limits.max_create_attempts):
+        for attempt in range(MAX_CREATES):
             if attempt:
                 logger.warning("gym task=%s creation failed (%s), trying again", task.identifier, failure)
-                await asyncio.sleep(self._limits.create_retry_s * attempt)
+                await self._sleep(_CREATE_PAUSE_S * attempt)
             try:
                 async with self._creating:
-                    answer = await self._post(path, {"options": {}}, self._limits.create_timeout_s)
+                    answer = await self._post(path, {"options": {}}, self._settings.lease_timeout_s)
             except _Failed as failed:
                 failure = str(failed)
                 continue
@@ -85,7 +74,7 @@ class GymClient:
             DeviceServiceError: the server cannot be reached, or is overloaded.
             TaskError: the evaluation failed on what it found.
         """
-        limits, answer = self._limits, report.answer or ""
+        answer = report.answer or ""
         data = {
             "task_completed": True,
             "task_success": bool(report.success_claimed),
@@ -100,9 +89,9 @@ class GymClient:
             verdict = await self._post_repeatedly(
                 f"{_execution_path(task, execution)}/evaluate",
                 {"execution_data": data, "answer_text": answer},
-                timeout_s=limits.evaluate_timeout_s,
-                max_attempts=limits.max_evaluate_attempts,
-                retry_s=limits.evaluate_retry_s,
+                timeout_s=self._settings.validate_timeout_s,
+                max_attempts=2,
+                pause_s=_EVALUATE_PAUSE_S,
             )
         except _Failed as failed:
             raise (TaskError if failed.is_answered else DeviceServiceError)(
@@ -121,9 +110,9 @@ class GymClient:
             await self._post_repeatedly(
                 f"{_execution_path(task, execution)}/terminate",
                 {},
-                timeout_s=self._limits.terminate_timeout_s,
-                max_attempts=self._limits.max_terminate_attempts,
-                retry_s=self._limits.terminate_retry_s,
+                timeout_s=_TERMINATE_TIMEOUT_S,
+                max_attempts=3,
+                pause_s=_TERMINATE_PAUSE_S,
             )
         except (_Failed, DeviceError) as error:
             logger.error("cannot end gym execution=%s: %s", execution.execution_id, error)
@@ -132,14 +121,14 @@ class GymClient:
         await self._http.aclose()
 
     async def _post_repeatedly(
-        self, path: str, body: Mapping[str, object], *, timeout_s: float, max_attempts: int, retry_s: float
+        self, path: str, body: Mapping[str, object], *, timeout_s: float, max_attempts: int, pause_s: float
     ) -> Json:
         """Post until a try succeeds, after longer and longer pauses; raises what the last try raised."""
         for attempt in range(1, max_attempts):
             try:
                 return await self._post(path, body, timeout_s)
             except _Failed:
-                await asyncio.sleep(retry_s * attempt)
+                await self._sleep(pause_s * attempt)
         return await self._post(path, body, timeout_s)
 
     async def _post(self, path: str, body: Mapping[str, object], timeout_s: float) -> Json:

@@ -10,7 +10,7 @@ from typing import Self
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import PAID_DEVICES, DeviceOrder, Environment
 from cua_rl.environments.device import AttachDevice, Device, DeviceAbilities
-from cua_rl.environments.gym.client import GymClient, GymLimits
+from cua_rl.environments.gym.client import MAX_CREATES, GymClient, Sleep
 from cua_rl.environments.gym.device import GymDevice
 from cua_rl.environments.gym.fields import Execution, GymTaskRef
 from cua_rl.environments.gym.server import GymSource
@@ -32,14 +32,16 @@ class GymExecutions:
 
     def __init__(
         self,
+        settings: DeviceConfig,
         *,
         open_attach: Callable[[], AbstractAsyncContextManager[AttachDevice]] | None = None,
-        limits: GymLimits | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._open_attach = open_attach
         self._attach: AttachDevice | None = None
         self._stack = AsyncExitStack()
-        self._limits = limits
+        self._settings = settings
+        self._sleep = sleep
         self._clients: dict[str, GymClient] = {}
         self._leftovers: set[asyncio.Task[None]] = set()
 
@@ -50,7 +52,7 @@ class GymExecutions:
             raise TaskError(f"expected a task of a gym server, got {request.task_id!r}; run it on another device")
         client = self._clients.get(task.base_url)
         if client is None:
-            client = self._clients[task.base_url] = GymClient(task.base_url, self._limits)
+            client = self._clients[task.base_url] = GymClient(task.base_url, self._settings, self._sleep)
         creating = asyncio.create_task(client.create(task), name=f"create-{task.identifier}")
         try:
             execution = await asyncio.shield(creating)
@@ -106,22 +108,17 @@ def _check_workers(num_workers: int, settings: DeviceConfig) -> None:
 
 
 def _make_backend(order: DeviceOrder) -> GymExecutions:
-    limits = GymLimits(
-        max_parallel_creates=order.settings.gym_parallel_creates,
-        create_timeout_s=order.settings.lease_timeout_s,
-        evaluate_timeout_s=order.settings.validate_timeout_s,
-    )
     open_attach = order.environments["gbox"].open_attach  # servers hold boxes
     if order.is_remote or open_attach is None:
-        return GymExecutions(limits=limits)
+        return GymExecutions(order.settings)
     attach = open_attach(order)
-    return GymExecutions(open_attach=lambda: attach, limits=limits)
+    return GymExecutions(order.settings, open_attach=lambda: attach)
 
 
 def _lease_timeout_s(settings: DeviceConfig, max_devices: int) -> float:
     """Creations are queued, and each has its own limit."""
     num_rounds = ceil(max_devices / settings.gym_parallel_creates)
-    return settings.lease_timeout_s * GymLimits().max_create_attempts * num_rounds
+    return settings.lease_timeout_s * MAX_CREATES * num_rounds
 
 
 GYM = Environment(

@@ -13,6 +13,7 @@ from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.agent.mini_agent import MiniAgent
 from cua_rl.environments.browser.chromium import find_chromium
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
+from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.gbox.coordinate_model import GboxCoordinateModel
 from cua_rl.environments.gym.environment import GYM_ABILITIES, GymExecutions
 from cua_rl.environments.harness.environment import HarnessWorlds
@@ -110,7 +111,7 @@ async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_ou
         loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM_ABILITIES)
         tasks = [template.make_task(0) for template in loaded.templates]
         agent = MiniAgent(base_url=mini_url, poll_s=0.1)
-        async with GymExecutions() as executions:
+        async with GymExecutions(DeviceConfig()) as executions:
             trained = await engine.train(agent, executions, tasks)
         await mini.stop()
 
