@@ -49,7 +49,7 @@ def test_a_mark_follows_no_link_of_a_folder_and_may_be_in_any_script(tmp_path: P
 def test_people_who_mark_a_run_at_the_same_moment_do_not_disturb_one_another(tmp_path: Path) -> None:
     aliases = [letter * 100 for letter in "abcd"]
     with ThreadPoolExecutor(len(aliases)) as threads:
-        list(threads.map(lambda alias: write_mark(tmp_path, RunMark(alias=alias)), aliases * 25))
+        list(threads.map(lambda alias: write_mark(tmp_path, RunMark(alias=alias)), aliases * 3))
 
     assert RunMark.model_validate_json((tmp_path / "mark.json").read_text()).alias in aliases
     assert [path.name for path in tmp_path.iterdir()] == ["mark.json"]
