@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 # what Ray does on macOS: nodes on loopback alone, whatever the address of the machine
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 PACKAGE = Path(__file__).parent
-_START_S, _POLL_S = 120.0, 0.1
+_START_S, _POLL_S = 300.0, 0.1
 _RESERVE_POLL_S = 1.0
 _PULSE_S = 5.0
 _CLOSE_S = 15.0  # longer than what actors own gets to end
@@ -293,7 +294,19 @@ async def open_cluster(
 
 
 def shape_node(parameters: Any, is_head: bool) -> None:
-    """Called by `ray start`, which has no options for this: no server of Ray's client, and short names of sockets."""
+    """Called by `ray start`, which has no options for this: no server of Ray's client, short names of sockets, and no
+    limit of 30 s for the node, which a busy machine exceeds every time: who starts the cluster has one.
+    """
+    services: Any = import_module("ray._private.services")
+    get_node = services.get_node
+
+    def get_node_once_there(*arguments: object) -> object:
+        while True:
+            with suppress(RuntimeError):
+                return get_node(*arguments)
+            time.sleep(_POLL_S)
+
+    services.get_node = get_node_once_there
     parameters.ray_client_server_port = None
     parameters.plasma_store_socket_name = f"{parameters.temp_dir}/store"
     parameters.raylet_socket_name = f"{parameters.temp_dir}/raylet"

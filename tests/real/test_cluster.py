@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.cluster import ActorLost, Cluster, open_cluster
+from cua_rl.cluster import ActorLost, Cluster, open_cluster, shape_node
 from cua_rl.database.rows import Scope
 from cua_rl.host.masking import mask_known
 from cua_rl.models import TINY_QWEN3_VL
@@ -42,6 +44,22 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_the_node_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    services: Any = import_module("ray._private.services")
+    asked: list[tuple[str, ...]] = []
+
+    def get_node(*arguments: str) -> str:
+        asked.append(arguments)
+        if len(asked) < 3:  # Ray would ask for 30 s
+            raise RuntimeError("expected to be in the GCS")
+        return "node"
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    shape_node(SimpleNamespace(temp_dir="/tmp/ray"), True)
+    assert services.get_node("address", "id") == "node"
+    assert asked == [("address", "id")] * 3
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
