@@ -33,7 +33,7 @@ async def test_a_task_is_found_by_its_words_however_they_are_spelled(window: Win
     await page.keyboard.press("Escape")
     await window.open(f"/runs/{run}?tab=tasks")
     await page.get_by_label("Find a task").fill(text)
-    await page.get_by_role("link", name="settings_wifi_on").wait_for()
+    await page.get_by_role("link", name="settings_wifi_on", exact=True).wait_for()
     assert await page.locator("tbody tr").count() == 1
 
 
