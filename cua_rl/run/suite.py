@@ -102,6 +102,7 @@ async def run_suite(config: SuiteConfig) -> SuiteResult | None:
     await run_evaluation(with_values(config, behavior_if_log_dir_exists="resume"))
     if config.dry_run:
         return None
+    record = _load(folder)  # a suite of another checkpoint may have ended meanwhile
     record["models"][model.name] = shown
     attempts, accepted = parse_attempts(read_records(folder / "attempts.jsonl")), record["accepted"]
     result = None

@@ -1,5 +1,6 @@
 """What a regression suite promises, against simulated checkpoints."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
@@ -11,6 +12,7 @@ import pytest
 
 from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.attempts import Attempt
+from cua_rl.run import suite
 from cua_rl.run.suite import SuiteConfig, compare_checkpoints, describe, may_accept, power_of, require_power, run_suite
 from cua_rl.types.errors import ConfigError
 
@@ -103,3 +105,17 @@ async def test_what_is_no_comparison_with_the_accepted_checkpoint_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         await run_suite(with_values(SuiteConfig(log_path=str(tmp_path)), **changes))
+
+
+async def test_what_a_suite_of_another_checkpoint_recorded_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile = {"accepted": None, "models": {"other": {"model": "x"}}, "results": []}
+
+    async def evaluate(config: SuiteConfig) -> None:
+        (tmp_path / "suite.json").write_text(json.dumps(meanwhile))
+
+    monkeypatch.setattr(suite, "run_evaluation", evaluate)
+    await run_suite(with_values(SuiteConfig(log_path=str(tmp_path)), models=[{"name": "candidate"}]))
+    recorded = json.loads((tmp_path / "suite.json").read_text())
+    assert (recorded["accepted"], {*recorded["models"]}) == ("candidate", {"other", "candidate"})

@@ -67,6 +67,7 @@ function useFocusOfPage(): RefObject<HTMLElement | null> {
     const before = shown.current;
     shown.current = { path, search };
     const isLost = document.activeElement === document.body && before.search !== search;
+    if (document.querySelector('[role="dialog"]')) return; // it has the focus
     if (isLost || (before.path !== path && !main.current?.contains(document.activeElement))) main.current?.focus({ preventScroll: true });
   }, [path, search]);
   return main;
