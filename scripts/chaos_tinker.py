@@ -161,7 +161,7 @@ class Chaos:
 def _adapter(run_folder: Path, path: str) -> str:
     """A hash of the adapter of a checkpoint."""
     model, _, name = path.removeprefix("tinker://").partition("/weights/")
-    file = run_folder / "weights" / model.replace(":", ".") / name / "adapter_model.safetensors"
+    (file,) = (run_folder / "weights" / model.replace(":", ".")).glob(f"{name}~*/adapter_model.safetensors")
     return sha256(file.read_bytes()).hexdigest()
 
 
