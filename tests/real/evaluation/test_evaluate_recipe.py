@@ -109,11 +109,11 @@ async def assert_exported(folder: Path, model: str) -> None:
 async def test_a_worse_checkpoint_raises_an_alarm_that_the_monitor_shows_with_its_rollouts(
     server: VllmServer, tmp_path: Path
 ) -> None:
-    wild, folder = write_adapter(tmp_path / "wild", update=50.0), tmp_path / "phone"
+    wild, folder = write_adapter(tmp_path / "wild", update=1000.0), tmp_path / "phone"
     config = SuiteConfig(
         models=[{"name": "base"}],
         tasks={"source_type": "demo_eval", "tags": ["demo"]},
-        num_tasks=32,
+        num_tasks=64,
         fall=0.7,
         max_tokens=48,
         server=ServerConfig(max_model_len=2048),
@@ -139,7 +139,7 @@ async def test_a_worse_checkpoint_raises_an_alarm_that_the_monitor_shows_with_it
         name: recorded[name] for name in ("pair", "p_value", "power", "fall")
     }
     # what the page lists by task comes from the rollouts, the verdict from the attempts
-    assert (shown["num_pairs"], shown["difference"]) == (32, pytest.approx(result.pair.difference))
+    assert (shown["num_pairs"], shown["difference"]) == (64, pytest.approx(result.pair.difference))
     assert (shown["num_worse"], shown["num_better"]) == (result.pair.num_only_first, result.pair.num_only_second)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageChops
+from playwright.async_api import expect
 
 from cua_rl.types.rollout import Rollout, RolloutGroup
 from tests.real.monitor_web.conftest import Window
@@ -111,9 +112,7 @@ async def test_the_button_for_two_chosen_rollouts_stays_in_sight(window: Window,
         button = page.get_by_role("link", name="Side by side")
         for share in (0, 0.5):  # of the way down the page
             await page.evaluate("share => scrollTo(0, share * document.documentElement.scrollHeight)", share)
-            box = await button.bounding_box()
-            assert 0 <= box["y"] <= 700 - box["height"]
-            assert 0 <= box["x"] <= width_px - box["width"]
+            await expect(button).to_be_in_viewport(ratio=1.0)
     await page.keyboard.press("s")
     await page.wait_for_url(re.compile(r"/pair\?of="))
 
