@@ -189,7 +189,6 @@ async def test_another_of_the_verifiers_rewards_can_be_the_reward(bench: Bench) 
         ({"verifier": {"disable": True}}, "expected rewards of the verifier, got none"),
         ({"reward": "speed"}, "expected the reward 'speed', got {'reward': 0.5, 'shaped': 0.59"),
         ({"task": {"path": str(DOUBLES / "harbor_tasks" / "no_reward")}}, "RewardFileNotFoundError"),
-        ({"agent": {"import_path": "answer_agent:NoSuchAgent"}}, "NoSuchAgent"),
     ],
 )
 async def test_what_the_environment_or_the_verifier_causes_is_a_fault(
@@ -199,6 +198,12 @@ async def test_what_the_environment_or_the_verifier_causes_is_a_fault(
 
     assert (rollout.stop_reason, rollout.reward) in [(StopReason.DEVICE_ERROR, None), (StopReason.TASK_ERROR, None)]
     assert reason in str(rollout.error) + bench.log()
+
+
+async def test_an_agent_that_does_not_exist_ends_the_run(bench: Bench) -> None:
+    payload = {"task": VOWELS, "agent": {"import_path": "answer_agent:NoSuchAgent"}}
+    with pytest.raises(ConfigError, match="has no class 'NoSuchAgent'"):
+        await play(bench, payload, "my blue sky")
 
 
 REWARD = "/logs/verifier/reward"
