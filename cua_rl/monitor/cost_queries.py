@@ -10,7 +10,7 @@ from sqlalchemy.orm import join
 
 from cua_rl.database.columns import AnyJson
 from cua_rl.database.judge_models import JudgementRow
-from cua_rl.database.models import Checkpoint, Eval, RolloutRow, Step, Training
+from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, RunAccess
 from cua_rl.monitor.figures import finite, make_rate
@@ -18,10 +18,15 @@ from cua_rl.monitor.prices import Prices, judge_cost, make_cost
 from cua_rl.monitor.rollout_sets import RolloutFilter, RunsOfDatabase, conditions, runs_of
 from cua_rl.monitor.run_summaries import evaluation_success
 from cua_rl.monitor.schemas import Phase
-from cua_rl.monitor.set_queries import PHASE, SOURCES, STEP
+from cua_rl.monitor.set_queries import PHASE, STEP
 from cua_rl.types.json_values import mapping, sequence
 
 _MOST_TASKS, _MOST_STEPS = 200, 1000
+_SOURCES = (
+    join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
+    .outerjoin(Step, Group.step_id == Step.id)
+    .outerjoin(Eval, Group.eval_id == Eval.id)
+)
 _Amounts = dict[str, float]
 _SUMMED: Mapping[str, Any] = {
     "prompt_tokens": RolloutRow.num_prompt_tokens,
@@ -113,7 +118,7 @@ async def cost_run(run: RunAccess, prices: Prices) -> schemas.RunCost:
 
 async def _sum_sources(runs: RunsOfDatabase, wanted: RolloutFilter, prices: Prices) -> dict[Source, _Amounts]:
     """What the rollouts of each step and evaluation used."""
-    found = await _sum_by(runs, wanted, prices, SOURCES, (RolloutRow.training_id, PHASE, STEP))
+    found = await _sum_by(runs, wanted, prices, _SOURCES, (RolloutRow.training_id, PHASE, STEP))
     return {_source(runs, place): amounts for place, amounts in found.items()}
 
 
@@ -167,7 +172,7 @@ async def _gpu_shares(runs: RunsOfDatabase, trainings: Mapping[str, Training]) -
 async def _sampling_seconds(runs: RunsOfDatabase, wanted: RolloutFilter, *more: Any) -> dict[tuple[Any, ...], float]:
     """Of the requests of each step and evaluation, for each value of these columns; the keys begin with the source."""
     keys = (RolloutRow.training_id, PHASE, STEP, *more)
-    query: AnySelect = select(*keys, func.sum(RolloutRow.sampling_s)).select_from(SOURCES).group_by(*keys)
+    query: AnySelect = select(*keys, func.sum(RolloutRow.sampling_s)).select_from(_SOURCES).group_by(*keys)
     rows = await runs.session.execute(query.where(*conditions(runs, wanted)))
     return {(_source(runs, row), *row[3:-1]): finite(row[-1]) or 0.0 for row in rows}
 

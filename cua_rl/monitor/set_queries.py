@@ -57,11 +57,6 @@ _JUDGED = join(RolloutRow, JudgementRow, JudgementRow.rollout_pk == RolloutRow.i
 _IS_JUDGED = and_(~JudgementRow.decides, JudgementRow.success.is_not(None), RolloutRow.success.is_not(None))
 _REVIEWED = join(RolloutRow, RolloutOverride, RolloutOverride.rollout_pk == RolloutRow.id)
 _TAGS = select(NoteRow.rollout_pk, NoteRow.tag).where(NoteRow.tag.is_not(None)).distinct().subquery()
-SOURCES = (
-    join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
-    .outerjoin(Step, Group.step_id == Step.id)
-    .outerjoin(Eval, Group.eval_id == Eval.id)
-)
 
 
 async def summarise_set(
