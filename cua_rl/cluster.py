@@ -365,7 +365,9 @@ def _connect(ray: Any, address: str) -> None:
     """Connect this process; in a thread, because in the main thread Ray would take SIGTERM for itself."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     core: Any = import_module("ray._raylet")
-    # an earlier cluster of this process had another token, which Ray keeps
+    constants: Any = import_module("ray._private.ray_constants")
+    # Ray keeps what it read when it was imported, or for an earlier cluster of this process
+    constants.ENABLE_RAY_CLUSTER = constants.env_bool(_LOOPBACK, sys.platform == "linux")
     core.Config.initialize("")
     core.AuthenticationTokenLoader.instance().reset_cache()
     with boundary(

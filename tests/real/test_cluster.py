@@ -64,6 +64,7 @@ def test_the_node_is_waited_for_however_long_it_takes(monkeypatch: pytest.Monkey
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cluster]:
+    import_module("ray")  # a process may have imported it before it opens a cluster
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     async with open_cluster(tmp_path_factory.mktemp("logs"), num_cpus=2, environ=environ) as opened:
         yield opened

@@ -18,7 +18,8 @@ from tests.rollout.test_branches import repeat
 
 pytestmark = pytest.mark.timeout(900)
 
-NUM_ROLLOUTS, NUM_SIBLINGS = 6, 6
+NUM_ROLLOUTS, NUM_SIBLINGS = 24, 4
+"""From 16 of 72 such rollouts the base recovered: from none of 24 in 0.3 % of all runs."""
 
 
 async def rollouts_of(folder: Path, step: int) -> list[Rollout]:
@@ -32,12 +33,12 @@ def test_siblings_of_failed_rollouts_succeed_and_are_learned_from(
     server: VllmServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = '{"source_type": "demo_training", "tags": ["toggle_setting", "level_1"]}'
-    options = ("max_steps=1", "groups_per_batch=6", f"tasks={tasks}", "eval_tasks=none", "max_turns=3", "monitor=false")
-    run = Run(tmp_path / "run", *options, f"base_url={server.base_url}")
+    options = ("max_steps=1", "groups_per_batch=24", "group_size=4", "max_turns=3", "eval_tasks=none", "monitor=false")
+    run = Run(tmp_path / "run", *options, f"tasks={tasks}", f"base_url={server.base_url}")
     assert run.finish() == 0, run.output()
     search = [f"log_path={run.folder}", f"base_url={server.base_url}", f"num_rollouts={NUM_ROLLOUTS}"]
 
-    assert run_recipe(RecoverConfig, cli_main, [*search, f"num_siblings={NUM_SIBLINGS}", "max_turns=5"]) == 0
+    assert run_recipe(RecoverConfig, cli_main, [*search, f"num_siblings={NUM_SIBLINGS}", "max_turns=5", "by=base"]) == 0
 
     said = capsys.readouterr().out
     demonstrations = tmp_path / "run-demonstrations"
@@ -54,7 +55,7 @@ def test_siblings_of_failed_rollouts_succeed_and_are_learned_from(
         asyncio.run(repeat(task, one))
     wins = [one for one in siblings if one.success]
     assert f"learn from {len(wins)} demonstration" in said
-    assert run_recipe(RecoverConfig, cli_main, [*search, "num_siblings=1", "num_turns=1", "by=base"]) == 0
+    assert run_recipe(RecoverConfig, cli_main, [*search, "num_siblings=1", "num_turns=1"]) == 0
     assert asyncio.run(_num_steps(demonstrations)) == 2
     learned = ["data=rollouts", f"from_run={demonstrations}", "num_eval_conversations=0", "max_steps=1"]
     assert sft([*learned, f"log_path={tmp_path / 'sft'}", "num_threads=1"]) == 0

@@ -101,7 +101,7 @@ def find_kept(service: Path, pointer: Path) -> Path:
     """The folder of the service that a run's pointer names."""
     path = json.loads((pointer / "tinker.json").read_text())["path"]
     model, kind, name = path.removeprefix("tinker://").split("/")
-    return service / kind / model.replace(":", ".") / name
+    return next((service / kind / model.replace(":", ".")).glob(f"{name}~*"))
 
 
 def all_weights(adapter: Path) -> torch.Tensor:

@@ -23,11 +23,11 @@ export function ChoosePair({ pair, one, label }: { pair: Pair; one: Named; label
   return <input type="checkbox" aria-label={`Choose ${label}`} title="Choose two to see them side by side" checked={pair.chosen.some((other) => isSame(one, other))} onChange={() => pair.toggle(one)} />;
 }
 
-/** Appears with the first choice and leads on with the second; stays in sight below a long list. */
+/** Appears with the first choice and leads on with the second; stays in sight wherever the page is scrolled to. */
 export function PairLink({ pair }: { pair: Pair }) {
   if (pair.chosen.length === 0) return null;
   return (
-    <div className="row panel-body pair-bar" role="status">
+    <div className="row pair-bar" role="status">
       <span className="dim">{pair.chosen.length === 2 ? "Two rollouts are chosen." : "Choose another rollout to see both side by side."}</span>
       <span className="row">
         <button type="button" className="button quiet" onClick={pair.clear}>Clear</button>
