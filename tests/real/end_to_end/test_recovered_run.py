@@ -10,7 +10,7 @@ from cua_rl.database.rebuild import load_groups
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.recipes.recover import RecoverConfig, cli_main
 from cua_rl.recipes.sft import main as sft
-from cua_rl.run_folder.recorded_run import find_training_id, open_run_database, open_training
+from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.sampling.server import VllmServer
 from cua_rl.types.rollout import Rollout
 from tests.real.end_to_end.runs import Run
@@ -56,11 +56,6 @@ def test_siblings_of_failed_rollouts_succeed_and_are_learned_from(
     wins = [one for one in siblings if one.success]
     assert f"learn from {len(wins)} demonstration" in said
     assert run_recipe(RecoverConfig, cli_main, [*search, "num_siblings=1", "num_turns=1"]) == 0
-    assert asyncio.run(_num_steps(demonstrations)) == 2
+    assert asyncio.run(rollouts_of(demonstrations, 2))
     learned = ["data=rollouts", f"from_run={demonstrations}", "num_eval_conversations=0", "max_steps=1"]
     assert sft([*learned, f"log_path={tmp_path / 'sft'}", "num_threads=1"]) == 0
-
-
-async def _num_steps(folder: Path) -> int:
-    async with open_training(folder, {}, "log_path") as run:
-        return len(run.steps)
