@@ -364,12 +364,10 @@ def _forget(variables: Collection[str]) -> None:
 def _connect(ray: Any, address: str) -> None:
     """Connect this process; in a thread, because in the main thread Ray would take SIGTERM for itself."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    core: Any = import_module("ray._raylet")
-    constants: Any = import_module("ray._private.ray_constants")
     # Ray keeps what it read when it was imported, or for an earlier cluster of this process
-    constants.ENABLE_RAY_CLUSTER = constants.env_bool(_LOOPBACK, sys.platform == "linux")
-    core.Config.initialize("")
-    core.AuthenticationTokenLoader.instance().reset_cache()
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(_LOOPBACK) != "0"
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
     with boundary(
         ConfigError, f"expected a Ray cluster with this token at {address}, whose node is on this machine too"
     ):
