@@ -224,6 +224,7 @@ class RolloutRow(Base):
         sa.CheckConstraint("(parent_id IS NULL) = (fork_turn = 0)", name="fork_turn"),
         sa.Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
         sa.Index("ix_rollouts_rollout_id", "rollout_id"),
+        sa.Index("ix_rollouts_verdict", "training_id", "group_pk", "status", "success", "stop_reason"),
         sa.Index("ix_rollouts_error", "training_id", postgresql_where=sa.text("error IS NOT NULL")),
     )
 

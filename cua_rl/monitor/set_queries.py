@@ -9,14 +9,16 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
-    Subquery,
+    Text,
     and_,
     any_,
+    cast,
     func,
     literal,
     literal_column,
     select,
     true,
+    tuple_,
 )
 from sqlalchemy.orm import join, outerjoin
 
@@ -65,9 +67,7 @@ async def summarise_set(
     """The figures of a set."""
     found = await find_rollouts(runs, wanted)
     of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
-    rows, steps, checks = await asyncio.gather(
-        _count_by_task(found), _count_by_step(found), count(found, _CHECKS, *of_check)
-    )
+    (rows, steps), checks = await asyncio.gather(_count_rollouts(found), count(found, _CHECKS, *of_check))
     messages = await count(found, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
     faults = _sum((message, num) for (message,), num in messages.items())
     tagged = await count(found, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
@@ -115,10 +115,12 @@ async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -
         are_wanted = conditions(one, wanted)
         if wanted.search or wanted.stragglers:
             few = select(RolloutRow.id).where(*are_wanted).limit(_FEW).subquery()
-            async with one.database.sessions() as session:  # as one value: thousands of rows take longer to read
-                ids = await session.scalar(select(func.array_agg(few.c.id))) or []
-            if len(ids) < _FEW:
-                are_wanted = [RolloutRow.id == any_(literal(ids, ARRAY(BigInteger)))]
+            # as one text, which goes back to Postgres with each query: thousands of numbers take longer
+            query = select(func.count(), func.coalesce(cast(func.array_agg(few.c.id), Text), "{}")).select_from(few)
+            async with one.database.sessions() as session:
+                num, ids = (await session.execute(query)).one()
+            if num < _FEW:
+                are_wanted = [RolloutRow.id == any_(cast(literal(ids, Text), ARRAY(BigInteger)))]
         found.append((one, are_wanted))
     return found
 
@@ -141,34 +143,33 @@ async def _add(queries: Iterable[tuple[RunsOfDatabase, AnySelect]]) -> _Counts:
     return sums
 
 
-async def _count_by_task(found: FoundRollouts) -> _Counts:
-    """By category, verdict, stop reason, cause, task and seed."""
+async def _count_rollouts(found: FoundRollouts) -> tuple[_Counts, _Counts]:
+    """By category, verdict, stop reason, cause, task and seed; and by phase, step, verdict and cause.
+
+    Postgres counts by group first, by columns that one index has, and reads each rollout once for both.
+    """
     queries: list[tuple[RunsOfDatabase, AnySelect]] = []
     for one, are_wanted in found:
-        counted = _counted(are_wanted, RolloutRow, RolloutRow.task_pk, RolloutRow.task_id, RolloutRow.seed)
-        of = counted.c
-        query = select(TaskRow.category, verdict_of(of), of.stop_reason, cause_of(of), of.task_id, of.seed, of.num)
-        queries.append((one, query.outerjoin_from(counted, TaskRow, of.task_pk == TaskRow.id)))
-    return await _add(queries)
-
-
-async def _count_by_step(found: FoundRollouts) -> _Counts:
-    """By phase, step, verdict and cause."""
-    queries: list[tuple[RunsOfDatabase, AnySelect]] = []
-    for one, are_wanted in found:
-        rows = join(RolloutRow, Group, RolloutRow.group_pk == Group.id)
-        counted = _counted(are_wanted, rows, Group.step_id, Group.eval_id)
-        of = counted.c
-        sources = outerjoin(counted, Step, of.step_id == Step.id).outerjoin(Eval, of.eval_id == Eval.id)
-        queries.append((one, select(PHASE, STEP, verdict_of(of), cause_of(of), of.num).select_from(sources)))
-    return await _add(queries)
-
-
-def _counted(are_wanted: Iterable[ColumnElement[bool]], rows: Any, *keys: Any) -> Subquery:
-    """Rollouts by keys and by the columns that decide verdict and cause: these texts of each would cost more."""
-    columns = (*keys, RolloutRow.status, RolloutRow.success, RolloutRow.stop_reason)
-    query = select(*columns, func.count().label("num")).select_from(rows)
-    return query.where(*are_wanted).group_by(*columns).subquery()
+        decisive = (RolloutRow.status, RolloutRow.success, RolloutRow.stop_reason)
+        columns = (RolloutRow.group_pk, *decisive)
+        by_group = select(*columns, func.count().label("num")).where(*are_wanted).group_by(*columns).subquery()
+        ends = (by_group.c.status, by_group.c.success, by_group.c.stop_reason)
+        by_task, by_step = (Group.task_pk, Group.task_id, Group.seed), (Group.step_id, Group.eval_id)
+        sets = func.grouping_sets(tuple_(*by_task, *ends), tuple_(*by_step, *ends))
+        num, is_step = func.sum(by_group.c.num, type_=BigInteger()).label("num"), func.grouping(Group.task_id)
+        counted = select(*by_task, *by_step, *ends, num, is_step.label("is_step")).group_by(sets)
+        of = counted.join_from(by_group, Group, by_group.c.group_pk == Group.id).subquery().c
+        by = (TaskRow.category, of.task_id, of.seed, PHASE, STEP)
+        query = select(of.is_step, *by, verdict_of(of), of.stop_reason, cause_of(of), of.num)
+        sources = outerjoin(of.num.table, TaskRow, of.task_pk == TaskRow.id).outerjoin(Step, of.step_id == Step.id)
+        queries.append((one, query.select_from(sources.outerjoin(Eval, of.eval_id == Eval.id))))
+    rows, steps = _Counts(), _Counts()
+    for (is_step, category, task, seed, phase, step, verdict, stop, cause), num in (await _add(queries)).items():
+        if is_step:
+            steps[phase, step, verdict, cause] += num
+        else:
+            rows[category, verdict, stop, cause, task, seed] += num
+    return rows, steps
 
 
 def _sum(counts: Iterable[tuple[str, int]]) -> Counter[str]:
