@@ -62,20 +62,23 @@ class Toggle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingSpec:
-    """A row of the Settings app: a toggle, or a page (`toggle` is None) that opens."""
+class SettingsRow:
+    """A row of the Settings app: a toggle, or (`toggle` is None) the page `subscreen` that opens."""
 
-    row: str
     title: str
     label: str
     """One word, which also occurs in the title."""
+    subscreen: str
+    glyph: str
     paper: Colour
     toggle: Toggle | None = None
+    replaces: str = ""
+    """The plain row whose place it takes; "" for any other."""
 
 
-SETTINGS: dict[str, SettingSpec] = {
-    row: SettingSpec(row=row, title=title, label=label, paper=paper, toggle=toggle)
-    for row, title, label, paper, toggle in (
+SETTINGS: dict[str, SettingsRow] = {
+    name: SettingsRow(title=title, label=label, subscreen=name, glyph=name, paper=paper, toggle=toggle)
+    for name, title, label, paper, toggle in (
         ("wifi", "Wi-Fi", "Wi-Fi", "#2f6fed", Toggle.WIFI),
         ("bluetooth", "Bluetooth", "Bluetooth", "#26348f", Toggle.BLUETOOTH),
         ("airplane_mode", "Airplane mode", "Airplane", "#f4721e", Toggle.AIRPLANE_MODE),
@@ -160,21 +163,8 @@ WALLPAPERS: tuple[tuple[Colour, Colour], ...] = (
 """Top and bottom colour; dark enough for white labels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraRow:
-    """A row of Settings that only phones with system pages have; it opens the page `subscreen`."""
-
-    title: str
-    label: str
-    subscreen: str
-    glyph: str
-    paper: Colour
-    replaces: str = ""
-    """The plain row whose place it takes; "" for a row that is inserted."""
-
-
-EXTRA_ROWS: dict[str, ExtraRow] = {
-    name: ExtraRow(title=title, label=label, subscreen=subscreen, glyph=glyph, paper=paper, replaces=replaces)
+EXTRA_ROWS: dict[str, SettingsRow] = {
+    name: SettingsRow(title=title, label=label, subscreen=subscreen, glyph=glyph, paper=paper, replaces=replaces)
     for name, title, label, subscreen, glyph, paper, replaces in (
         ("wifi_page", "Wi-Fi", "Wi-Fi", "wifi", "wifi", "#2f6fed", "wifi"),
         ("bluetooth_page", "Bluetooth", "Bluetooth", "bluetooth", "bluetooth", "#26348f", "bluetooth"),
@@ -186,6 +176,7 @@ EXTRA_ROWS: dict[str, ExtraRow] = {
         ("developer", "Developer options", "Developer", "developer", "braces", "#45456a", ""),
     )
 }
+"""Rows that only phones with system pages have."""
 ALL_EXTRA_ROWS: tuple[str, ...] = tuple(EXTRA_ROWS)
 
 QUICK_TILES: dict[Toggle, str] = {

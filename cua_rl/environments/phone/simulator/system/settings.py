@@ -38,25 +38,16 @@ def build_rows(state: PhoneState, column: controls.Column) -> None:
 
 
 def _setting_row(state: PhoneState, name: str) -> Element:
-    if name in catalog.EXTRA_ROWS:
-        extra, system = catalog.EXTRA_ROWS[name], state.system
-        details = {
-            "wifi_page": (system.connected_network or "Not connected") if state.is_on(catalog.Toggle.WIFI) else "Off",
-            "bluetooth_page": "On" if state.is_on(catalog.Toggle.BLUETOOTH) else "Off",
-            "language": system.language,
-        }
-        return controls.page_row(
-            extra.subscreen,
-            extra.title,
-            label=extra.label,
-            detail=details.get(name, ""),
-            glyph=extra.glyph,
-            paper=extra.paper,
-        )
-    spec = catalog.SETTINGS[name]
-    if spec.toggle is None:
-        return controls.page_row(spec.row, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
-    return controls.toggle_row(state, spec.toggle, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
+    row, system = catalog.SETTINGS.get(name) or catalog.EXTRA_ROWS[name], state.system
+    if row.toggle is not None:
+        return controls.toggle_row(state, row.toggle, row.title, label=row.label, glyph=row.glyph, paper=row.paper)
+    details = {
+        "wifi_page": (system.connected_network or "Not connected") if state.is_on(catalog.Toggle.WIFI) else "Off",
+        "bluetooth_page": "On" if state.is_on(catalog.Toggle.BLUETOOTH) else "Off",
+        "language": system.language,
+    }
+    detail = details.get(name, "")
+    return controls.page_row(row.subscreen, row.title, label=row.label, detail=detail, glyph=row.glyph, paper=row.paper)
 
 
 def build_display(state: PhoneState, column: controls.Column) -> None:
