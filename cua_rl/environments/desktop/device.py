@@ -227,10 +227,8 @@ def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> E
     screen.has_changed()
     if last is not None and not screen.is_stale:
         return last
-    frame = screen.grab()
-    return EncodedImage(
-        data=packer.encode(frame.bgra, frame.width_px), format="png", width_px=frame.width_px, height_px=frame.height_px
-    )
+    bgra, width_px, height_px = screen.grab()
+    return EncodedImage(data=packer.encode(bgra, width_px), format="png", width_px=width_px, height_px=height_px)
 
 
 def _do(screen: XScreen, action: Action) -> None:

@@ -67,15 +67,6 @@ def _xauthority(path: Path) -> Generator[None]:
             os.environ["XAUTHORITY"] = before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """One picture of the screen."""
-
-    width_px: int
-    height_px: int
-    bgra: bytes
-
-
 @dataclass(slots=True)
 class XScreen:
     """A connection to a display such as ":91", with the cookie in `authority`; raises `Xlib.error.DisplayError`."""
@@ -103,11 +94,11 @@ class XScreen:
         self._display.damage_query_version()
         self._damage = self._display.screen().root.damage_create(damage.DamageReportNonEmpty)
 
-    def grab(self) -> Frame:
-        """What the screen shows now."""
+    def grab(self) -> tuple[bytes, int, int]:
+        """What the screen shows now: four bytes of each pixel (BGRA), and the width and height in pixels."""
         self.is_stale = False
         shot = self._camera.grab(self._camera.monitors[0])
-        return Frame(width_px=shot.width, height_px=shot.height, bgra=bytes(shot.bgra))
+        return bytes(shot.bgra), shot.width, shot.height
 
     def has_changed(self) -> bool:
         """Whether anything was drawn since the last call; far cheaper than comparing pictures."""
