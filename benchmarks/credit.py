@@ -41,6 +41,7 @@ ARMS = {
     "rollout_milestones": ("advantages=leave_one_out", MILESTONES),
     "state_groups_milestones": ("advantages=state_groups", MILESTONES),
     "turn_returns": ("advantages=turn_returns", MILESTONES),
+    "branches": ("advantages=leave_one_out", "branching.num_siblings=1"),
 }
 TASKS = '{"source_type": "demo_training", "tags": ["settings_page"]}'
 _REPEATS = 20

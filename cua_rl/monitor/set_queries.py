@@ -67,15 +67,11 @@ async def summarise_set(
     """The figures of a set."""
     found = await find_rollouts(runs, wanted)
     of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
-    (rows, steps), checks = await asyncio.gather(_count_rollouts(found), count(found, _CHECKS, *of_check))
-    messages = await count(found, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None))
+    (rows, steps), checks, (messages, tagged, unread, judged, reviewed) = await asyncio.gather(
+        _count_rollouts(found), count(found, _CHECKS, *of_check), _count_few(found)
+    )
     faults = _sum((message, num) for (message,), num in messages.items())
-    tagged = await count(found, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag)
-    unread = await count(found, _UNREAD, TurnRow.failure_kind)
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
-    judged = await count(found, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED)
-    given = (VERDICT, RolloutOverride.success, RolloutRow.task_id, RolloutRow.seed)
-    reviewed = await count(found, _REVIEWED, *given, only=is_newest_verdict())
     recorded = [((task, seed), verdict, num) for (_, verdict, _, _, task, seed), num in rows.items()]
     tally = tally_of(recorded)
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
@@ -172,6 +168,18 @@ async def _count_rollouts(found: FoundRollouts) -> tuple[_Counts, _Counts]:
     return rows, steps
 
 
+async def _count_few(found: FoundRollouts) -> list[_Counts]:
+    """What few rollouts have: faults by message, tags, turns that could not be read, opinions of judges and people."""
+    given = (VERDICT, RolloutOverride.success, RolloutRow.task_id, RolloutRow.seed)
+    return [
+        await count(found, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None)),
+        await count(found, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag),
+        await count(found, _UNREAD, TurnRow.failure_kind),
+        await count(found, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED),
+        await count(found, _REVIEWED, *given, only=is_newest_verdict()),
+    ]
+
+
 def _sum(counts: Iterable[tuple[str, int]]) -> Counter[str]:
     found = Counter[str]()
     for name, num in counts:
@@ -228,19 +236,19 @@ def _tasks(tally: Tally, totals: Counter[str]) -> list[schemas.SetTask]:
 
 def _steps(counts: _Counts) -> list[schemas.SetStep]:
     """Training steps, then evaluations, each in order."""
-    by_place: dict[tuple[str, int], list[tuple[str, str, int]]] = defaultdict(list)
+    verdicts, causes = defaultdict[Any, Counter[str]](Counter), defaultdict[Any, Counter[str]](Counter)
     for (phase, step, verdict, cause), num in counts.items():
-        by_place[phase, step].append((verdict, cause, num))
+        verdicts[phase, step][verdict] += num
+        if verdict == "failure":
+            causes[phase, step][cause] += num
     return [
         schemas.SetStep(
             phase=phase,  # pyright: ignore[reportArgumentType] - the table allows nothing else
             step=step,
-            num_rollouts=sum(num for verdict, _, num in found if verdict in ("success", "failure")),
-            num_successes=sum(num for verdict, _, num in found if verdict == "success"),
-            num_faults=sum(num for verdict, _, num in found if verdict == "fault"),
-            causes=dict(_sum((cause, num) for verdict, cause, num in found if verdict == "failure")),
+            num_rollouts=of["success"] + of["failure"],
+            num_successes=of["success"],
+            num_faults=of["fault"],
+            causes=causes[phase, step],
         )
-        for (phase, step), found in sorted(
-            by_place.items(), key=lambda one: (one[0][0] != "step", one[0][1], one[0][0])
-        )
+        for (phase, step), of in sorted(verdicts.items(), key=lambda one: (one[0][0] != "step", one[0][1], one[0][0]))
     ]
