@@ -134,7 +134,7 @@ async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[Ste
         trainer=_Trainer(world),
         policy=_Policy(world),
         evaluator=None,
-        recorder=_Recorder(world),
+        recorder=world,
         log=world,
     )
     if schedule.max_lag:
@@ -151,7 +151,7 @@ async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[Ste
 
 
 class _World:
-    """The hardware of a simulation, and the log of its steps."""
+    """The hardware of a simulation, and the log of its steps; as recorder, it only consumes the time after a step."""
 
     def __init__(self, scenario: Scenario, num_steps: int) -> None:
         fleet, placed = scenario.fleet, scenario.fleet.placement
@@ -206,6 +206,12 @@ class _World:
     def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
 
     def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
+
+    async def record(self, event: Event) -> None:
+        if isinstance(event, StepTrained):
+            await asyncio.sleep(self.scenario.schedule.rollouts_per_step * self.scenario.fleet.overhead_s)
+
+    async def flush(self) -> None: ...
 
 
 @dataclass
@@ -299,20 +305,6 @@ class _Policy:
 
     async def save_checkpoint(self, step: int, *, is_interim: bool) -> tuple[Path, Path]:
         return Path(), Path()
-
-
-@dataclass
-class _Recorder:
-    """Records nothing, and consumes its time after a step."""
-
-    world: _World
-
-    async def record(self, event: Event) -> None:
-        if isinstance(event, StepTrained):
-            scenario = self.world.scenario
-            await asyncio.sleep(scenario.schedule.rollouts_per_step * scenario.fleet.overhead_s)
-
-    async def flush(self) -> None: ...
 
 
 class _Tasks:

@@ -93,12 +93,12 @@ class ImportTrajectoriesConfig:
 async def cli_main(config: ImportTrajectoriesConfig) -> None:
     """Read, check and record; nothing is left if that fails."""
     folder = new_folder("log_path", config.log_path)
-    source = await asyncio.to_thread(_read, folder, config)
+    run, write = await asyncio.to_thread(_read, folder, config)
     try:
         with prepare_log_directory(folder, "overwrite") as directory:
             async with open_own_database(folder) as url:
-                writer = await asyncio.to_thread(source.write, url, folder)
-            directory.write_config(source.run.config)
+                writer = await asyncio.to_thread(write, url, folder)
+            directory.write_config(run.config)
     except BaseException:
         with suppress(OSError):
             await asyncio.to_thread(shutil.rmtree, folder)
@@ -129,20 +129,6 @@ class Samples:
             with (self.folder / "samples.md").open("a", encoding="utf-8") as page:
                 page.write(f"## {record.task.task_id}, turn {turn.index + 1}\n\n{record.task.instruction}\n\n")
                 page.write(f"![screenshot]({name})\n\n```\n{turn.model.text}\n```\n\n")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exported:
-    """A data set written by `recipes.export_trajectories`."""
-
-    run: RunRecord
-    path: Path
-
-    def write(self, url: str, folder: Path) -> RunWriter:
-        with boundary(ConfigError, f"path: expected a data set of recipes.export_trajectories in {str(self.path)!r}"):
-            is_parquet = (self.path / "data").is_dir()
-            encoded = read_parquet(self.path) if is_parquet else read_atif(self.path)
-            return write_run(url, self.run, folder, map(decode_record, encoded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,14 +225,19 @@ class _Foreign:
         return replace(trajectory, trajectory_id=f"{trajectory.trajectory_id}#{number + 1}") if number else trajectory
 
 
-def _read(folder: Path, config: ImportTrajectoriesConfig) -> _Exported | _Foreign:
+_Write = Callable[[str, Path], RunWriter]
+"""Writes a run to the database at an address, and its folder."""
+
+
+def _read(folder: Path, config: ImportTrajectoriesConfig) -> tuple[RunRecord, _Write]:
     path = Path(config.path).expanduser().absolute()
     if not path.exists():
         raise ConfigError(f"path: expected a file or folder with trajectories, got {config.path!r}; correct path")
     return _read_own(path, folder, config) if (path / "run.json").is_file() else _read_foreign(path, folder, config)
 
 
-def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Exported:
+def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> tuple[RunRecord, _Write]:
+    """A data set written by `recipes.export_trajectories`."""
     given = {"format": config.format, "model_name": config.model_name, "limit": config.limit}
     given |= {"max_pixels": config.max_pixels, "device": config.device, "display": config.display}
     for name, value in given.items():
@@ -254,15 +245,24 @@ def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Ex
             raise ConfigError(
                 f"{name}: expected it only for files of others, got {value!r} for a data set of ours; leave it out"
             )
-    if (path / "data").is_dir():
+    is_parquet = (path / "data").is_dir()
+    if is_parquet:
         require_pyarrow()
     with boundary(ConfigError, f"path: expected run.json of recipes.export_trajectories in {str(path)!r}"):
         run = decode_run(read_json((path / "run.json").read_text(encoding="utf-8")))
     settings = {**run.config, "run_name": folder.name, "log_path": str(folder)}
-    return _Exported(run=replace(run, run_name=folder.name, config=settings), path=path)
+    run = replace(run, run_name=folder.name, config=settings)
+
+    def write(url: str, folder: Path) -> RunWriter:
+        with boundary(ConfigError, f"path: expected a data set of recipes.export_trajectories in {str(path)!r}"):
+            return write_run(
+                url, run, folder, map(decode_record, read_parquet(path) if is_parquet else read_atif(path))
+            )
+
+    return run, write
 
 
-def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Foreign:
+def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> tuple[RunRecord, _Write]:
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, None, config.max_pixels)
     told = Told(
@@ -300,7 +300,7 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         ended_at=now,
         sources=(),
     )
-    return _Foreign(
+    foreign = _Foreign(
         run=run,
         read=read,
         num_trajectories=num_trajectories,
@@ -308,6 +308,7 @@ def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) ->
         skips=config.unreadable == "skip",
         samples=Samples(folder=folder / "samples", limit=config.samples),
     )
+    return run, foreign.write
 
 
 def _parse_display(given: str | None) -> tuple[int, int] | None:
