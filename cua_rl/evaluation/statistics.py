@@ -29,7 +29,7 @@ def rate_interval(rate: float, num_trials: float) -> tuple[float, float]:
     low, high = max(0.0, rate - shift), min(1.0, rate + shift)
     low_end = (low + z2 / 2 - sqrt(z2 * low * (1 - low) + z2**2 / 4)) / (1 + z2)
     high_end = (high + z2 / 2 + sqrt(z2 * high * (1 - high) + z2**2 / 4)) / (1 + z2)
-    return max(0.0, low_end), min(1.0, high_end)
+    return max(0.0, min(low_end, rate)), min(1.0, max(high_end, rate))  # rounding may leave out a rate of 0 or 1
 
 
 def independent_trials(rate: float, variance: float, fewest: float, most: float, degrees: int) -> float:

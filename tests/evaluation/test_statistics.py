@@ -44,6 +44,9 @@ def test_an_interval_stays_inside_zero_and_one() -> None:
     assert rate_interval(0.0, 5)[0] == 0.0
     assert rate_interval(1.0, 5)[1] == 1.0
     assert rate_interval(0.0, 0) == (0.0, 1.0)
+    for num in range(1, 3000):  # also the rate at an end, which rounding leaves out of some, such as 144 of 144
+        assert rate_interval(0.0, num)[0] == 0.0
+        assert rate_interval(1.0, num)[1] == 1.0
 
 
 def test_one_attempt_a_task_is_one_independent_trial() -> None:
